@@ -12,12 +12,12 @@ use lockbox::exchange;
 use lockbox::storage::HostEntry;
 use lockbox_host::{code, shown};
 use lockbox_share_client::Error;
-use lockbox_share_client::http::{self, Client, Server};
+use lockbox_share_client::http::{self, ServerAddress, ShareClient};
 use lockbox_share_client::link::{Link, MAX_TEXT};
-use lockbox_share_client::meta::Kind;
+use lockbox_share_client::meta::ContentKind;
 use lockbox_share_client::name;
 use lockbox_share_client::protocol::message::ErrorCode;
-use lockbox_share_client::receive::{self, Options, Receipt, Target};
+use lockbox_share_client::receive::{self, ReceiveOptions, ReceiveSummary, ReceiveTarget};
 use lockbox_terminal::display;
 use serde_json::json;
 use zeroize::Zeroizing;
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let server = match args.server.named()? {
         Some(server) => server,
-        None => Server::parse(link.base()).map_err(|error| serving::failure(&error))?,
+        None => ServerAddress::parse(link.base()).map_err(|error| serving::failure(&error))?,
     };
     if !server.is_private() {
         complain(&format!(
@@ -93,10 +93,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     // The user has just named the socket, and nothing is remembered of it.
     let listener = match &server {
-        Server::Socket(path) => http::listener(path).ok(),
-        Server::Url(_) => None,
+        ServerAddress::Socket(path) => http::listener_uid(path).ok(),
+        ServerAddress::Url(_) => None,
     };
-    let client = Client::noted(server, listener);
+    let client = ShareClient::with_listener(server, listener);
     if args.check {
         return check(args, &client, &link);
     }
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         all.store(done >= total, Relaxed);
         bar.bytes("received", done, total);
     };
-    let kept_in = |path: &Path| kept.begin(path);
+    let on_partial = |path: &Path| kept.begin(path);
     // What is being unpacked is to be taken back.
     let (at_once, why) = (RefCell::new(Some(at_once)), RefCell::new(None));
     let unpack = |tar: &mut File, name: &str| {
@@ -137,14 +137,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         print_text(text)
     };
     let opens = !args.no_unpack && !args.ciphertext;
-    let options = Options {
+    let options = ReceiveOptions {
         state: state.as_deref(),
         resume: args.resume,
         ciphertext: args.ciphertext,
-        patience: None,
+        retry_timeout: None,
         progress: &progress,
-        kept_in: &kept_in,
-        kept_before: &tell_before,
+        on_partial: &on_partial,
+        on_unresumed: &tell_before,
         // Whoever names a file for it wants a file.
         text: (opens && args.output.is_none() && !args.json).then_some(&text),
         unpack: opens.then_some(&unpack),
@@ -189,8 +189,10 @@ fn print_text(text: &[u8]) -> Result<(), Error> {
 fn unpacked(args: &Args, tar: &mut File, sent: &str, interrupt: &Interrupt) -> lockbox::Result<PathBuf> {
     let to = target(args.output.as_deref(), false);
     let (directory, exact) = match &to {
-        Target::Directory { path, .. } => (path.clone(), None),
-        Target::File { path, .. } => (path.parent().map_or_else(PathBuf::new, Path::to_path_buf), path.file_name()),
+        ReceiveTarget::Directory { path, .. } => (path.clone(), None),
+        ReceiveTarget::File { path, .. } => {
+            (path.parent().map_or_else(PathBuf::new, Path::to_path_buf), path.file_name())
+        }
     };
     let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
     let own = name::safe(sent.strip_suffix(".tar").unwrap_or(sent));
@@ -216,7 +218,7 @@ fn unpacked(args: &Args, tar: &mut File, sent: &str, interrupt: &Interrupt) -> l
     })
 }
 
-fn check(args: &Args, client: &Client, link: &Link) -> Result<(), Failure> {
+fn check(args: &Args, client: &ShareClient, link: &Link) -> Result<(), Failure> {
     let until = receive::look(client, link).map_err(|error| match error.code() {
         Some(ErrorCode::NotFound | ErrorCode::Method) => {
             Failure::new(NO_DAEMON, "the server is older than this question; only receiving tells")
@@ -293,11 +295,11 @@ fn tell_before(path: &Path, length: u64) {
     ));
 }
 
-fn target(output: Option<&Path>, replace: bool) -> Target {
+fn target(output: Option<&Path>, replace: bool) -> ReceiveTarget {
     match output {
-        None => Target::Directory { path: PathBuf::new(), replace },
-        Some(path) if path.is_dir() => Target::Directory { path: path.into(), replace },
-        Some(path) => Target::File { path: path.into(), replace },
+        None => ReceiveTarget::Directory { path: PathBuf::new(), replace },
+        Some(path) if path.is_dir() => ReceiveTarget::Directory { path: path.into(), replace },
+        Some(path) => ReceiveTarget::File { path: path.into(), replace },
     }
 }
 
@@ -329,7 +331,7 @@ fn failure(error: &Error, unpacking: Option<&lockbox::Error>, args: &Args, kept:
     failure
 }
 
-fn tell(args: &Args, receipt: &Receipt) -> Result<(), Failure> {
+fn tell(args: &Args, receipt: &ReceiveSummary) -> Result<(), Failure> {
     if !receipt.confirmed {
         complain("the share daemon did not hear that everything arrived; it will find out by itself");
     }
@@ -340,15 +342,15 @@ fn tell(args: &Args, receipt: &Receipt) -> Result<(), Failure> {
             "size": receipt.size,
             "sha256": hex(receipt.sha256.as_bytes()),
             "kind": match receipt.kind {
-                Kind::File => "file",
-                Kind::Text => "text",
-                Kind::Directory => "directory",
+                ContentKind::File => "file",
+                ContentKind::Text => "text",
+                ContentKind::Directory => "directory",
             },
             "confirmed": receipt.confirmed,
         }));
     }
     let Some(path) = &receipt.path else { return Ok(()) };
-    if receipt.kind == Kind::Directory && !args.no_unpack {
+    if receipt.kind == ContentKind::Directory && !args.no_unpack {
         return output::print(&format!("{}/: {} bytes, unpacked", shown(path), receipt.size));
     }
     let unlike = name::safe(&receipt.name) != receipt.name;

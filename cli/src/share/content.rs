@@ -9,7 +9,7 @@ use std::thread;
 use lockbox::archive::Archive;
 use lockbox::exchange::PackReport;
 use lockbox::format::Ino;
-use lockbox_share_client::meta::Kind;
+use lockbox_share_client::meta::ContentKind;
 use lockbox_share_client::source::{Source, StreamSource};
 use zeroize::Zeroizing;
 
@@ -88,7 +88,7 @@ pub(super) fn standard_input(name: String) -> Result<impl Source, Failure> {
     if stdin.is_terminal() {
         return Err(Failure::usage("standard input is the terminal: --text asks for a text there"));
     }
-    StreamSource::begin(name, Kind::File, stdin.lock()).map_err(|error| serving::failure(&error))
+    StreamSource::begin(name, ContentKind::File, stdin.lock()).map_err(|error| serving::failure(&error))
 }
 
 /// A text that was typed, where nobody sees it, or that comes on standard input. It is no argument, which other users could see.
@@ -113,7 +113,7 @@ pub(super) fn text(name: String) -> Result<impl Source, Failure> {
     if std::str::from_utf8(&text).is_err() {
         return Err(Failure::usage("what came is no text in UTF-8; 'lockbox share -' shares it as a file"));
     }
-    let source = StreamSource::begin(name, Kind::Text, Owned { bytes: text, at: 0 });
+    let source = StreamSource::begin(name, ContentKind::Text, Owned { bytes: text, at: 0 });
     source.map_err(|error| serving::failure(&error))
 }
 
@@ -153,7 +153,7 @@ pub(super) fn with_directory<T>(
             packed
         });
         let reader = Joined { receiver, part: Zeroizing::default(), at: 0, ended: false };
-        let source = StreamSource::begin(format!("{name}.tar"), Kind::Directory, reader);
+        let source = StreamSource::begin(format!("{name}.tar"), ContentKind::Directory, reader);
         let done = source.map_err(|error| serving::failure(&error)).and_then(|mut source| work(&mut source));
         let packed = packing.join().map_err(|_| Failure::other("packing the directory failed"))?;
         let done = done?;

@@ -1,9 +1,9 @@
 //! `lockbox share ls`: lists the shares that this user made.
-use lockbox_share_client::book::Entry;
-use lockbox_share_client::http::Server;
+use lockbox_share_client::history::HistoryEntry;
+use lockbox_share_client::http::ServerAddress;
 use lockbox_share_client::protocol::handle::Handle;
-use lockbox_share_client::protocol::message::Info;
-use lockbox_share_client::sharing;
+use lockbox_share_client::protocol::message::ShareInfo;
+use lockbox_share_client::shares;
 
 use super::serving::{self, ServerArgs};
 use super::shown;
@@ -26,25 +26,25 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let only = args.server.named()?;
     let mut book = serving::book()?;
-    let wanted = |entry: &&Entry| {
+    let wanted = |entry: &&HistoryEntry| {
         only.as_ref().is_none_or(|server| *server == entry.server())
             && args.label.as_ref().is_none_or(|label| entry.label.as_ref() == Some(label))
     };
-    let entries: Vec<Entry> = book.entries().filter(wanted).cloned().collect();
-    let mut servers: Vec<Server> = Vec::new();
+    let entries: Vec<HistoryEntry> = book.entries().filter(wanted).cloned().collect();
+    let mut servers: Vec<ServerAddress> = Vec::new();
     for entry in &entries {
         if !servers.contains(&entry.server()) {
             servers.push(entry.server());
         }
     }
-    let mut infos: Vec<(Handle, Server, Info)> = Vec::new();
+    let mut infos: Vec<(Handle, ServerAddress, ShareInfo)> = Vec::new();
     let mut worst = None;
     for server in servers {
         let owner = serving::owner(&mut book, &server)?;
         let handles: Vec<Handle> =
             entries.iter().filter(|entry| entry.server() == server).map(|entry| entry.handle).collect();
         let client = serving::client(&mut book, server.clone(), args.server.is_named())?;
-        match sharing::infos(&client, &owner, &handles) {
+        match shares::fetch_all(&client, &owner, &handles) {
             Ok(found) => infos.extend(found.into_iter().flatten().map(|info| (info.handle, server.clone(), info))),
             // The other servers' shares are shown nevertheless.
             Err(error) => {
@@ -59,8 +59,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     worst.map_or(Ok(()), Err)
 }
 
-fn print(args: &Args, entries: &[Entry], infos: &[(Handle, Server, Info)]) -> Result<(), Failure> {
-    let info = |entry: &Entry| {
+fn print(args: &Args, entries: &[HistoryEntry], infos: &[(Handle, ServerAddress, ShareInfo)]) -> Result<(), Failure> {
+    let info = |entry: &HistoryEntry| {
         let found = infos.iter().find(|(handle, server, _)| *handle == entry.handle && *server == entry.server());
         found.map(|(_, _, info)| info)
     };

@@ -8,7 +8,7 @@ pub(crate) mod serving;
 mod shown;
 mod watch;
 use clap::Subcommand;
-use lockbox_share_client::sharing;
+use lockbox_share_client::shares;
 
 use crate::exit::Failure;
 
@@ -40,10 +40,10 @@ enum Command {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         Some(Command::Ls(args)) => ls::run(args),
-        Some(Command::Info(args)) => one::run(args, sharing::info),
+        Some(Command::Info(args)) => one::run(args, shares::fetch),
         Some(Command::Watch(args)) => watch::run(args),
-        Some(Command::Revoke(args)) => one::run(args, sharing::revoke),
-        Some(Command::Rearm(args)) => one::run(args, sharing::rearm),
+        Some(Command::Revoke(args)) => one::run(args, shares::revoke),
+        Some(Command::Rearm(args)) => one::run(args, shares::rearm),
         None => new::run(&args.new),
     }
 }

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use clap::{ArgMatches, Command, FromArgMatches};
 use lockbox::archive::Archive;
 use lockbox::exchange;
-use lockbox_share_client::http::Client;
+use lockbox_share_client::http::ShareClient;
 use lockbox_share_client::link::Link;
+use lockbox_share_client::protocol::link_scope::LinkScope;
 use lockbox_share_client::protocol::message::MAX_CLAIMS;
-use lockbox_share_client::protocol::reach::Reach;
-use lockbox_share_client::sharing::{self, Shared, Terms};
+use lockbox_share_client::shares::{self, CreatedShare, ShareTerms};
 use lockbox_share_client::source::{FileSource, Source};
 use lockbox_terminal::quantity::Span;
 use qrcode::QrCode;
@@ -160,17 +160,22 @@ fn from_archive<T>(
     give(&mut ArchiveSource::open(archive, path.as_bytes(), name)?)
 }
 
-fn share(args: &Args, client: &Client, source: &mut dyn Source, interrupt: &Interrupt) -> Result<Shared, Failure> {
+fn share(
+    args: &Args,
+    client: &ShareClient,
+    source: &mut dyn Source,
+    interrupt: &Interrupt,
+) -> Result<CreatedShare, Failure> {
     // The token first: a share that was made and cannot be revoked would be worse than none.
     let owner = serving::owner(&mut serving::book()?, client.server())?;
     let bar = Bar::new(args.quiet.0);
     let size = source.size();
-    let terms = Terms { expires_in: args.expires, max_claims: args.max_downloads };
+    let terms = ShareTerms { expires_in: args.expires, max_claims: args.max_downloads };
     // Of a small file it is not told when it goes.
     let whole = Arc::new(AtomicBool::new(true));
     let is_whole = whole.clone();
     let at_once = interrupt.ends_at_once(&bar, move || words(is_whole.load(Relaxed)).to_owned())?;
-    let shared = sharing::share(client, &owner, source, terms, &|done| {
+    let shared = shares::share(client, &owner, source, terms, &|done| {
         // Of what has no known end the last piece may always be the one that went.
         whole.store(size.is_none_or(|size| done >= size), Relaxed);
         bar.bytes("shared", done, size);
@@ -202,7 +207,7 @@ fn words(whole: bool) -> &'static str {
     }
 }
 
-fn print(args: &Args, shared: &Shared) -> Result<(), Failure> {
+fn print(args: &Args, shared: &CreatedShare) -> Result<(), Failure> {
     let link = shared.link.to_text();
     let mut out = Output::new();
     if args.json {
@@ -223,7 +228,7 @@ fn print(args: &Args, shared: &Shared) -> Result<(), Failure> {
     if args.qr {
         show_qr(&shared.link)?;
     }
-    if let Some(told) = Reach::warning(shared.link.base()) {
+    if let Some(told) = LinkScope::warning(shared.link.base()) {
         complain(&told);
     }
     if !args.json {

@@ -1,8 +1,8 @@
 //! `lockbox share info`, `revoke` and `rearm`: asks one thing about one share and shows what became of it.
 use lockbox_share_client::Error;
-use lockbox_share_client::http::Client;
+use lockbox_share_client::http::ShareClient;
 use lockbox_share_client::protocol::handle::Handle;
-use lockbox_share_client::protocol::message::Info;
+use lockbox_share_client::protocol::message::ShareInfo;
 use lockbox_share_client::protocol::token::OwnerToken;
 
 use super::{serving, shown};
@@ -18,7 +18,7 @@ pub(super) struct Args {
 }
 
 /// What is asked.
-type Ask = fn(&Client, &OwnerToken, Handle) -> Result<Info, Error>;
+type Ask = fn(&ShareClient, &OwnerToken, Handle) -> Result<ShareInfo, Error>;
 
 pub(super) fn run(args: &Args, ask: Ask) -> Result<(), Failure> {
     let (entry, client, owner) = serving::remembered(&args.id)?;

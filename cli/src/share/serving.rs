@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use lockbox::keys::state_directory;
 use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, daemons, is_full};
 use lockbox_share_client::Error;
-use lockbox_share_client::book::{Book, Entry};
 use lockbox_share_client::error::refusal;
-use lockbox_share_client::http::{self, Client, Server};
+use lockbox_share_client::history::{HistoryEntry, ShareHistory};
+use lockbox_share_client::http::{self, ServerAddress, ShareClient};
 use lockbox_share_client::protocol::api;
 use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::protocol::token::OwnerToken;
@@ -37,23 +37,24 @@ impl ServerArgs {
     }
 
     /// The server that was named; None without any.
-    pub(crate) fn named(&self) -> Result<Option<Server>, Failure> {
+    pub(crate) fn named(&self) -> Result<Option<ServerAddress>, Failure> {
         match (&self.server, &self.socket) {
-            (Some(url), _) => Server::parse(url).map(Some).map_err(|error| Failure::usage(error.to_string())),
-            (None, Some(path)) => Ok(Some(Server::Socket(runtime::canonical(path)))),
+            (Some(url), _) => ServerAddress::parse(url).map(Some).map_err(|error| Failure::usage(error.to_string())),
+            (None, Some(path)) => Ok(Some(ServerAddress::Socket(runtime::canonical(path)))),
             (None, None) => Ok(None),
         }
     }
 
     /// The server that was named, else the daemon of this user or of this machine.
-    pub(crate) fn find(&self) -> Result<Server, Failure> {
+    pub(crate) fn find(&self) -> Result<ServerAddress, Failure> {
         if let Some(server) = self.named()? {
             return Ok(server);
         }
         let own = daemons::directory().ready().map(|directory| directory.join(api::SOCKET_NAME));
         let sockets = own.into_iter().chain([PathBuf::from(SYSTEM_SOCKET)]);
-        let answers = |path: &PathBuf| http::listener(path).is_ok_and(|user| http::is_expected(path, user, None));
-        sockets.into_iter().find(answers).map(Server::Socket).ok_or_else(|| {
+        let answers =
+            |path: &PathBuf| http::listener_uid(path).is_ok_and(|user| http::is_trusted_listener(path, user, None));
+        sockets.into_iter().find(answers).map(ServerAddress::Socket).ok_or_else(|| {
             Failure::new(
                 exit::NO_DAEMON,
                 "no share daemon runs on this machine: start one with 'lockbox-share serve', or name one with --server URL",
@@ -65,15 +66,15 @@ impl ServerArgs {
 /// Returns a client that sends secrets to a socket of another user only when that user is noted or
 /// when root placed the socket. `named`: this user has just named the server; the user that listens
 /// at its socket is noted then, unless one is noted already.
-pub(crate) fn client(book: &mut Book, server: Server, named: bool) -> Result<Client, Failure> {
-    let mut noted = book.listener(&server);
-    if let (Server::Socket(path), true, None) = (&server, named, noted)
-        && let Ok(user) = http::listener(path)
+pub(crate) fn client(book: &mut ShareHistory, server: ServerAddress, named: bool) -> Result<ShareClient, Failure> {
+    let mut noted = book.listener_uid(&server);
+    if let (ServerAddress::Socket(path), true, None) = (&server, named, noted)
+        && let Ok(user) = http::listener_uid(path)
     {
-        book.note_listener(&server, user).map_err(|error| failure(&error))?;
+        book.record_listener(&server, user).map_err(|error| failure(&error))?;
         noted = Some(user);
     }
-    Ok(Client::noted(server, noted))
+    Ok(ShareClient::with_listener(server, noted))
 }
 
 /// Where this user's programs remember things.
@@ -85,12 +86,12 @@ pub(crate) fn state() -> Result<PathBuf, Failure> {
 }
 
 /// The book of this user's shares.
-pub(crate) fn book() -> Result<Book, Failure> {
-    Book::open(&state()?).map_err(|error| failure(&error))
+pub(crate) fn book() -> Result<ShareHistory, Failure> {
+    ShareHistory::open(&state()?).map_err(|error| failure(&error))
 }
 
 /// A remembered share, with what is needed to ask about it. The book is closed again: other commands may run meanwhile.
-pub(crate) fn remembered(wanted: &str) -> Result<(Entry, Client, OwnerToken), Failure> {
+pub(crate) fn remembered(wanted: &str) -> Result<(HistoryEntry, ShareClient, OwnerToken), Failure> {
     let mut book = book()?;
     let entry = book.find(wanted).map_err(|error| failure(&error))?.clone();
     let server = entry.server();
@@ -99,8 +100,8 @@ pub(crate) fn remembered(wanted: &str) -> Result<(Entry, Client, OwnerToken), Fa
 }
 
 /// This user's token at a server.
-pub(crate) fn owner(book: &mut Book, server: &Server) -> Result<OwnerToken, Failure> {
-    let token = book.owner(server).map_err(|error| failure(&error))?;
+pub(crate) fn owner(book: &mut ShareHistory, server: &ServerAddress) -> Result<OwnerToken, Failure> {
+    let token = book.owner_token(server).map_err(|error| failure(&error))?;
     Ok(OwnerToken::new(*token.as_bytes()))
 }
 

@@ -1,26 +1,26 @@
 //! How a share is shown: words for people, values for programs.
 use std::time::SystemTime;
 
-use lockbox_share_client::book::Entry;
-use lockbox_share_client::protocol::message::{ClaimState, Info, State};
+use lockbox_share_client::history::HistoryEntry;
+use lockbox_share_client::protocol::message::{ClaimState, ShareInfo, ShareState};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
 use crate::output::Output;
 
 /// One word.
-pub(super) fn state(state: State) -> &'static str {
+pub(super) fn state(state: ShareState) -> &'static str {
     match state {
-        State::Armed => "waiting",
-        State::Leased => "downloading",
-        State::Consumed => "used",
-        State::Revoked => "revoked",
-        State::Expired => "expired",
+        ShareState::Armed => "waiting",
+        ShareState::Leased => "downloading",
+        ShareState::Consumed => "used",
+        ShareState::Revoked => "revoked",
+        ShareState::Expired => "expired",
     }
 }
 
 /// What happened, oldest first.
-pub(super) fn events(info: &Info) -> Vec<(u64, String)> {
+pub(super) fn events(info: &ShareInfo) -> Vec<(u64, String)> {
     let mut events = vec![(info.created_at, "made".to_owned())];
     for claim in &info.claims {
         events.push((claim.claimed_at, "claimed".to_owned()));
@@ -33,7 +33,7 @@ pub(super) fn events(info: &Info) -> Vec<(u64, String)> {
         }
     }
     events.extend(info.revoked_at.map(|at| (at, "taken back".to_owned())));
-    if info.state == State::Expired {
+    if info.state == ShareState::Expired {
         events.push((info.expires_at, "expired".to_owned()));
     }
     events.sort_by_key(|(at, _)| *at);
@@ -41,7 +41,7 @@ pub(super) fn events(info: &Info) -> Vec<(u64, String)> {
 }
 
 /// What is known of a share, for a program; without `info` the server has forgotten it or is out of reach.
-pub(super) fn json(entry: &Entry, info: Option<&Info>) -> Value {
+pub(super) fn json(entry: &HistoryEntry, info: Option<&ShareInfo>) -> Value {
     let mut object = json!({
         "id": entry.handle,
         "label": entry.label,
@@ -63,7 +63,7 @@ pub(super) fn json(entry: &Entry, info: Option<&Info>) -> Value {
 }
 
 /// Prints one share with all that happened to it.
-pub(super) fn print(entry: &Entry, info: &Info, as_json: bool) -> Result<(), Failure> {
+pub(super) fn print(entry: &HistoryEntry, info: &ShareInfo, as_json: bool) -> Result<(), Failure> {
     let mut out = Output::new();
     if as_json {
         out.json(&json(entry, Some(info)))?;

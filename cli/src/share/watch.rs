@@ -3,8 +3,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockbox_share_client::Error;
-use lockbox_share_client::protocol::message::{ClaimState, Info, State};
-use lockbox_share_client::sharing;
+use lockbox_share_client::protocol::message::{ClaimState, ShareInfo, ShareState};
+use lockbox_share_client::shares;
 use serde_json::json;
 
 use super::{serving, shown};
@@ -28,7 +28,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (entry, client, owner) = serving::remembered(&args.id)?;
-    let mut info = sharing::info(&client, &owner, entry.handle).map_err(|error| serving::failure(&error))?;
+    let mut info = shares::fetch(&client, &owner, entry.handle).map_err(|error| serving::failure(&error))?;
     let mut told = 0;
     let mut out_of_reach = false;
     loop {
@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         let version = (info.version, info.state);
         while (info.version, info.state) == version {
-            match sharing::watch(&client, &owner, &info, WAIT) {
+            match shares::watch(&client, &owner, &info, WAIT) {
                 Ok(newer) => {
                     info = newer;
                     out_of_reach = false;
@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Prints what was not told yet; a program gets the whole state each time.
-fn tell(args: &Args, info: &Info, told: &mut usize) -> Result<(), Failure> {
+fn tell(args: &Args, info: &ShareInfo, told: &mut usize) -> Result<(), Failure> {
     let mut out = Output::new();
     let events = shown::events(info);
     if args.json {
@@ -73,7 +73,7 @@ fn tell(args: &Args, info: &Info, told: &mut usize) -> Result<(), Failure> {
 }
 
 /// A share that is used up may still be on its way to the last receiver.
-fn has_ended(info: &Info) -> bool {
+fn has_ended(info: &ShareInfo) -> bool {
     let running = info.claims.iter().any(|claim| matches!(claim.state, ClaimState::Leased | ClaimState::Sending));
-    matches!(info.state, State::Consumed | State::Revoked | State::Expired) && !running
+    matches!(info.state, ShareState::Consumed | ShareState::Revoked | ShareState::Expired) && !running
 }

@@ -1,77 +1,86 @@
-//! Reads a ciphertext from a daemon: connections that are cut are made anew where they ended, as long as the lease lasts.
+//! Downloads a ciphertext, resumes cut connections while the lease lasts, and decrypts: each chunk
+//! is authenticated before it is returned.
 
 use std::cell::RefCell;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::rc::Rc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{iter, thread};
 
-use lockbox_share_protocol::api::OfShare;
+use age::stream::StreamReader;
+use lockbox_share_protocol::api::ShareEndpoint;
+use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 use lockbox_share_protocol::token::{Digest, LeaseToken};
+use sha2::{Digest as _, Sha256};
 use ureq::http::{StatusCode, header};
+use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
-use crate::http::Client;
+use crate::http::ShareClient;
+use crate::meta::Meta;
+use crate::seal::CHUNK_LEN;
+use crate::secret::Secret;
 
 /// Waits between two attempts grow from the first to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
-/// What is downloaded, and by what right.
-pub(crate) struct Ciphertext<'a> {
-    pub(crate) client: &'a Client,
+/// Source of a ciphertext download: client, lease, size and digest.
+pub(crate) struct CiphertextSource<'a> {
+    pub(crate) client: &'a ShareClient,
     pub(crate) handle: Handle,
     pub(crate) token: &'a LeaseToken,
     /// Bytes and SHA-256 of the ciphertext.
     pub(crate) size: u64,
     pub(crate) digest: Digest,
-    /// How long to try without a new byte.
-    pub(crate) patience: Duration,
+    /// Time without a new byte after which the download fails.
+    pub(crate) retry_timeout: Duration,
 }
 
-/// Why a reader failed, more exactly than its `io::Error` can say.
-pub(crate) type Fault = Rc<RefCell<Option<Error>>>;
+/// Cause of a failed read, more specific than its `io::Error`.
+pub(crate) type SharedError = Rc<RefCell<Option<Error>>>;
 
 /// The ciphertext as something to read and seek in.
 pub(crate) struct Download<'a> {
-    ciphertext: Ciphertext<'a>,
+    ciphertext: CiphertextSource<'a>,
     position: u64,
     body: Option<ureq::BodyReader<'static>>,
-    advanced: Instant,
+    last_progress: Instant,
     failures: u32,
-    fault: Fault,
+    fault: SharedError,
     progress: &'a dyn Fn(u64),
 }
 
 impl<'a> Download<'a> {
-    /// Nothing is requested before the first read. `progress` is told how many bytes were passed.
-    pub(crate) fn new(ciphertext: Ciphertext<'a>, progress: &'a dyn Fn(u64)) -> Download<'a> {
+    /// Creates a reader; the first request is sent by the first read. `progress` is called with the
+    /// number of bytes received.
+    pub(crate) fn new(ciphertext: CiphertextSource<'a>, progress: &'a dyn Fn(u64)) -> Download<'a> {
         Download {
             ciphertext,
             position: 0,
             body: None,
-            advanced: Instant::now(),
+            last_progress: Instant::now(),
             failures: 0,
-            fault: Fault::default(),
+            fault: SharedError::default(),
             progress,
         }
     }
 
-    /// Where the reason of a failure will be.
-    pub(crate) fn fault(&self) -> Fault {
+    /// Returns the shared slot that receives the cause of a failed read.
+    pub(crate) fn fault(&self) -> SharedError {
         self.fault.clone()
     }
 
     /// Bytes and SHA-256 that the whole has.
-    pub(crate) fn whole(&self) -> (u64, Digest) {
+    pub(crate) fn size_and_digest(&self) -> (u64, Digest) {
         (self.ciphertext.size, self.ciphertext.digest)
     }
 
     fn connect(&mut self) -> Result<()> {
-        let Ciphertext { client, handle, token, size, digest, .. } = &self.ciphertext;
-        let path = OfShare::Ciphertext.path(*handle).to_string();
+        let CiphertextSource { client, handle, token, size, digest, .. } = &self.ciphertext;
+        let path = ShareEndpoint::Ciphertext.path(*handle).to_string();
         let response = client.range(&path, &token.to_text(), self.position, &digest.to_text())?;
         let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
         let expected = format!("bytes {}-{}/{size}", self.position, size - 1);
@@ -79,14 +88,14 @@ impl<'a> Download<'a> {
             StatusCode::OK if self.position == 0 => {}
             StatusCode::PARTIAL_CONTENT if range == Some(expected.as_str()) => {}
             StatusCode::OK => return Err(Error::Damaged("the server has another file now".into())),
-            status => return Err(client.foreign(format!("status {status} for a part of a file"))),
+            status => return Err(client.protocol_error(format!("status {status} for a part of a file"))),
         }
         self.body = Some(response.into_body().into_reader());
         Ok(())
     }
 
-    /// After a cut: waits, or gives up with the reason.
-    fn wait_or_give_up(&mut self, error: Error) -> io::Result<()> {
+    /// Waits before a retry, or fails with the cause.
+    fn retry_or_fail(&mut self, error: Error) -> io::Result<()> {
         self.body = None;
         let waiting_helps = match &error {
             Error::Unreachable { .. } => true,
@@ -95,7 +104,7 @@ impl<'a> Download<'a> {
             }
             _ => false,
         };
-        if waiting_helps && self.advanced.elapsed() < self.ciphertext.patience {
+        if waiting_helps && self.last_progress.elapsed() < self.ciphertext.retry_timeout {
             let wait = FIRST_WAIT * 2u32.pow(self.failures.min(5));
             self.failures += 1;
             tracing::info!(received = self.position, "the download was cut; trying again: {error}");
@@ -124,24 +133,24 @@ impl Read for Download<'_> {
         loop {
             let Some(body) = &mut self.body else {
                 if let Err(error) = self.connect() {
-                    self.wait_or_give_up(error)?;
+                    self.retry_or_fail(error)?;
                 }
                 continue;
             };
             match body.read(&mut buffer[..wanted]) {
                 Ok(0) => {
-                    self.wait_or_give_up(self.ciphertext.client.cut_off("the connection ended early".into()))?;
+                    self.retry_or_fail(self.ciphertext.client.interrupted_error("the connection ended early".into()))?;
                 }
                 Ok(count) => {
                     self.position += count as u64;
-                    self.advanced = Instant::now();
+                    self.last_progress = Instant::now();
                     self.failures = 0;
                     (self.progress)(self.position);
                     return Ok(count);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.wait_or_give_up(self.ciphertext.client.cut_off(error.to_string()))?;
+                    self.retry_or_fail(self.ciphertext.client.interrupted_error(error.to_string()))?;
                 }
             }
         }
@@ -162,5 +171,101 @@ impl Seek for Download<'_> {
             self.position = position;
         }
         Ok(position)
+    }
+}
+
+/// Description of the content, and the content when the capsule holds it.
+pub(crate) fn open_capsule(secret: &Secret, capsule: &Capsule) -> Result<(Meta, Zeroizing<Vec<u8>>)> {
+    let plain =
+        age::decrypt(&secret.identity()?, capsule.sealed()).map(Zeroizing::new).map_err(|error| damaged(&error))?;
+    let (meta, content) = Meta::decode(&plain)?;
+    Ok((meta, Zeroizing::new(content.to_vec())))
+}
+
+/// Checks content against the size and digest of its description.
+pub(crate) fn verify_content(meta: &Meta, content: &[u8]) -> Result<()> {
+    let mut hash = Sha256::new();
+    hash.update(content);
+    verify_digest(meta, content.len() as u64, hash)
+}
+
+fn verify_digest(meta: &Meta, length: u64, hash: Sha256) -> Result<()> {
+    if length != meta.size {
+        return Err(Error::Damaged(format!("it has {length} bytes and should have {}", meta.size)));
+    }
+    if hash.finalize()[..] != meta.sha256.as_bytes()[..] {
+        return Err(Error::Damaged("its digest is not the one that was sealed".into()));
+    }
+    Ok(())
+}
+
+/// Content that is opened while it is downloaded.
+pub(crate) struct ContentDecryptor<'a> {
+    reader: StreamReader<BufReader<Download<'a>>>,
+    fault: SharedError,
+    hash: Sha256,
+    length: u64,
+}
+
+impl<'a> ContentDecryptor<'a> {
+    /// Reads and authenticates the header.
+    pub(crate) fn new(secret: &Secret, download: Download<'a>) -> Result<ContentDecryptor<'a>> {
+        let fault = download.fault();
+        let input = BufReader::with_capacity(CHUNK_LEN, download);
+        let failed = |error: &age::DecryptError| fault.borrow_mut().take().unwrap_or_else(|| damaged(error));
+        let decryptor = age::Decryptor::new_buffered(input).map_err(|error| failed(&error))?;
+        let identity = secret.identity()?;
+        let reader = decryptor.decrypt(iter::once(&identity as &dyn age::Identity)).map_err(|error| failed(&error))?;
+        Ok(ContentDecryptor { reader, fault, hash: Sha256::new(), length: 0 })
+    }
+
+    /// Goes on behind content that was opened before: whole pieces, which are read from `before`
+    /// for the digest.
+    pub(crate) fn skip(&mut self, before: &mut impl Read, length: u64) -> Result<()> {
+        let mut buffer = Zeroizing::new(vec![0; CHUNK_LEN]);
+        let mut left = length;
+        while left > 0 {
+            let part = &mut buffer[..usize::try_from(left).unwrap_or(CHUNK_LEN).min(CHUNK_LEN)];
+            before.read_exact(part).map_err(Error::io("cannot read what was received before"))?;
+            self.hash.update(&*part);
+            left -= part.len() as u64;
+        }
+        self.length = length;
+        let Some(last) = length.checked_sub(1) else { return Ok(()) };
+        // To the last byte before, not to the boundary behind it: there age looks at the file's
+        // last piece first, and to the daemon the last byte is the end of the download.
+        let gone = self.reader.seek(SeekFrom::Start(last)).and_then(|_| self.reader.read_exact(&mut buffer[..1]));
+        gone.map_err(|error| self.to_error(&error))
+    }
+
+    /// Decrypts the rest and verifies the whole: on success `output` holds the sealed content.
+    pub(crate) fn copy(&mut self, meta: &Meta, output: &mut dyn Write) -> Result<()> {
+        let mut buffer = Zeroizing::new(vec![0; CHUNK_LEN]);
+        loop {
+            // age ends without an error only behind a piece that was sealed as the last one.
+            let count = self.reader.read(&mut buffer).map_err(|error| self.to_error(&error))?;
+            if count == 0 {
+                break;
+            }
+            self.hash.update(&buffer[..count]);
+            self.length += count as u64;
+            if self.length > meta.size {
+                return Err(Error::Damaged(format!("it has more than the {} bytes that were sealed", meta.size)));
+            }
+            output.write_all(&buffer[..count]).map_err(Error::io("cannot write what was received"))?;
+        }
+        verify_digest(meta, self.length, self.hash.clone())
+    }
+
+    fn to_error(&self, error: &std::io::Error) -> Error {
+        let fault = self.fault.borrow_mut().take();
+        fault.unwrap_or_else(|| Error::Damaged(error.to_string()))
+    }
+}
+
+fn damaged(error: &age::DecryptError) -> Error {
+    match error {
+        age::DecryptError::NoMatchingKeys => Error::Damaged("it was sealed for another link".into()),
+        other => Error::Damaged(other.to_string()),
     }
 }

@@ -1,13 +1,13 @@
-//! What goes wrong between two clients and a daemon, sorted by what the caller will do.
+//! Errors of the client, by the caller's reaction.
 
 use std::io;
 
-use lockbox_share_protocol::message::{ErrorCode, Failure};
+use lockbox_share_protocol::message::{ErrorBody, ErrorCode};
 
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a share was not made, found or received.
+/// Error of sharing or receiving.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The host has no randomness.
@@ -27,16 +27,17 @@ pub enum Error {
     /// Something that is not shared, such as a directory; a whole sentence.
     #[error("{0}")]
     Invalid(String),
-    /// No daemon answers. Without a connection nothing can have arrived there; with one, the request may have, and only its reply is lost.
+    /// No daemon answers. Without a connection nothing can have arrived there; with one, the
+    /// request may have, and only its reply is lost.
     #[error("the share daemon at {server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String, may_have_arrived: bool },
     /// The daemon refused, and says why.
     #[error("{}", refusal(.0, &utc))]
-    Refused(Failure),
-    /// What came over the connection makes no sense.
+    Refused(ErrorBody),
+    /// The response does not follow the protocol.
     #[error("the server at {server} does not speak as a share daemon does: {reason}")]
     Foreign { server: String, reason: String },
-    /// What was received is not what was sealed.
+    /// The received content differs from the sealed content.
     #[error("what was received is damaged: {0}")]
     Damaged(String),
     /// The download stopped and may go on later.
@@ -54,7 +55,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: what was done when the host failed.
+    /// Adds context to a host error; for `map_err`.
     pub(crate) fn io(context: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let context = context.into();
         move |source| Error::Io { context, source }
@@ -68,7 +69,7 @@ impl Error {
         }
     }
 
-    /// Whether the link is over, so that nothing that was begun can be gone on with.
+    /// Returns whether the link has ended, so that a download cannot be resumed.
     pub(crate) fn is_final(&self) -> bool {
         let over = [ErrorCode::Refused, ErrorCode::Consumed, ErrorCode::Revoked, ErrorCode::Expired];
         self.code().is_some_and(|code| over.contains(&code))
@@ -80,8 +81,8 @@ fn utc(seconds: u64) -> String {
     format!("{} UTC", lockbox_terminal::utc(i64::try_from(seconds).unwrap_or(i64::MAX)))
 }
 
-/// What the daemon's refusal means to the one who asked; `time` tells seconds since 1970.
-pub fn refusal(failure: &Failure, time: &dyn Fn(u64) -> String) -> String {
+/// Describes the daemon's refusal for the user; `time` formats seconds since 1970.
+pub fn refusal(failure: &ErrorBody, time: &dyn Fn(u64) -> String) -> String {
     let at = failure.at.map(|at| format!(" at {}", time(at))).unwrap_or_default();
     match failure.error {
         ErrorCode::Refused => {

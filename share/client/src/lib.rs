@@ -1,21 +1,20 @@
-//! The sealed side of one-time links: seals a file, speaks to the daemon, opens what was received. It knows no archive: the program `lockbox`
-//! hands it a source of bytes.
+//! Client of one-time links: seals files, uploads and downloads them, and opens them. It does not
+//! depend on archives: the program `lockbox` passes it a source of bytes.
 
 #![forbid(unsafe_code)]
 
-pub mod book;
 mod download;
 pub mod error;
+pub mod history;
 pub mod http;
 pub mod link;
 pub mod meta;
 pub mod name;
-mod open;
 mod partial;
 pub mod receive;
 pub mod seal;
 pub mod secret;
-pub mod sharing;
+pub mod shares;
 pub mod source;
 mod state;
 

@@ -1,11 +1,12 @@
-//! A one-time link: `https://host/s/HANDLE#FRAGMENT`, written, and read in the shapes that mail programs and people leave it in.
+//! A one-time link: `https://host/s/HANDLE#FRAGMENT`, written, and read in the shapes that mail
+//! programs and people leave it in.
 
 use lockbox_share_protocol::api;
 use lockbox_share_protocol::handle::Handle;
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
-use crate::http::Server;
+use crate::http::ServerAddress;
 use crate::secret::{FRAGMENT_LETTERS, Secret};
 
 /// Longer input is a mistake, such as a whole file.
@@ -15,7 +16,7 @@ const NO_LINK: &str = "it begins with https:// and has a part behind '#'";
 const NO_HANDLE: &str = "its address does not end with /s/ and 7 to 13 digits";
 const NO_SECRET: &str = "the part behind '#' is missing, without which nothing opens; ask for the whole link";
 
-/// Where a share is, its name, and what opens it.
+/// One-time link: server, handle and secret.
 pub struct Link {
     base: String,
     handle: Handle,
@@ -23,29 +24,32 @@ pub struct Link {
 }
 
 impl Link {
-    /// The link of a new share; `url` is what the server calls it.
+    /// Creates the link of a new share from the server's `url` for it.
     ///
     /// # Errors
-    /// When the server's URL is none of a share: whoever gets the link opens it, and it is shown on a terminal.
+    /// When `url` is not the URL of a share: the receiver opens it, and a terminal shows it.
     pub fn new(url: &str, secret: Secret) -> Result<Link> {
-        let is_plain = |base: &str| base.bytes().all(|byte| byte.is_ascii_graphic()) && Server::parse(base).is_ok();
+        let is_plain =
+            |base: &str| base.bytes().all(|byte| byte.is_ascii_graphic()) && ServerAddress::parse(base).is_ok();
         let (base, handle) = split_url(url)
             .filter(|(base, _)| is_plain(base))
             .ok_or(Error::NotALink("the server named its share in an unknown way"))?;
         Ok(Link { base: base.to_owned(), handle, secret })
     }
 
-    /// Reads a link and puts right what can be: brackets, quotes and punctuation around it, line breaks and blanks inside, capitals,
-    /// `%23` for `#`, parameters that trackers add, and the wrapping of mail filters that pass links through a server of theirs.
+    /// Parses a link and repairs common damage: brackets, quotes and punctuation around it, line
+    /// breaks and blanks inside, capitals, `%23` for `#`, parameters added by trackers, and the
+    /// wrapping of mail filters that pass links through their own server.
     ///
     /// # Errors
-    /// [`Error::NotALink`] when there is none in the text, [`Error::DamagedLink`] when its secret cannot be read.
+    /// [`Error::NotALink`] when there is none in the text, [`Error::DamagedLink`] when its secret
+    /// cannot be read.
     pub fn parse(text: &str) -> Result<Link> {
         if text.len() > MAX_TEXT {
             return Err(Error::NotALink("the text is longer than 64 KiB"));
         }
-        let text = unbroken(text);
-        let text = unescaped(&text);
+        let text = join_lines(text);
+        let text = unescape(&text);
         // A mail filter's link has ours inside, and a mail may name other pages.
         let lower = Zeroizing::new(text.to_ascii_lowercase());
         let starts = lower.match_indices("http").map(|(at, _)| at);
@@ -53,7 +57,7 @@ impl Link {
         for start in starts.filter(|&at| lower[at..].starts_with("http://") || lower[at..].starts_with("https://")) {
             match Link::at_start(&text[start..]) {
                 Ok(link) => return Ok(link),
-                Err(error) if nearness(&error) >= nearness(&best) => best = error,
+                Err(error) if parse_progress(&error) >= parse_progress(&best) => best = error,
                 Err(_) => {}
             }
         }
@@ -64,12 +68,12 @@ impl Link {
         let (url, fragment) = text.split_once('#').ok_or(Error::NotALink(NO_SECRET))?;
         let url = url.split('?').next().unwrap_or_default().trim_end_matches('/');
         let (base, handle) = split_url(url).ok_or(Error::NotALink(NO_HANDLE))?;
-        Ok(Link { base: lowered(base), handle, secret: Secret::from_fragment(fragment)? })
+        Ok(Link { base: lowercase_host(base), handle, secret: Secret::from_fragment(fragment)? })
     }
 
-    /// Whether the text ends before its secret does: the rest of a broken line may follow.
+    /// Returns whether the text ends within the secret: the rest of a broken line may follow.
     pub fn may_go_on(text: &str) -> bool {
-        let text = unescaped(&unbroken(text)).to_string();
+        let text = unescape(&join_lines(text)).to_string();
         let letters = |part: &str| part.chars().filter(char::is_ascii_alphanumeric).count();
         text.split_once('#').is_none_or(|(_, fragment)| letters(fragment) < FRAGMENT_LETTERS)
     }
@@ -84,19 +88,19 @@ impl Link {
         self.handle
     }
 
-    /// What opens it.
+    /// Secret that opens the share.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
 
-    /// The link itself, which is as secret as what it opens.
+    /// Returns the link's text, which is as secret as the content that it opens.
     pub fn to_text(&self) -> Zeroizing<String> {
         Zeroizing::new(format!("{}{}{}#{}", self.base, api::PAGE, self.handle, *self.secret.fragment()))
     }
 }
 
-/// How much of a link was there: the error that tells most is shown.
-fn nearness(error: &Error) -> u8 {
+/// Ranks parse errors by progress: the most specific one is reported.
+fn parse_progress(error: &Error) -> u8 {
     match error {
         Error::NotALink(NO_LINK) => 0,
         Error::NotALink(NO_HANDLE) => 1,
@@ -116,9 +120,9 @@ fn split_url(url: &str) -> Option<(&str, Handle)> {
     Some((base, handle.parse().ok()?))
 }
 
-/// Without blanks, line ends (also those of quoted-printable mail, `=` at the end of a line, and the marks of quoted lines) and invisible
-/// letters.
-fn unbroken(text: &str) -> Zeroizing<String> {
+/// Removes blanks, line ends (also of quoted-printable mail, `=` at the end of a line, and
+/// the marks of quoted lines) and invisible letters.
+fn join_lines(text: &str) -> Zeroizing<String> {
     let mut whole = Zeroizing::new(String::with_capacity(text.len()));
     for line in text.lines() {
         let line = line.trim();
@@ -133,10 +137,11 @@ fn unbroken(text: &str) -> Zeroizing<String> {
     whole
 }
 
-/// With `%3A`, `%2F`, `%23` and `%25` for what they stand for, as often as they were escaped.
-fn unescaped(text: &str) -> Zeroizing<String> {
+/// Decodes `%3A`, `%2F`, `%23` and `%25`, also when they were escaped repeatedly.
+fn unescape(text: &str) -> Zeroizing<String> {
     let mut text = Zeroizing::new(text.replace("&amp;", "&").replace("&#35;", "#"));
-    // Escaping what is escaped gives %2523; three times is more than any chain of programs was seen to do.
+    // Escaping what is escaped gives %2523; three times is more than any chain of programs was seen
+    // to do.
     for _ in 0..3 {
         for (escaped, letter) in [("%3a", ":"), ("%2f", "/"), ("%23", "#"), ("%25", "%"), ("%3A", ":"), ("%2F", "/")] {
             if text.contains(escaped) {
@@ -148,7 +153,7 @@ fn unescaped(text: &str) -> Zeroizing<String> {
 }
 
 /// Scheme and host in small letters; the path stays.
-fn lowered(base: &str) -> String {
+fn lowercase_host(base: &str) -> String {
     let host = base.find("://").map_or(0, |at| at + 3);
     let end = base[host..].find('/').map_or(base.len(), |at| host + at);
     format!("{}{}", base[..end].to_ascii_lowercase(), &base[end..])

@@ -1,12 +1,14 @@
-//! Makes the name of a received file safe: a sender must not choose where it lands or what a terminal shows.
+//! Sanitizes the name of a received file: a sender must not choose the directory or the terminal
+//! output.
 
-/// Bytes of the longest name; Linux allows 255, and a temporary beside it needs some.
+/// Maximum length of a name in bytes; Linux allows 255, and the temporary file's name needs some.
 pub const MAX_NAME: usize = 200;
-/// What a file without a usable name is called.
+/// Name of a file that has no usable name.
 const UNNAMED: &str = "received";
 
-/// One path component without control characters, separators, text direction marks, leading dots and dashes, and trailing dots and
-/// blanks; at most [`MAX_NAME`] bytes, with its ending kept. Total.
+/// One path component without control characters, separators, text direction marks, leading dots
+/// and dashes, and trailing dots and blanks; at most [`MAX_NAME`] bytes, with its ending kept.
+/// Total.
 pub fn safe(name: &str) -> String {
     let last = name.rsplit(['/', '\\']).find(|part| !part.trim_matches(['.', ' ']).is_empty()).unwrap_or_default();
     let shown: String = last.chars().map(|c| if is_harmful(c) { '_' } else { c }).collect();
@@ -22,7 +24,8 @@ pub fn safe(name: &str) -> String {
 
 fn is_harmful(c: char) -> bool {
     c.is_control()
-        // Marks that turn the direction of text, and invisible letters: "fdp.exe" could be shown as "exe.pdf".
+        // Marks that turn the direction of text, and invisible letters: "fdp.exe" could be shown as
+        // "exe.pdf".
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{61c}' | '\u{fffd}')
         || matches!(c, ':' | '*' | '?' | '"' | '<' | '>' | '|')
 }

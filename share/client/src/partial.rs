@@ -1,7 +1,9 @@
-//! The file that is being received: hidden and private beside its place, under its final name only when it is whole.
+//! Partial file of a download: hidden and private in the target directory, renamed when it is
+//! complete.
 //!
-//! What arrived before and is not gone on with is kept beside it until the new one is whole. When neither becomes whole, the next call keeps the
-//! longer one. Whoever holds the lock of the file without ANEW in its name may do so.
+//! A restart without resuming writes a second file and keeps the first until the second is
+//! complete. If neither is completed, the next call keeps the longer one; it must hold the lock of
+//! the file without `RESTARTED` in its name.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -16,61 +18,65 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
 use crate::name;
-use crate::state::NOTES_KEPT;
+use crate::state::NOTE_RETENTION;
 
-/// How many files of one name get a number before the user is asked to choose another.
+/// Maximum number appended to a name before the user must choose another.
 const MAX_NUMBER: u32 = 1000;
 
 /// Around the note's name in the name of a file that is being received.
 const PREFIX: &str = ".lockbox-";
 const SUFFIX: &str = ".part";
 /// Before the suffix, when there is an earlier one that is not gone on with.
-const ANEW: &str = ".anew";
+const RESTARTED: &str = ".anew";
 /// Characters of a note's name.
-const NOTE: usize = 32;
+const NOTE_LEN: usize = 32;
 
-/// Where what is received goes.
+/// Destination of the received content.
 #[derive(Clone, Debug)]
-pub enum Target {
+pub enum ReceiveTarget {
     /// A file of this name, which may be replaced or not.
     File { path: PathBuf, replace: bool },
     /// A file of the sender's name in this directory, with a number when the name is taken.
     Directory { path: PathBuf, replace: bool },
 }
 
-impl Target {
+impl ReceiveTarget {
     pub(crate) fn directory(&self) -> PathBuf {
         let directory = match self {
-            Target::File { path, .. } => path.parent().unwrap_or(Path::new("")),
-            Target::Directory { path, .. } => path,
+            ReceiveTarget::File { path, .. } => path.parent().unwrap_or(Path::new("")),
+            ReceiveTarget::Directory { path, .. } => path,
         };
         if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory.to_owned() }
     }
 }
 
-/// Gets the tar of a directory, read from its beginning, and the sender's name for it; tells where the directory is.
+/// Gets the tar of a directory, read from its beginning, and the sender's name for it; tells where
+/// the directory is.
 pub type Unpack<'a> = dyn Fn(&mut File, &str) -> Result<PathBuf> + 'a;
 
 /// A file without its name yet. It stays when it is dropped unfinished, to be gone on with.
-pub(crate) struct Partial {
+pub(crate) struct PartialFile {
     path: PathBuf,
     file: File,
-    /// What arrived before.
-    former: Option<Box<Partial>>,
+    /// Incomplete file of an earlier download.
+    previous: Option<Box<PartialFile>>,
 }
 
-impl Partial {
-    /// Opens the file that `note` names in `directory`; with what it has, or an empty one beside it.
+impl PartialFile {
+    /// Opens the partial file named by `note` in `directory`: the existing one with `resume`,
+    /// otherwise an empty one next to it.
     ///
     /// # Errors
-    /// When the directory cannot be written, another program receives the same link there, or the name is somebody else's: a user who shares the
-    /// directory could have made a file there, or a link to another file of this user, and would read or choose what is received.
-    pub(crate) fn open(directory: &Path, note: &str, resume: bool) -> Result<Partial> {
-        let path = |anew| directory.join(format!("{PREFIX}{note}{anew}{SUFFIX}"));
-        let mut kept = Partial::hold(path(""), directory)?;
-        let anew = path(ANEW);
-        if anew.symlink_metadata().is_ok() {
-            let left = Partial::hold(anew.clone(), directory)?;
+    /// When the directory cannot be written, when another program receives the same link there, or
+    /// when the file belongs to another user: a user with write access to the directory could have
+    /// created a file there, or a link to another file of this user, and would read or choose the
+    /// received content.
+    pub(crate) fn open(directory: &Path, note: &str, resume: bool) -> Result<PartialFile> {
+        let path = |restarted| directory.join(format!("{PREFIX}{note}{restarted}{SUFFIX}"));
+        let mut kept = PartialFile::open_locked(path(""), directory)?;
+        let restarted = path(RESTARTED);
+        if restarted.symlink_metadata().is_ok() {
+            let left = PartialFile::open_locked(restarted.clone(), directory)?;
             if left.length()? > kept.length()? {
                 fs::rename(&left.path, &kept.path)
                     .map_err(Error::io(format!("cannot write in {}", directory.display())))?;
@@ -82,11 +88,11 @@ impl Partial {
         if resume || kept.length()? == 0 {
             return Ok(kept);
         }
-        Ok(Partial { former: Some(Box::new(kept)), ..Partial::hold(anew, directory)? })
+        Ok(PartialFile { previous: Some(Box::new(kept)), ..PartialFile::open_locked(restarted, directory)? })
     }
 
     /// Opens or makes a file of this name, for this program alone.
-    fn hold(path: PathBuf, directory: &Path) -> Result<Partial> {
+    fn open_locked(path: PathBuf, directory: &Path) -> Result<PartialFile> {
         let mut options = File::options();
         options.read(true).write(true).create(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
         let failed = || Error::io(format!("cannot write in {}", directory.display()));
@@ -98,24 +104,25 @@ impl Partial {
         }
         match file.try_lock() {
             Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => return Err(in_use()),
+            Err(fs::TryLockError::WouldBlock) => return Err(locked_error()),
             Err(fs::TryLockError::Error(error)) => return Err(failed()(error)),
         }
-        let partial = Partial { path, file, former: None };
+        let partial = PartialFile { path, file, previous: None };
         // The program that held it until now may have given its name to another one, or removed it.
-        must_be_at(&partial.file, &partial.path).map_err(|_| in_use())?;
+        verify_path(&partial.file, &partial.path).map_err(|_| locked_error())?;
         Ok(partial)
     }
 
-    /// What arrived before and stays until this is whole, and its length.
-    pub(crate) fn former(&self) -> Option<(&Path, u64)> {
-        let former = self.former.as_ref()?;
-        Some((&former.path, former.length().ok()?))
+    /// Returns path and length of the earlier file, which is kept until this one is complete.
+    pub(crate) fn previous(&self) -> Option<(&Path, u64)> {
+        let previous = self.previous.as_ref()?;
+        Some((&previous.path, previous.length().ok()?))
     }
 
-    /// SHA-256 of what arrived before, when it is so long. Where the next byte is read or written stays as it is.
-    pub(crate) fn arrived(&self, size: u64) -> Option<token::Digest> {
-        let file = self.former.as_ref().map_or(&self.file, |former| &former.file);
+    /// Returns the SHA-256 of the earlier bytes if there are exactly `size` of them. The file
+    /// position does not change.
+    pub(crate) fn digest_if_complete(&self, size: u64) -> Option<token::Digest> {
+        let file = self.previous.as_ref().map_or(&self.file, |previous| &previous.file);
         if file.metadata().ok()?.len() != size {
             return None;
         }
@@ -132,19 +139,19 @@ impl Partial {
         }
     }
 
-    /// What arrived before, in place of a new beginning.
-    pub(crate) fn back(mut self) -> Partial {
-        match self.former.take() {
-            Some(former) => {
+    /// Discards the restarted download and returns the earlier one.
+    pub(crate) fn into_previous(mut self) -> PartialFile {
+        match self.previous.take() {
+            Some(previous) => {
                 self.discard();
-                *former
+                *previous
             }
             None => self,
         }
     }
 
-    /// Takes away what lies behind so many bytes.
-    pub(crate) fn cut(&self, length: u64) -> Result<()> {
+    /// Truncates the file to `length` bytes.
+    pub(crate) fn truncate(&self, length: u64) -> Result<()> {
         self.file.set_len(length).map_err(Error::io("cannot write what was received"))
     }
 
@@ -152,9 +159,9 @@ impl Partial {
         Ok(self.file.metadata().map_err(Error::io("cannot read what was received before"))?.len())
     }
 
-    /// Keeps the whole pieces of `piece` bytes that were received before, out of at most `size` bytes, and returns their length. The next
-    /// byte to be read is the first.
-    pub(crate) fn keep_whole(&mut self, piece: u64, size: u64) -> Result<u64> {
+    /// Keeps the whole pieces of `piece` bytes that were received before, out of at most `size`
+    /// bytes, and returns their length. The next byte to be read is the first.
+    pub(crate) fn truncate_to_multiple(&mut self, piece: u64, size: u64) -> Result<u64> {
         let failed = || Error::io("cannot read what was received before");
         let length = self.length()?.min(size) / piece * piece;
         self.file.set_len(length).map_err(failed())?;
@@ -163,7 +170,7 @@ impl Partial {
     }
 
     /// Reads the first `length` bytes for their digest; the next byte to be written is behind them.
-    pub(crate) fn hash(&mut self, length: u64) -> Result<Sha256> {
+    pub(crate) fn hash_prefix(&mut self, length: u64) -> Result<Sha256> {
         let mut hash = Sha256::new();
         let mut buffer = vec![0; 64 << 10];
         let mut input = (&mut self.file).take(length);
@@ -175,7 +182,8 @@ impl Partial {
         }
     }
 
-    /// Makes room for `size` bytes, so that a full disk is told before a download and not at its end.
+    /// Reserves space for `size` bytes, so that a full disk is reported before the download and not
+    /// at its end.
     #[expect(clippy::disallowed_methods, reason = "the place that repeats it")]
     pub(crate) fn reserve(&self, size: u64) -> Result<()> {
         let Ok(length) = i64::try_from(size) else { return Ok(()) };
@@ -201,28 +209,28 @@ impl Partial {
     }
 
     /// Makes the content durable and gives the file its name.
-    pub(crate) fn finish(mut self, to: &Target, sent_name: &str) -> Result<Whole> {
+    pub(crate) fn finish(mut self, to: &ReceiveTarget, sent_name: &str) -> Result<ReceivedFile> {
         let failed = || Error::io("cannot write what was received");
         self.file.flush().and_then(|()| self.file.sync_all()).map_err(failed())?;
-        must_be_at(&self.file, &self.path)?;
+        verify_path(&self.file, &self.path)?;
         let path = match to {
-            Target::File { path, replace } => {
+            ReceiveTarget::File { path, replace } => {
                 self.rename(path, *replace)?;
                 path.clone()
             }
-            Target::Directory { path: directory, replace } => {
-                self.rename_free(directory, &name::safe(sent_name), *replace)?
+            ReceiveTarget::Directory { path: directory, replace } => {
+                self.rename_numbered(directory, &name::safe(sent_name), *replace)?
             }
         };
-        must_be_at(&self.file, &path)?;
+        verify_path(&self.file, &path)?;
         File::open(to.directory()).and_then(|directory| directory.sync_all()).map_err(failed())?;
-        if let Some(former) = self.former {
-            former.discard();
+        if let Some(previous) = self.previous {
+            previous.discard();
         }
-        Ok(Whole { path, file: self.file })
+        Ok(ReceivedFile { path, file: self.file })
     }
 
-    fn rename_free(&self, directory: &Path, name: &str, replace: bool) -> Result<PathBuf> {
+    fn rename_numbered(&self, directory: &Path, name: &str, replace: bool) -> Result<PathBuf> {
         let mut path = directory.join(name);
         for number in 2..MAX_NUMBER {
             match self.rename(&path, replace) {
@@ -258,16 +266,16 @@ impl Partial {
         }
     }
 
-    /// Takes away what is of no use any more, but not what arrived before.
+    /// Removes this file, but not that of an earlier download.
     pub(crate) fn discard(self) {
         // Nothing is lost but space, and the failure that led here is the one to tell.
         let _ = fs::remove_file(&self.path);
     }
 
-    /// The same, with what arrived before.
+    /// Removes this file and that of an earlier download.
     pub(crate) fn discard_all(mut self) {
-        if let Some(former) = self.former.take() {
-            former.discard();
+        if let Some(previous) = self.previous.take() {
+            previous.discard();
         }
         self.discard();
     }
@@ -280,29 +288,30 @@ fn has_no_links(error: &io::Error) -> bool {
 }
 
 /// A file that arrived whole and has its name.
-pub(crate) struct Whole {
+pub(crate) struct ReceivedFile {
     pub(crate) path: PathBuf,
     file: File,
 }
 
-impl Whole {
+impl ReceivedFile {
     /// Has its content unpacked, from the beginning.
     pub(crate) fn unpack(&mut self, unpack: &Unpack<'_>, sent_name: &str) -> Result<PathBuf> {
         self.file.seek(SeekFrom::Start(0)).map_err(Error::io("cannot read what was received"))?;
         unpack(&mut self.file, sent_name)
     }
 
-    /// Takes its name away, unless somebody put another file there.
+    /// Removes the file, unless another file replaced it.
     pub(crate) fn remove(self) {
-        if must_be_at(&self.file, &self.path).is_ok() {
+        if verify_path(&self.file, &self.path).is_ok() {
             // What is left over is whole, and says what it is.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Names are all that a rename knows, and who shares the directory may have put another file under one.
-fn must_be_at(file: &File, path: &Path) -> Result<()> {
+/// Checks that `path` names this file: a user with write access to the directory may have replaced
+/// it, and a rename knows only names.
+fn verify_path(file: &File, path: &Path) -> Result<()> {
     let failed = || Error::io("cannot write what was received");
     let mine = file.metadata().map_err(failed())?;
     match path.symlink_metadata() {
@@ -312,20 +321,20 @@ fn must_be_at(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-fn in_use() -> Error {
+fn locked_error() -> Error {
     Error::Invalid("another program is receiving this link in the same directory".into())
 }
 
-/// Removes what earlier downloads of this user left in `directory` and nothing can be added to: what is empty, and what is older than any note.
-/// Returns the rest, but for what another program is receiving, and what `own` names.
+/// Removes empty and expired files of this user's earlier downloads in `directory`. Returns the
+/// others, except files that another program is receiving and files of the note `own`.
 pub(crate) fn sweep(directory: &Path, own: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut kept = Vec::new();
     for entry in entries.flatten() {
         let name = entry.file_name();
         let note = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
-        let note = note.map(|note| note.strip_suffix(ANEW).unwrap_or(note));
-        let digits = |note: &str| note.len() == NOTE && note.bytes().all(|b| b.is_ascii_hexdigit());
+        let note = note.map(|note| note.strip_suffix(RESTARTED).unwrap_or(note));
+        let digits = |note: &str| note.len() == NOTE_LEN && note.bytes().all(|b| b.is_ascii_hexdigit());
         if !note.is_some_and(|note| digits(note) && note != own) {
             continue;
         }
@@ -337,11 +346,12 @@ pub(crate) fn sweep(directory: &Path, own: &str) -> Vec<PathBuf> {
         if !mine || file.try_lock().is_err() {
             continue;
         }
-        let over = metadata.modified().is_ok_and(|at| at.elapsed().is_ok_and(|elapsed| elapsed > NOTES_KEPT));
+        let over = metadata.modified().is_ok_and(|at| at.elapsed().is_ok_and(|elapsed| elapsed > NOTE_RETENTION));
         if metadata.len() > 0 && !over {
             kept.push(path);
         } else {
-            // Only the name: in a directory where others rename, they could remove what has it as well.
+            // Only the name: in a directory where others rename, they could remove what has it as
+            // well.
             let _ = fs::remove_file(&path);
         }
     }
@@ -356,36 +366,41 @@ mod tests {
 
     use super::*;
 
-    /// Notes may lie in another directory of the state than the one of this call: that there is none here proves nothing.
+    /// Notes may lie in another directory of the state than the one of this call: that there is
+    /// none here proves nothing.
     #[test]
     fn what_nothing_can_be_added_to_is_swept_and_the_rest_told() {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("in");
         fs::create_dir(&directory).unwrap();
-        let part = |digit: &str| directory.join(format!("{PREFIX}{}{SUFFIX}", digit.repeat(NOTE)));
-        let anew = directory.join(format!("{PREFIX}{}{ANEW}{SUFFIX}", "a".repeat(NOTE)));
-        for (path, content) in
-            [(part("a"), "stopped"), (part("b"), "over"), (part("c"), ""), (part("d"), "received"), (anew.clone(), "x")]
-        {
+        let part = |digit: &str| directory.join(format!("{PREFIX}{}{SUFFIX}", digit.repeat(NOTE_LEN)));
+        let restarted = directory.join(format!("{PREFIX}{}{RESTARTED}{SUFFIX}", "a".repeat(NOTE_LEN)));
+        for (path, content) in [
+            (part("a"), "stopped"),
+            (part("b"), "over"),
+            (part("c"), ""),
+            (part("d"), "received"),
+            (restarted.clone(), "x"),
+        ] {
             fs::write(path, content).unwrap();
         }
         let over = File::options().write(true).open(part("b")).unwrap();
-        over.set_modified(std::time::SystemTime::now() - NOTES_KEPT - Duration::from_secs(60)).unwrap();
+        over.set_modified(std::time::SystemTime::now() - NOTE_RETENTION - Duration::from_secs(60)).unwrap();
         fs::write(directory.join(".lockbox-mine.part"), "not of this program").unwrap();
         fs::write(place.path().join("precious"), "linked").unwrap();
         std::os::unix::fs::symlink("../precious", part("e")).unwrap();
         let held = File::options().write(true).open(part("d")).unwrap();
         held.try_lock().unwrap();
-        assert_eq!(sweep(&directory, &"a".repeat(NOTE)), [] as [PathBuf; 0]);
-        assert_eq!(sweep(&directory, ""), [anew, part("a")]);
+        assert_eq!(sweep(&directory, &"a".repeat(NOTE_LEN)), [] as [PathBuf; 0]);
+        assert_eq!(sweep(&directory, ""), [restarted, part("a")]);
         let names: Vec<bool> = ["a", "b", "c", "d"].map(|digit| part(digit).exists()).into();
         assert_eq!(names, [true, false, false, true]);
         assert_eq!(fs::read(place.path().join("precious")).unwrap(), b"linked");
         assert!(directory.join(".lockbox-mine.part").exists());
     }
 
-    fn received(directory: &Path) -> Partial {
-        let mut partial = Partial::open(directory, "n", false).unwrap();
+    fn received(directory: &Path) -> PartialFile {
+        let mut partial = PartialFile::open(directory, "n", false).unwrap();
         partial.file().write_all(b"new").unwrap();
         partial
     }
@@ -395,10 +410,10 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("a.txt");
         fs::write(&path, "old").unwrap();
-        let exactly = |replace| Target::File { path: path.clone(), replace };
+        let exactly = |replace| ReceiveTarget::File { path: path.clone(), replace };
         assert!(matches!(received(place.path()).finish(&exactly(false), "x"), Err(Error::Exists(_))));
         assert_eq!(fs::read(&path).unwrap(), b"old");
-        let inside = Target::Directory { path: place.path().into(), replace: false };
+        let inside = ReceiveTarget::Directory { path: place.path().into(), replace: false };
         assert_eq!(received(place.path()).finish(&inside, "/x/a.txt").unwrap().path, place.path().join("a (2).txt"));
         assert_eq!(received(place.path()).finish(&inside, "a.txt").unwrap().path, place.path().join("a (3).txt"));
         received(place.path()).finish(&exactly(true), "x").unwrap();
@@ -410,7 +425,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         fs::write(place.path().join("precious"), "old").unwrap();
         std::os::unix::fs::symlink("precious", place.path().join(".lockbox-n.part")).unwrap();
-        assert!(Partial::open(place.path(), "n", false).is_err());
+        assert!(PartialFile::open(place.path(), "n", false).is_err());
         assert_eq!(fs::read(place.path().join("precious")).unwrap(), b"old");
     }
 
@@ -419,7 +434,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let part = place.path().join(".lockbox-n.part");
         let refused = |what: &str| {
-            let told = Partial::open(place.path(), "n", true).map(drop).unwrap_err().to_string();
+            let told = PartialFile::open(place.path(), "n", true).map(drop).unwrap_err().to_string();
             assert!(told.contains("not a file of this user alone"), "{what}: {told}");
             fs::remove_file(&part).unwrap();
         };
@@ -447,7 +462,7 @@ mod tests {
         fs::rename(place.path().join(".lockbox-n.part"), place.path().join("away")).unwrap();
         fs::write(place.path().join(".lockbox-n.part"), "false").unwrap();
         fs::write(place.path().join("a.txt"), "old").unwrap();
-        let target = Target::File { path: place.path().join("a.txt"), replace: true };
+        let target = ReceiveTarget::File { path: place.path().join("a.txt"), replace: true };
         let told = partial.finish(&target, "x").map(drop).unwrap_err();
         assert!(matches!(told, Error::Damaged(_)), "{told}");
         assert_eq!(fs::read(place.path().join("a.txt")).unwrap(), b"old");
@@ -458,12 +473,12 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let first = received(place.path());
         for resume in [true, false] {
-            let told = Partial::open(place.path(), "n", resume).map(drop).unwrap_err().to_string();
+            let told = PartialFile::open(place.path(), "n", resume).map(drop).unwrap_err().to_string();
             assert!(told.contains("another program"), "{told}");
         }
         drop(first);
-        let mut again = Partial::open(place.path(), "n", true).unwrap();
-        assert_eq!(again.keep_whole(2, 9).unwrap(), 2);
+        let mut again = PartialFile::open(place.path(), "n", true).unwrap();
+        assert_eq!(again.truncate_to_multiple(2, 9).unwrap(), 2);
         again.discard();
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }

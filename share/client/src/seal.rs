@@ -6,26 +6,26 @@ use std::iter;
 use std::rc::Rc;
 
 use age::stream::StreamWriter;
-use lockbox_share_protocol::capsule::{Capsule, Content, MAX_CAPSULE};
+use lockbox_share_protocol::capsule::{Capsule, ContentLocation, MAX_CAPSULE};
 use lockbox_share_protocol::token::Digest;
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
-use crate::meta::{MAX_INLINE, Meta, SEALING};
+use crate::meta::{AGE_OVERHEAD, MAX_INLINE, Meta};
 use crate::secret::Secret;
 use crate::source::Source;
 
-/// age seals so many bytes at a time, each with a tag of [`TAG`] bytes.
-pub(crate) const PIECE: usize = 64 << 10;
-pub(crate) const TAG: u64 = 16;
+/// age seals so many bytes at a time, each with a tag of [`TAG_LEN`] bytes.
+pub(crate) const CHUNK_LEN: usize = 64 << 10;
+pub(crate) const TAG_LEN: u64 = 16;
 /// Seals a text as a whole.
-fn sealed(secret: &Secret, plain: &[u8]) -> Result<Vec<u8>> {
-    let mut writer = writer(secret, Vec::new())?;
+fn seal_bytes(secret: &Secret, plain: &[u8]) -> Result<Vec<u8>> {
+    let mut writer = age_writer(secret, Vec::new())?;
     writer.write_all(plain).and_then(|()| writer.finish()).map_err(Error::io("cannot seal"))
 }
 
-fn writer<W: Write>(secret: &Secret, output: W) -> Result<StreamWriter<W>> {
+fn age_writer<W: Write>(secret: &Secret, output: W) -> Result<StreamWriter<W>> {
     let recipient = secret.identity()?.to_public();
     let encryptor = age::Encryptor::with_recipients(iter::once(&recipient as &dyn age::Recipient))
         .map_err(|error| Error::Invalid(format!("cannot seal: {error}")))?;
@@ -36,14 +36,14 @@ fn writer<W: Write>(secret: &Secret, output: W) -> Result<StreamWriter<W>> {
 ///
 /// # Errors
 /// When the source fails or changes.
-pub fn inline(secret: &Secret, source: &mut dyn Source) -> Result<Option<(Capsule, Meta)>> {
+pub fn seal_inline(secret: &Secret, source: &mut dyn Source) -> Result<Option<(Capsule, Meta)>> {
     let Some(size) = source.size() else { return Ok(None) };
-    let foretold = Meta::new(source.name().to_owned(), source.kind(), size, Digest::new([0; 32]));
-    if size > MAX_INLINE || foretold.encoded_length() + SEALING > MAX_CAPSULE {
+    let placeholder = Meta::new(source.name().to_owned(), source.kind(), size, Digest::new([0; 32]));
+    if size > MAX_INLINE || placeholder.encoded_length() + AGE_OVERHEAD > MAX_CAPSULE {
         return Ok(None);
     }
     let mut content = Zeroizing::new(Vec::with_capacity(MAX_CAPSULE));
-    let mut pieces = Pieces::new(source);
+    let mut pieces = ChunkReader::new(source);
     loop {
         let piece = pieces.next()?;
         if piece.is_empty() {
@@ -53,25 +53,25 @@ pub fn inline(secret: &Secret, source: &mut dyn Source) -> Result<Option<(Capsul
     }
     let meta = pieces.meta();
     let plain = meta.encode(&content);
-    Ok(Some((capsule(Content::Inline, &sealed(secret, &plain)?)?, meta)))
+    Ok(Some((build_capsule(ContentLocation::Inline, &seal_bytes(secret, &plain)?)?, meta)))
 }
 
 /// The capsule of content that was sealed into the spool.
 ///
 /// # Errors
 /// When the name is longer than a capsule.
-pub fn spooled(secret: &Secret, meta: &Meta, size: u64, digest: Digest) -> Result<Capsule> {
-    capsule(Content::Spooled { size, digest }, &sealed(secret, &meta.encode(&[]))?)
+pub fn seal_spooled(secret: &Secret, meta: &Meta, size: u64, digest: Digest) -> Result<Capsule> {
+    build_capsule(ContentLocation::Spooled { size, digest }, &seal_bytes(secret, &meta.encode(&[]))?)
 }
 
-fn capsule(content: Content, sealed: &[u8]) -> Result<Capsule> {
+fn build_capsule(content: ContentLocation, sealed: &[u8]) -> Result<Capsule> {
     Capsule::new(content, sealed).map_err(|error| Error::Invalid(format!("cannot seal: {error}")))
 }
 
-/// Content in pieces of [`PIECE`] bytes, verified before the last byte is handed on.
-struct Pieces<'a> {
+/// Content in pieces of [`CHUNK_LEN`] bytes, verified before the last byte is handed on.
+struct ChunkReader<'a> {
     source: &'a mut dyn Source,
-    /// How many bytes are still to come, when the source knows.
+    /// Remaining bytes, if the source states its size.
     left: Option<u64>,
     done: u64,
     ended: bool,
@@ -79,15 +79,15 @@ struct Pieces<'a> {
     buffer: Zeroizing<Vec<u8>>,
 }
 
-impl<'a> Pieces<'a> {
-    fn new(source: &'a mut dyn Source) -> Pieces<'a> {
-        let buffer = Zeroizing::new(vec![0; PIECE]);
-        Pieces { left: source.size(), source, done: 0, ended: false, hash: Sha256::new(), buffer }
+impl<'a> ChunkReader<'a> {
+    fn new(source: &'a mut dyn Source) -> ChunkReader<'a> {
+        let buffer = Zeroizing::new(vec![0; CHUNK_LEN]);
+        ChunkReader { left: source.size(), source, done: 0, ended: false, hash: Sha256::new(), buffer }
     }
 
     /// The next piece, empty at the end.
     fn next(&mut self) -> Result<&[u8]> {
-        let wanted = self.left.map_or(PIECE, |left| usize::try_from(left).unwrap_or(PIECE).min(PIECE));
+        let wanted = self.left.map_or(CHUNK_LEN, |left| usize::try_from(left).unwrap_or(CHUNK_LEN).min(CHUNK_LEN));
         let mut filled = 0;
         let mut at_end = false;
         while filled < wanted && !at_end {
@@ -133,29 +133,29 @@ fn has_more(source: &mut dyn Source) -> Result<bool> {
     }
 }
 
-fn too_large(most: u64) -> Error {
-    Error::Invalid(format!("this server takes at most {most} bytes, sealed, and this is more"))
+fn too_large(max_length: u64) -> Error {
+    Error::Invalid(format!("this server takes at most {max_length} bytes, sealed, and this is more"))
 }
 
 /// Ciphertext that is made while it is read.
-pub struct Sealing<'a> {
-    pieces: Pieces<'a>,
+pub struct SealingReader<'a> {
+    pieces: ChunkReader<'a>,
     /// None when the last part was made.
-    writer: Option<StreamWriter<Outlet>>,
-    ready: Rc<RefCell<Vec<u8>>>,
-    taken: usize,
+    writer: Option<StreamWriter<SharedBuffer>>,
+    pending: Rc<RefCell<Vec<u8>>>,
+    consumed: usize,
     length: Option<u64>,
     /// Bytes of the ciphertext that were read, and how many there may be.
-    passed: u64,
-    most: u64,
+    produced: u64,
+    max_length: u64,
     hash: Sha256,
-    failure: Option<Error>,
+    error: Option<Error>,
 }
 
-/// The end of the sealing writer: what it wrote is read from the other side.
-struct Outlet(Rc<RefCell<Vec<u8>>>);
+/// Output of the age writer; the reader drains it.
+struct SharedBuffer(Rc<RefCell<Vec<u8>>>);
 
-impl Write for Outlet {
+impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.borrow_mut().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -166,30 +166,31 @@ impl Write for Outlet {
     }
 }
 
-impl<'a> Sealing<'a> {
+impl<'a> SealingReader<'a> {
     /// Begins to seal `source` into at most so many bytes.
     ///
     /// # Errors
-    /// When sealing is not possible, or there will be too many. A source without a known end fails with that when it is read.
-    pub fn new(secret: &Secret, source: &'a mut dyn Source, most: u64) -> Result<Sealing<'a>> {
-        let ready = Rc::new(RefCell::new(Vec::with_capacity(2 * PIECE)));
-        let writer = writer(secret, Outlet(ready.clone()))?;
-        let head = ready.borrow().len() as u64;
+    /// When sealing is not possible, or there will be too many. A source without a known end fails
+    /// with that when it is read.
+    pub fn new(secret: &Secret, source: &'a mut dyn Source, max_length: u64) -> Result<SealingReader<'a>> {
+        let pending = Rc::new(RefCell::new(Vec::with_capacity(2 * CHUNK_LEN)));
+        let writer = age_writer(secret, SharedBuffer(pending.clone()))?;
+        let head = pending.borrow().len() as u64;
         let size = source.size();
-        let length = size.map(|size| head + size + TAG * size.div_ceil(PIECE as u64).max(1));
-        if length.is_some_and(|length| length > most) {
-            return Err(too_large(most));
+        let length = size.map(|size| head + size + TAG_LEN * size.div_ceil(CHUNK_LEN as u64).max(1));
+        if length.is_some_and(|length| length > max_length) {
+            return Err(too_large(max_length));
         }
-        Ok(Sealing {
-            pieces: Pieces::new(source),
+        Ok(SealingReader {
+            pieces: ChunkReader::new(source),
             writer: Some(writer),
-            ready,
-            taken: 0,
+            pending,
+            consumed: 0,
             length,
-            passed: 0,
-            most,
+            produced: 0,
+            max_length,
             hash: Sha256::new(),
-            failure: None,
+            error: None,
         })
     }
 
@@ -199,18 +200,19 @@ impl<'a> Sealing<'a> {
     }
 
     /// Bytes of the content that were sealed.
-    pub fn done(&self) -> u64 {
+    pub fn content_bytes(&self) -> u64 {
         self.pieces.done
     }
 
-    /// What made reading fail, more exactly than the reader's error.
-    pub fn failure(&mut self) -> Option<Error> {
-        self.failure.take()
+    /// Takes the cause of a failed read, which is more specific than its `io::Error`.
+    pub fn take_error(&mut self) -> Option<Error> {
+        self.error.take()
     }
 
-    /// What was sealed, and size and digest of the ciphertext; after everything was read.
+    /// Returns the description of the content, and size and digest of the ciphertext; call it after
+    /// the last read.
     pub fn finish(self) -> (Meta, u64, Digest) {
-        (self.pieces.meta(), self.passed, Digest::new(self.hash.finalize().into()))
+        (self.pieces.meta(), self.produced, Digest::new(self.hash.finalize().into()))
     }
 
     /// Makes the next part of the ciphertext.
@@ -227,28 +229,28 @@ impl<'a> Sealing<'a> {
     }
 }
 
-impl Read for Sealing<'_> {
+impl Read for SealingReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.taken == self.ready.borrow().len() && self.writer.is_some() {
-            self.ready.borrow_mut().clear();
-            self.taken = 0;
-            let advanced = match self.passed > self.most {
-                true => Err(too_large(self.most)),
+        while self.consumed == self.pending.borrow().len() && self.writer.is_some() {
+            self.pending.borrow_mut().clear();
+            self.consumed = 0;
+            let result = match self.produced > self.max_length {
+                true => Err(too_large(self.max_length)),
                 false => self.advance(),
             };
-            if let Err(error) = advanced {
+            if let Err(error) = result {
                 let told = io::Error::other(error.to_string());
-                self.failure = Some(error);
+                self.error = Some(error);
                 return Err(told);
             }
         }
-        let ready = self.ready.borrow();
-        let part = &ready[self.taken..];
+        let pending = self.pending.borrow();
+        let part = &pending[self.consumed..];
         let count = part.len().min(buffer.len());
         buffer[..count].copy_from_slice(&part[..count]);
         self.hash.update(&part[..count]);
-        self.taken += count;
-        self.passed += count as u64;
+        self.consumed += count;
+        self.produced += count as u64;
         Ok(count)
     }
 }
@@ -262,7 +264,7 @@ mod tests {
         content: Vec<u8>,
         at: usize,
         changes: bool,
-        foretold: bool,
+        has_size: bool,
     }
 
     impl Source for Bytes {
@@ -271,7 +273,7 @@ mod tests {
         }
 
         fn size(&self) -> Option<u64> {
-            self.foretold.then_some(self.content.len() as u64)
+            self.has_size.then_some(self.content.len() as u64)
         }
 
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -287,7 +289,7 @@ mod tests {
     }
 
     fn bytes(length: usize) -> Bytes {
-        Bytes { content: (0..length).map(|i| (i * i / 7) as u8).collect(), at: 0, changes: false, foretold: true }
+        Bytes { content: (0..length).map(|i| (i * i / 7) as u8).collect(), at: 0, changes: false, has_size: true }
     }
 
     fn opened(ciphertext: &[u8]) -> Vec<u8> {
@@ -298,13 +300,13 @@ mod tests {
 
     #[test]
     fn sealed_content_is_an_age_file_of_the_length_foretold() {
-        for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 200_001] {
-            for foretold in [true, false] {
-                let mut source = Bytes { foretold, ..bytes(length) };
-                let mut sealing = Sealing::new(&Secret::sample(), &mut source, ALL).unwrap();
+        for length in [0, 1, CHUNK_LEN - 1, CHUNK_LEN, CHUNK_LEN + 1, 3 * CHUNK_LEN, 200_001] {
+            for has_size in [true, false] {
+                let mut source = Bytes { has_size, ..bytes(length) };
+                let mut sealing = SealingReader::new(&Secret::sample(), &mut source, ALL).unwrap();
                 let mut ciphertext = Vec::new();
                 sealing.read_to_end(&mut ciphertext).unwrap();
-                assert_eq!(sealing.length(), foretold.then_some(ciphertext.len() as u64), "{length}");
+                assert_eq!(sealing.length(), has_size.then_some(ciphertext.len() as u64), "{length}");
                 let (meta, size, digest) = sealing.finish();
                 assert_eq!((meta.size, size), (length as u64, ciphertext.len() as u64));
                 assert_eq!(digest.as_bytes()[..], Sha256::digest(&ciphertext)[..]);
@@ -317,43 +319,43 @@ mod tests {
     #[test]
     fn what_is_too_large_is_told_before_or_as_soon_as_it_is_known() {
         let mut whole = Vec::new();
-        Sealing::new(&Secret::sample(), &mut bytes(4 * PIECE), ALL).unwrap().read_to_end(&mut whole).unwrap();
-        assert!(Sealing::new(&Secret::sample(), &mut bytes(4 * PIECE), 3 * PIECE as u64).is_err());
-        let mut endless = Bytes { foretold: false, ..bytes(4 * PIECE) };
-        let mut sealing = Sealing::new(&Secret::sample(), &mut endless, PIECE as u64).unwrap();
+        SealingReader::new(&Secret::sample(), &mut bytes(4 * CHUNK_LEN), ALL).unwrap().read_to_end(&mut whole).unwrap();
+        assert!(SealingReader::new(&Secret::sample(), &mut bytes(4 * CHUNK_LEN), 3 * CHUNK_LEN as u64).is_err());
+        let mut endless = Bytes { has_size: false, ..bytes(4 * CHUNK_LEN) };
+        let mut sealing = SealingReader::new(&Secret::sample(), &mut endless, CHUNK_LEN as u64).unwrap();
         let mut ciphertext = Vec::new();
         assert!(sealing.read_to_end(&mut ciphertext).is_err());
-        assert!(matches!(sealing.failure(), Some(Error::Invalid(_))));
-        assert!(endless.at < 4 * PIECE, "all of it was read");
+        assert!(matches!(sealing.take_error(), Some(Error::Invalid(_))));
+        assert!(endless.at < 4 * CHUNK_LEN, "all of it was read");
     }
 
     #[test]
     fn a_changed_source_never_becomes_a_whole_file() {
-        for (length, foretold) in
-            [0, 1, PIECE, 3 * PIECE].map(|length| [(length, true), (length, false)]).as_flattened()
+        for (length, has_size) in
+            [0, 1, CHUNK_LEN, 3 * CHUNK_LEN].map(|length| [(length, true), (length, false)]).as_flattened()
         {
-            let mut source = Bytes { changes: true, foretold: *foretold, ..bytes(*length) };
-            let mut sealing = Sealing::new(&Secret::sample(), &mut source, ALL).unwrap();
+            let mut source = Bytes { changes: true, has_size: *has_size, ..bytes(*length) };
+            let mut sealing = SealingReader::new(&Secret::sample(), &mut source, ALL).unwrap();
             let mut ciphertext = Vec::new();
             assert!(sealing.read_to_end(&mut ciphertext).is_err());
-            assert!(matches!(sealing.failure(), Some(Error::Changed(_))));
+            assert!(matches!(sealing.take_error(), Some(Error::Changed(_))));
             assert!(age::decrypt(&Secret::sample().identity().unwrap(), &ciphertext).is_err());
-            assert!(inline(&Secret::sample(), &mut Bytes { changes: true, ..bytes(10) }).is_err());
+            assert!(seal_inline(&Secret::sample(), &mut Bytes { changes: true, ..bytes(10) }).is_err());
         }
     }
 
     #[test]
     fn small_content_goes_into_the_capsule() {
         for length in [0, 1, 100, 6000] {
-            let (capsule, meta) = inline(&Secret::sample(), &mut bytes(length)).unwrap().unwrap();
-            assert_eq!(capsule.content(), Content::Inline);
+            let (capsule, meta) = seal_inline(&Secret::sample(), &mut bytes(length)).unwrap().unwrap();
+            assert_eq!(capsule.content(), ContentLocation::Inline);
             let plain = opened(capsule.sealed());
             let (read, content) = Meta::decode(&plain).unwrap();
             assert_eq!((&read, content), (&meta, &bytes(length).content[..]));
         }
-        for length in [MAX_CAPSULE - SEALING, MAX_CAPSULE] {
+        for length in [MAX_CAPSULE - AGE_OVERHEAD, MAX_CAPSULE] {
             let mut source = bytes(length);
-            assert!(inline(&Secret::sample(), &mut source).unwrap().is_none());
+            assert!(seal_inline(&Secret::sample(), &mut source).unwrap().is_none());
             assert_eq!(source.at, 0, "read, and missing from what is sealed next");
         }
     }
@@ -362,8 +364,8 @@ mod tests {
     #[test]
     fn the_largest_content_fits_whatever_the_header() {
         for _ in 0..50 {
-            let mut length = MAX_CAPSULE - SEALING;
-            while inline(&Secret::sample(), &mut bytes(length)).unwrap().is_none() {
+            let mut length = MAX_CAPSULE - AGE_OVERHEAD;
+            while seal_inline(&Secret::sample(), &mut bytes(length)).unwrap().is_none() {
                 length -= 1;
             }
             assert!(length > 6000);
@@ -372,11 +374,11 @@ mod tests {
 
     #[test]
     fn memory_stays_bounded() {
-        let mut source = bytes(64 * PIECE);
-        let mut sealing = Sealing::new(&Secret::sample(), &mut source, ALL).unwrap();
+        let mut source = bytes(64 * CHUNK_LEN);
+        let mut sealing = SealingReader::new(&Secret::sample(), &mut source, ALL).unwrap();
         let mut buffer = [0; 1000];
         while sealing.read(&mut buffer).unwrap() > 0 {
-            assert!(sealing.ready.borrow().capacity() <= 4 * PIECE);
+            assert!(sealing.pending.borrow().capacity() <= 4 * CHUNK_LEN);
         }
     }
 }

@@ -1,8 +1,9 @@
-//! The secret of a share: an age identity, and the fragment of a link that spells it.
+//! Secret of a share: an age identity, and its spelling in the fragment of a link.
 //!
-//! The fragment is what stands behind `AGE-SECRET-KEY-1` in the identity's usual spelling, in small letters: 52 letters of data and 6 of
-//! checksum, of an alphabet (Bech32) without capitals, punctuation and look-alikes. Mail programs and telephones do not break it, and with
-//! the prefix put back `age` reads it.
+//! The fragment is the part of the identity's usual spelling after `AGE-SECRET-KEY-1`, in small
+//! letters: 52 letters of data and 6 of checksum, of an alphabet (Bech32) without capitals,
+//! punctuation and look-alikes. Mail programs and telephones do not break it, and with the prefix
+//! restored `age` reads it.
 
 use std::str::FromStr;
 
@@ -19,10 +20,10 @@ use crate::error::{Error, Result};
 pub const FRAGMENT_LETTERS: usize = 58;
 /// Human-readable part of an age identity.
 const PREFIX: &str = "age-secret-key-";
-/// What HKDF is told when it derives the proof that claims a share.
+/// HKDF label of the proof that claims a share.
 const AUTH_LABEL: &[u8] = b"lockbox.share/v1/auth";
 
-/// An X25519 secret key: opens what was sealed to it, and proves the right to claim it.
+/// X25519 secret key of a share: decrypts its content and derives the proof for a claim.
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct Secret([u8; 32]);
 
@@ -37,11 +38,11 @@ impl Secret {
         Ok(secret)
     }
 
-    /// Reads a fragment as people and programs hand it on: capitals, line breaks, punctuation around it and the look-alikes of letters
-    /// that the alphabet leaves out are put right.
+    /// Parses a fragment and repairs common damage: capitals, line breaks, punctuation around it,
+    /// and look-alikes of letters that the alphabet leaves out.
     ///
     /// # Errors
-    /// [`Error::DamagedLink`] when the checksum does not fit what is left.
+    /// [`Error::DamagedLink`] when the checksum does not match.
     pub fn from_fragment(text: &str) -> Result<Secret> {
         let letters = letters(text);
         let full = Zeroizing::new(format!("{PREFIX}1{}", *letters));
@@ -57,23 +58,24 @@ impl Secret {
 
     /// The fragment that spells this secret.
     pub fn fragment(&self) -> Zeroizing<String> {
-        let full = self.spelled();
+        let full = self.to_bech32();
         Zeroizing::new(full[PREFIX.len() + 1..].to_owned())
     }
 
     /// `AGE-SECRET-KEY-1...`, a line of an identity file for `age -d -i`.
     pub fn identity_line(&self) -> Zeroizing<String> {
-        Zeroizing::new(self.spelled().to_uppercase())
+        Zeroizing::new(self.to_bech32().to_uppercase())
     }
 
-    /// What the daemon wants to see before it gives anything away. Tells nothing about the secret.
+    /// Derives the proof that the daemon requires for a claim. It reveals nothing about the secret.
     pub fn auth(&self) -> Auth {
         let mut auth = Zeroizing::new([0; Auth::LENGTH]);
         self.derive(AUTH_LABEL, &mut auth[..]);
         Auth::new(*auth)
     }
 
-    /// A name for what this user remembers about a link, which tells neither the secret nor the proof.
+    /// Derives the name of this user's note about the link; it reveals neither the secret nor the
+    /// proof.
     pub fn note_name(&self) -> String {
         let mut name = [0; 16];
         self.derive(b"lockbox.share/v1/note", &mut name);
@@ -93,7 +95,7 @@ impl Secret {
         age::x25519::Identity::from_str(&self.identity_line()).map_err(|_| Error::DamagedLink)
     }
 
-    fn spelled(&self) -> Zeroizing<String> {
+    fn to_bech32(&self) -> Zeroizing<String> {
         // Room for all of it: a text that grew would leave copies behind.
         let mut text = Zeroizing::new(String::with_capacity(PREFIX.len() + 1 + FRAGMENT_LETTERS));
         bech32::encode_lower_to_fmt::<Bech32, String>(&mut text, Hrp::parse_unchecked(PREFIX), &self.0)
@@ -101,13 +103,14 @@ impl Secret {
         text
     }
 
-    /// HKDF-SHA-256 without a salt: the secret is uniform. X25519 and HKDF may share it, because neither's output tells the other's.
+    /// HKDF-SHA-256 without a salt: the secret is uniform. X25519 and HKDF may share it, because
+    /// neither's output tells the other's.
     fn derive(&self, label: &[u8], output: &mut [u8]) {
         Hkdf::<Sha256>::new(None, &self.0).expand(label, output).expect("32 bytes are fewer than 255 times 32");
     }
 }
 
-/// The letters of a fragment without what does not belong to it.
+/// Returns the letters of a fragment, without surrounding characters.
 fn letters(text: &str) -> Zeroizing<String> {
     let mut letters = Zeroizing::new(String::with_capacity(text.len()));
     for letter in text.chars().flat_map(char::to_lowercase).filter(char::is_ascii_alphanumeric) {

@@ -1,4 +1,5 @@
-//! What is shared: content that must not change while it is read, or that comes once and is made while it is read.
+//! Sources of shared content: files that must not change while they are read, and streams of
+//! unknown length.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,21 +11,22 @@ use std::time::{Duration, SystemTime};
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
-use crate::meta::{Kind, MAX_INLINE};
+use crate::meta::{ContentKind, MAX_INLINE};
 
-/// Times of files move in steps of the kernel's tick, 1 to 10 ms: a change in the same tick as the one before does not show.
+/// Times of files move in steps of the kernel's tick, 1 to 10 ms: a change in the same tick as the
+/// one before does not show.
 const TICK: Duration = Duration::from_millis(20);
 /// A file that is written all the time is not waited for.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Something to be shared.
 pub trait Source {
-    /// How the receiver's file will be called.
+    /// Name of the receiver's file.
     fn name(&self) -> &str;
 
-    /// What the receiver makes of it.
-    fn kind(&self) -> Kind {
-        Kind::File
+    /// Content kind shown to the receiver.
+    fn kind(&self) -> ContentKind {
+        ContentKind::File
     }
 
     /// Bytes of the content; None when its end is not known before it comes.
@@ -36,26 +38,26 @@ pub trait Source {
     /// When the host fails.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Called when everything was read.
+    /// Checks, after the last read, that the content did not change meanwhile.
     ///
     /// # Errors
-    /// [`Error::Changed`] when what was read may be a mixture of two states.
+    /// [`Error::Changed`] when the content may mix two states.
     fn verify(&mut self) -> Result<()>;
 }
 
-/// An ordinary file, on a mount or elsewhere.
+/// Regular file, inside or outside of a mount.
 pub struct FileSource {
     path: PathBuf,
     name: String,
     file: File,
-    before: Identity,
+    before: FileIdentity,
     /// Content of a file that states no size, such as one of /proc or a document of unknown length.
-    unstated: Option<StreamSource<File>>,
+    stream: Option<StreamSource<File>>,
 }
 
-/// What changes when a file does.
+/// File attributes that change with its content.
 #[derive(PartialEq, Eq)]
-struct Identity {
+struct FileIdentity {
     device: u64,
     inode: u64,
     size: u64,
@@ -63,9 +65,9 @@ struct Identity {
     changed: (i64, i64),
 }
 
-impl Identity {
-    fn of(metadata: &std::fs::Metadata) -> Identity {
-        Identity {
+impl FileIdentity {
+    fn of(metadata: &std::fs::Metadata) -> FileIdentity {
+        FileIdentity {
             device: metadata.dev(),
             inode: metadata.ino(),
             size: metadata.size(),
@@ -74,7 +76,7 @@ impl Identity {
         }
     }
 
-    /// Whether another change now could carry the same time as the last one.
+    /// Returns whether a change now could get the same timestamp as the last one.
     fn is_fresh(&self, now: SystemTime) -> bool {
         let Ok(seconds) = u64::try_from(self.changed.0) else { return false };
         let nanos = u32::try_from(self.changed.1).unwrap_or_default();
@@ -107,22 +109,22 @@ impl FileSource {
         if !metadata.is_file() {
             return Err(Error::Invalid(format!("{shown} is not a regular file")));
         }
-        let mut before = Identity::of(&metadata);
+        let mut before = FileIdentity::of(&metadata);
         let mut waited = Duration::ZERO;
         while before.is_fresh(SystemTime::now()) && waited < MAX_WAIT {
             thread::sleep(TICK);
             waited += TICK;
-            before = Identity::of(&identify()?);
+            before = FileIdentity::of(&identify()?);
         }
         let name = name.unwrap_or_default();
-        let unstated = match before.size {
+        let stream = match before.size {
             0 => {
                 let content = file.try_clone().map_err(Error::io(format!("cannot read {shown}")))?;
-                Some(StreamSource::begin(name.clone(), Kind::File, content)?)
+                Some(StreamSource::begin(name.clone(), ContentKind::File, content)?)
             }
             _ => None,
         };
-        Ok(FileSource { path: path.to_owned(), name, file, before, unstated })
+        Ok(FileSource { path: path.to_owned(), name, file, before, stream })
     }
 }
 
@@ -132,11 +134,11 @@ impl Source for FileSource {
     }
 
     fn size(&self) -> Option<u64> {
-        self.unstated.as_ref().map_or(Some(self.before.size), Source::size)
+        self.stream.as_ref().map_or(Some(self.before.size), Source::size)
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match &mut self.unstated {
+        match &mut self.stream {
             Some(content) => content.read(buffer),
             None => self.file.read(buffer),
         }
@@ -146,22 +148,22 @@ impl Source for FileSource {
         let shown = self.path.display();
         let after = self.file.metadata().map_err(Error::io(format!("cannot read {shown}")))?;
         // The path as well: whoever replaced the file meanwhile wants the new one shared.
-        let named = std::fs::metadata(&self.path).map(|metadata| Identity::of(&metadata));
-        if Identity::of(&after) != self.before || named.ok().as_ref() != Some(&self.before) {
+        let named = std::fs::metadata(&self.path).map(|metadata| FileIdentity::of(&metadata));
+        if FileIdentity::of(&after) != self.before || named.ok().as_ref() != Some(&self.before) {
             return Err(Error::Changed(shown.to_string()));
         }
         Ok(())
     }
 }
 
-/// What comes through a pipe, was typed, or is made while it is read.
+/// Content of a pipe, of typed input, or generated while it is read.
 pub struct StreamSource<R> {
     name: String,
-    kind: Kind,
-    /// What came first, so that little content is known to be little.
+    kind: ContentKind,
+    /// First bytes, buffered to find out whether the content fits into a capsule.
     first: Zeroizing<Vec<u8>>,
     at: usize,
-    /// What follows; none when that was all.
+    /// Remaining input; `None` when `first` holds all of it.
     rest: Option<R>,
 }
 
@@ -170,7 +172,7 @@ impl<R: Read> StreamSource<R> {
     ///
     /// # Errors
     /// When the host fails.
-    pub fn begin(name: String, kind: Kind, mut input: R) -> Result<StreamSource<R>> {
+    pub fn begin(name: String, kind: ContentKind, mut input: R) -> Result<StreamSource<R>> {
         let mut first = Zeroizing::new(vec![0; MAX_INLINE as usize + 1]);
         let mut filled = 0;
         while filled < first.len() {
@@ -192,7 +194,7 @@ impl<R: Read> Source for StreamSource<R> {
         &self.name
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> ContentKind {
         self.kind
     }
 

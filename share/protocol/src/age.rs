@@ -2,20 +2,22 @@
 
 /// First line of every age v1 file.
 const INTRODUCTION: &[u8] = b"age-encryption.org/v1\n";
-/// A header is at most so long: one X25519 stanza and a random one that may be added take about 300 bytes.
+/// A header is at most so long: one X25519 stanza and a random one that may be added take about 300
+/// bytes.
 pub const MAX_HEADER: usize = 4096;
 /// base64 of the 32-byte MAC, without padding.
 const MAC: usize = 43;
 /// The nonce of the payload and the tag of its last part.
 const LEAST_PAYLOAD: usize = 16 + 16;
 
-/// Header of a file that `age -r` wrote: for measurements and tests, which need something that passes for a sealed file.
+/// Header of a file that `age -r` wrote: for measurements and tests, which need something that
+/// passes for a sealed file.
 pub const SAMPLE_HEADER: &str = "age-encryption.org/v1\n\
     -> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
     0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n\
     --- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n";
 
-/// What a prefix of a file tells.
+/// Result of parsing a prefix of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefix {
     /// A whole header of so many bytes.
@@ -26,7 +28,7 @@ pub enum Prefix {
     Foreign,
 }
 
-/// Whether `bytes` are a whole age v1 file as far as can be told without a key.
+/// Returns whether `bytes` have the structure of a complete age v1 file; checked without a key.
 pub fn is_file(bytes: &[u8]) -> bool {
     matches!(prefix(bytes), Prefix::Header(length) if bytes.len() - length >= LEAST_PAYLOAD)
 }

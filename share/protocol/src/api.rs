@@ -1,55 +1,61 @@
-//! The paths of version 1 and what each takes and answers.
+//! Paths of version 1 with their requests and responses.
 //!
-//! Messages are the types of [`crate::message`] as JSON; ids and tokens are base64url without padding. Every failure has a
-//! [`Failure`](crate::message::Failure) as its body and the status of its code. `Owner` below stands for the header
-//! `Authorization: Bearer OWNER_TOKEN`, `Lease` for `Authorization: Bearer LEASE_TOKEN`. Unknown query parameters are refused.
-//! Every path may also answer 400, 405, 408, 413, 429 (with `Retry-After`), 500 and 503.
+//! Messages are the types of [`crate::message`] as JSON; ids and tokens are base64url without
+//! padding. Every failure has a [`ErrorBody`](crate::message::ErrorBody) as its body and the status
+//! of its code. `Owner` below stands for the header `Authorization: Bearer OWNER_TOKEN`, `Lease`
+//! for `Authorization: Bearer LEASE_TOKEN`. Unknown query parameters are refused. Every path may
+//! also answer 400, 405, 408, 413, 429 (with `Retry-After`), 500 and 503.
 //!
 //! | request | takes | answers |
 //! |---|---|---|
 //! | `GET /v1/limits` | | 200 `Limits` |
-//! | `POST /v1/uploads` | Owner; the ciphertext (an age v1 file) as `application/octet-stream`, with a length or in parts | 201 `Uploaded`; 401, 403, 413, 415, 422, 507 |
-//! | `POST /v1/shares` | Owner; `Create` | 201 `Created`; 401, 403, 413, 415, 422, 507 |
-//! | `POST /v1/look` | `Look` | 200 `Looked`; the failures of a claim |
-//! | `POST /v1/claim` | `Claim` | 200 `Claimed`; 404 without proof; with it 409 leased, 410 consumed, revoked or expired |
+//! | `POST /v1/uploads` | Owner; the ciphertext (an age v1 file) as `application/octet-stream`, with a length or in parts | 201 `UploadReply`; 401, 403, 413, 415, 422, 507 |
+//! | `POST /v1/shares` | Owner; `CreateRequest` | 201 `CreateReply`; 401, 403, 413, 415, 422, 507 |
+//! | `POST /v1/look` | `LookRequest` | 200 `LookReply`; the failures of a claim |
+//! | `POST /v1/claim` | `ClaimRequest` | 200 `ClaimReply`; 404 without proof; with it 409 leased, 410 consumed, revoked or expired |
 //! | `GET`, `HEAD /v1/shares/HANDLE/ciphertext` | Lease; `Range`, `If-Range`, `If-None-Match` | 200, 206 the ciphertext; 304, 404 no such lease, 410 the lease ended, 416 |
 //! | `POST /v1/shares/HANDLE/complete` | Lease | 204, again as often as it is sent; 404, 410 the lease ended otherwise |
-//! | `GET /v1/shares/HANDLE` | Owner | 200 `Info`; 404 |
-//! | `GET /v1/shares/HANDLE/watch?version=N&wait=SECONDS` | Owner | 200 `Info`, as soon as its version is above N or its state is not `state` (`&state=armed`, when given), at the latest after `wait` (default 30, at most 60); 404 |
-//! | `POST /v1/shares/HANDLE/revoke` | Owner | 200 `Info`, again as often as it is sent; 404 |
-//! | `POST /v1/shares/HANDLE/rearm` | Owner | 200 `Info`; 404, 409, 410 when it expired or was revoked |
-//! | `POST /v1/batch/create` | Owner; `Batch<Create>` | 200 `Results<Created>` |
-//! | `POST /v1/batch/claim` | `Batch<Claim>` | 200 `Results<Claimed>` |
-//! | `POST /v1/batch/revoke` | Owner; `Batch<Handle>` | 200 `Results<Info>` |
-//! | `POST /v1/batch/info` | Owner; `Batch<Handle>` | 200 `Results<Info>`: how an owner lists shares, for the daemon keeps no handles |
-//! | `GET`, `HEAD /s/ANYTHING` | | 200 the page, the same whatever stands there |
+//! | `GET /v1/shares/HANDLE` | Owner | 200 `ShareInfo`; 404 |
+//! | `GET /v1/shares/HANDLE/watch?version=N&wait=SECONDS` | Owner | 200 `ShareInfo`, as soon as its version is above N or its state is not `state` (`&state=armed`, when given), at the latest after `wait` (default 30, at most 60); 404 |
+//! | `POST /v1/shares/HANDLE/revoke` | Owner | 200 `ShareInfo`, again as often as it is sent; 404 |
+//! | `POST /v1/shares/HANDLE/rearm` | Owner | 200 `ShareInfo`; 404, 409, 410 when it expired or was revoked |
+//! | `POST /v1/batch/create` | Owner; `Batch<CreateRequest>` | 200 `BatchResults<CreateReply>` |
+//! | `POST /v1/batch/claim` | `Batch<ClaimRequest>` | 200 `BatchResults<ClaimReply>` |
+//! | `POST /v1/batch/revoke` | Owner; `Batch<Handle>` | 200 `BatchResults<ShareInfo>` |
+//! | `POST /v1/batch/info` | Owner; `Batch<Handle>` | 200 `BatchResults<ShareInfo>`: how an owner lists shares, for the daemon keeps no handles |
+//! | `GET`, `HEAD /s/ANYTHING` | | 200 the page, the same for every path |
 //!
-//! - No `GET`, `HEAD` or `OPTIONS` changes the state of a share, with the one exception that a download under a lease counts
-//!   as opened with its first byte and is completed by its last. `HEAD`, 304 and 416 leave the lease as it is.
-//! - **Upload.** Larger content is uploaded first, then `create` names the token and its capsule says the same size and digest.
-//!   A ciphertext that no share took within 15 minutes is thrown away. Both may be sent again when their answer was lost: the same
-//!   ciphertext of the same owner is the same upload while it waits, and the same owner and verifier get the share of an upload
-//!   for 60 s.
-//! - **Look.** What a claim would be answered now, with the same proof and the same limits; nothing changes by it.
-//! - **Claim.** A repeat with the same `claim` id within 60 s gets the same reply. A share whose content is in the capsule is
-//!   consumed by its last claim. One with ciphertext is leased: nobody else is served until the lease ends.
-//! - **Download.** The entity tag is the ciphertext's digest, strong. One range is answered by 206 with `Content-Range`; several
-//!   ranges, and ranges that are not understood, are answered by 200 with the whole. A body that ends early is to be resumed with
-//!   `Range: bytes=N-` and `If-Range`. After `complete`, or the last byte and some seconds, the share is consumed. A body ends
-//!   early when its lease does. At most 8 run under one lease.
-//! - **Links.** `Created::url` is `PUBLIC_URL/s/HANDLE`; the client puts `#` and the secret behind it.
+//! - No `GET`, `HEAD` or `OPTIONS` changes the state of a share, with the one exception that a
+//!   download under a lease counts as opened with its first byte and is completed by its last.
+//!   `HEAD`, 304 and 416 leave the lease as it is.
+//! - **Upload.** Larger content is uploaded first, then `create` names the token and its capsule
+//!   says the same size and digest. A ciphertext that no share took within 15 minutes is discarded.
+//!   Both may be sent again when their response was lost: the same ciphertext of the same owner is
+//!   the same upload while it waits, and the same owner and verifier get the share of an upload for
+//!   60 s.
+//! - **Look.** Answers as a claim would now, with the same proof and limits; changes nothing.
+//! - **Claim.** A repeat with the same `claim` id within 60 s gets the same reply. A share with
+//!   inline content is consumed by its last claim. One with ciphertext is leased: no other client
+//!   is served until the lease ends.
+//! - **Download.** The entity tag is the ciphertext's digest, strong. One range is answered by 206
+//!   with `Content-Range`; several ranges, and ranges that are not understood, are answered by 200
+//!   with the whole. A body that ends early is to be resumed with `Range: bytes=N-` and `If-Range`.
+//!   After `complete`, or the last byte and some seconds, the share is consumed. A body ends early
+//!   when its lease does. At most 8 run under one lease.
+//! - **Links.** `CreateReply::url` is `PUBLIC_URL/s/HANDLE`; the client puts `#` and the secret
+//!   behind it.
 
 use std::fmt;
 
 use crate::handle::Handle;
 
-/// What the server allows.
+/// Server limits.
 pub const LIMITS: &str = "/v1/limits";
 /// Ciphertext comes in.
 pub const UPLOADS: &str = "/v1/uploads";
 /// Shares are made.
 pub const SHARES: &str = "/v1/shares";
-/// Whoever has the link asks whether it opens something.
+/// Validity check of a link.
 pub const LOOK: &str = "/v1/look";
 /// A share is claimed.
 pub const CLAIM: &str = "/v1/claim";
@@ -79,10 +85,10 @@ pub const UPLOAD_SECONDS: u64 = 15 * 60;
 
 /// A path below one share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OfShare {
+pub enum ShareEndpoint {
     /// Its state and history.
     Info,
-    /// The same, later.
+    /// The same, after a change.
     Watch,
     /// Take it back.
     Revoke,
@@ -94,19 +100,25 @@ pub enum OfShare {
     Ciphertext,
 }
 
-impl OfShare {
+impl ShareEndpoint {
     /// Every one.
-    pub const ALL: [OfShare; 6] =
-        [OfShare::Info, OfShare::Watch, OfShare::Revoke, OfShare::Rearm, OfShare::Complete, OfShare::Ciphertext];
+    pub const ALL: [ShareEndpoint; 6] = [
+        ShareEndpoint::Info,
+        ShareEndpoint::Watch,
+        ShareEndpoint::Revoke,
+        ShareEndpoint::Rearm,
+        ShareEndpoint::Complete,
+        ShareEndpoint::Ciphertext,
+    ];
 
     fn ending(self) -> &'static str {
         match self {
-            OfShare::Info => "",
-            OfShare::Watch => "/watch",
-            OfShare::Revoke => "/revoke",
-            OfShare::Rearm => "/rearm",
-            OfShare::Complete => "/complete",
-            OfShare::Ciphertext => "/ciphertext",
+            ShareEndpoint::Info => "",
+            ShareEndpoint::Watch => "/watch",
+            ShareEndpoint::Revoke => "/revoke",
+            ShareEndpoint::Rearm => "/rearm",
+            ShareEndpoint::Complete => "/complete",
+            ShareEndpoint::Ciphertext => "/ciphertext",
         }
     }
 
@@ -116,10 +128,10 @@ impl OfShare {
     }
 
     /// Reads a path; total.
-    pub fn parse(path: &str) -> Option<(OfShare, Handle)> {
+    pub fn parse(path: &str) -> Option<(ShareEndpoint, Handle)> {
         let rest = path.strip_prefix(SHARES)?.strip_prefix('/')?;
         let (handle, ending) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let which = OfShare::ALL.into_iter().find(|which| which.ending() == ending)?;
+        let which = ShareEndpoint::ALL.into_iter().find(|which| which.ending() == ending)?;
         Some((which, handle.parse().ok()?))
     }
 }
@@ -130,9 +142,9 @@ mod tests {
 
     #[test]
     fn paths_are_read_as_they_are_written() {
-        for which in OfShare::ALL {
+        for which in ShareEndpoint::ALL {
             let handle: Handle = "1482719382210".parse().unwrap();
-            assert_eq!(OfShare::parse(&which.path(handle).to_string()), Some((which, handle)));
+            assert_eq!(ShareEndpoint::parse(&which.path(handle).to_string()), Some((which, handle)));
         }
     }
 
@@ -146,7 +158,7 @@ mod tests {
             "/v1/shares/1482719382210/",
             "/v1/shares/1482719382210/x",
         ] {
-            assert_eq!(OfShare::parse(path), None, "{path}");
+            assert_eq!(ShareEndpoint::parse(path), None, "{path}");
         }
     }
 }

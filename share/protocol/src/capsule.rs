@@ -1,4 +1,5 @@
-//! The capsule: a small typed message with what is sealed of a share, and the only thing that the daemon accepts as one.
+//! Capsule: a small typed message with the sealed part of a share; the daemon accepts no other
+//! format.
 //!
 //! ```text
 //! offset  bytes
@@ -11,7 +12,8 @@
 //!      .      S  the sealed part: an age v1 file
 //! ```
 //!
-//! Nothing follows. The whole is at most 8 KiB. What the sealed part holds (name, size, small content) is between the two clients.
+//! Nothing follows. The total is at most 8 KiB. The plaintext of the sealed part (name, size, small
+//! content) is defined by the clients.
 
 use std::str::FromStr;
 
@@ -20,10 +22,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::age;
-use crate::text;
+use crate::token;
 use crate::token::Digest;
 
-/// A capsule has at most so many bytes: what a store keeps beside its index without a file of its own.
+/// Maximum capsule size in bytes: a store keeps it in the record, without a file of its own.
 pub const MAX_CAPSULE: usize = 8 * 1024;
 
 const MAGIC: &[u8; 4] = b"lbxs";
@@ -33,16 +35,16 @@ const SPOOLED: u8 = 2;
 const SHORT_HEAD: usize = 8;
 const LONG_HEAD: usize = 48;
 
-/// Where the content of a share is.
+/// Content location: inline or uploaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
-    /// In the sealed part of the capsule.
+pub enum ContentLocation {
+    /// Content in the sealed part of the capsule.
     Inline,
-    /// In the spool, as one age v1 file.
+    /// Content in the spool, as one age v1 file.
     Spooled {
         /// Bytes of that file.
         size: u64,
-        /// Of that file.
+        /// SHA-256 of that file.
         digest: Digest,
     },
 }
@@ -51,12 +53,12 @@ pub enum Content {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Capsule {
     bytes: Vec<u8>,
-    content: Content,
+    content: ContentLocation,
 }
 
-/// Why bytes are no capsule.
+/// Error of an invalid capsule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotACapsule {
+pub enum CapsuleError {
     /// Over [`MAX_CAPSULE`].
     #[error("the capsule has more than {MAX_CAPSULE} bytes")]
     TooLong,
@@ -72,7 +74,7 @@ pub enum NotACapsule {
     /// Lengths do not add up, or an empty file is announced.
     #[error("the lengths in the capsule are wrong")]
     Lengths,
-    /// What should be sealed is not.
+    /// The sealed part is not an age v1 file.
     #[error("the sealed part of the capsule is no age v1 file")]
     NotSealed,
 }
@@ -82,14 +84,14 @@ impl Capsule {
     ///
     /// # Errors
     /// When the result would be no capsule: too long, not sealed, or an empty file in the spool.
-    pub fn new(content: Content, sealed: &[u8]) -> Result<Capsule, NotACapsule> {
-        let length = u16::try_from(sealed.len()).map_err(|_| NotACapsule::TooLong)?;
-        let kind = if content == Content::Inline { INLINE } else { SPOOLED };
+    pub fn new(content: ContentLocation, sealed: &[u8]) -> Result<Capsule, CapsuleError> {
+        let length = u16::try_from(sealed.len()).map_err(|_| CapsuleError::TooLong)?;
+        let kind = if content == ContentLocation::Inline { INLINE } else { SPOOLED };
         let mut bytes = Vec::with_capacity(LONG_HEAD + sealed.len());
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&[VERSION, kind]);
         bytes.extend_from_slice(&length.to_le_bytes());
-        if let Content::Spooled { size, digest } = content {
+        if let ContentLocation::Spooled { size, digest } = content {
             bytes.extend_from_slice(&size.to_le_bytes());
             bytes.extend_from_slice(digest.as_bytes());
         }
@@ -101,47 +103,47 @@ impl Capsule {
     ///
     /// # Errors
     /// Everything else.
-    pub fn decode(bytes: Vec<u8>) -> Result<Capsule, NotACapsule> {
+    pub fn decode(bytes: Vec<u8>) -> Result<Capsule, CapsuleError> {
         if bytes.len() > MAX_CAPSULE {
-            return Err(NotACapsule::TooLong);
+            return Err(CapsuleError::TooLong);
         }
-        let Some((head, rest)) = bytes.split_first_chunk::<SHORT_HEAD>() else { return Err(NotACapsule::Foreign) };
+        let Some((head, rest)) = bytes.split_first_chunk::<SHORT_HEAD>() else { return Err(CapsuleError::Foreign) };
         if !head.starts_with(MAGIC) {
-            return Err(NotACapsule::Foreign);
+            return Err(CapsuleError::Foreign);
         }
         if head[4] != VERSION {
-            return Err(NotACapsule::Version(head[4]));
+            return Err(CapsuleError::Version(head[4]));
         }
         let (content, sealed) = match head[5] {
-            INLINE => (Content::Inline, rest),
+            INLINE => (ContentLocation::Inline, rest),
             SPOOLED => {
-                let (size, rest) = rest.split_first_chunk::<8>().ok_or(NotACapsule::Lengths)?;
-                let (digest, rest) = rest.split_first_chunk::<32>().ok_or(NotACapsule::Lengths)?;
+                let (size, rest) = rest.split_first_chunk::<8>().ok_or(CapsuleError::Lengths)?;
+                let (digest, rest) = rest.split_first_chunk::<32>().ok_or(CapsuleError::Lengths)?;
                 let size = u64::from_le_bytes(*size);
                 if size == 0 {
-                    return Err(NotACapsule::Lengths);
+                    return Err(CapsuleError::Lengths);
                 }
-                (Content::Spooled { size, digest: Digest::new(*digest) }, rest)
+                (ContentLocation::Spooled { size, digest: Digest::new(*digest) }, rest)
             }
-            other => return Err(NotACapsule::Type(other)),
+            other => return Err(CapsuleError::Type(other)),
         };
         if sealed.len() != usize::from(u16::from_le_bytes([head[6], head[7]])) {
-            return Err(NotACapsule::Lengths);
+            return Err(CapsuleError::Lengths);
         }
         if !age::is_file(sealed) {
-            return Err(NotACapsule::NotSealed);
+            return Err(CapsuleError::NotSealed);
         }
         Ok(Capsule { bytes, content })
     }
 
-    /// Where the content is.
-    pub fn content(&self) -> Content {
+    /// Returns the content location.
+    pub fn content(&self) -> ContentLocation {
         self.content
     }
 
     /// The age v1 file inside.
     pub fn sealed(&self) -> &[u8] {
-        let head = if self.content == Content::Inline { SHORT_HEAD } else { LONG_HEAD };
+        let head = if self.content == ContentLocation::Inline { SHORT_HEAD } else { LONG_HEAD };
         &self.bytes[head..]
     }
 
@@ -169,19 +171,19 @@ impl Serialize for Capsule {
 }
 
 impl FromStr for Capsule {
-    type Err = NotACapsule;
+    type Err = CapsuleError;
 
-    fn from_str(text: &str) -> Result<Capsule, NotACapsule> {
+    fn from_str(text: &str) -> Result<Capsule, CapsuleError> {
         if text.len() > MAX_CAPSULE.div_ceil(3) * 4 {
-            return Err(NotACapsule::TooLong);
+            return Err(CapsuleError::TooLong);
         }
-        Capsule::decode(URL_SAFE_NO_PAD.decode(text).map_err(|_| NotACapsule::Foreign)?)
+        Capsule::decode(URL_SAFE_NO_PAD.decode(text).map_err(|_| CapsuleError::Foreign)?)
     }
 }
 
 impl<'de> Deserialize<'de> for Capsule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Capsule, D::Error> {
-        text::parsed(deserializer, "a capsule in base64url")
+        token::deserialize_text(deserializer, "a capsule in base64url")
     }
 }
 
@@ -196,13 +198,13 @@ mod tests {
         file
     }
 
-    fn spooled() -> Content {
-        Content::Spooled { size: 1 << 40, digest: Digest::new([9; 32]) }
+    fn spooled() -> ContentLocation {
+        ContentLocation::Spooled { size: 1 << 40, digest: Digest::new([9; 32]) }
     }
 
     #[test]
     fn capsules_are_read_as_they_are_written() {
-        for content in [Content::Inline, spooled()] {
+        for content in [ContentLocation::Inline, spooled()] {
             let capsule = Capsule::new(content, &sealed(100)).unwrap();
             assert_eq!(capsule.content(), content);
             assert_eq!(capsule.sealed(), sealed(100));
@@ -229,25 +231,25 @@ mod tests {
             bytes[at] = value;
             Capsule::decode(bytes).unwrap_err()
         };
-        assert_eq!(with(0, b'L'), NotACapsule::Foreign);
-        assert_eq!(with(4, 2), NotACapsule::Version(2));
-        assert_eq!(with(5, 3), NotACapsule::Type(3));
-        assert_eq!(with(5, 1), NotACapsule::Lengths);
-        assert_eq!(with(6, good[6] ^ 1), NotACapsule::Lengths);
-        assert_eq!(with(48, b'A'), NotACapsule::NotSealed);
-        assert_eq!(Capsule::decode(good[..good.len() - 1].to_vec()), Err(NotACapsule::Lengths));
-        assert_eq!(Capsule::decode(vec![0; MAX_CAPSULE + 1]), Err(NotACapsule::TooLong));
-        assert_eq!(Capsule::new(Content::Inline, &sealed(MAX_CAPSULE)), Err(NotACapsule::TooLong));
-        assert_eq!(Capsule::new(Content::Inline, b"attack at dawn"), Err(NotACapsule::NotSealed));
-        let empty = Content::Spooled { size: 0, digest: Digest::new([0; 32]) };
-        assert_eq!(Capsule::new(empty, &sealed(32)), Err(NotACapsule::Lengths));
+        assert_eq!(with(0, b'L'), CapsuleError::Foreign);
+        assert_eq!(with(4, 2), CapsuleError::Version(2));
+        assert_eq!(with(5, 3), CapsuleError::Type(3));
+        assert_eq!(with(5, 1), CapsuleError::Lengths);
+        assert_eq!(with(6, good[6] ^ 1), CapsuleError::Lengths);
+        assert_eq!(with(48, b'A'), CapsuleError::NotSealed);
+        assert_eq!(Capsule::decode(good[..good.len() - 1].to_vec()), Err(CapsuleError::Lengths));
+        assert_eq!(Capsule::decode(vec![0; MAX_CAPSULE + 1]), Err(CapsuleError::TooLong));
+        assert_eq!(Capsule::new(ContentLocation::Inline, &sealed(MAX_CAPSULE)), Err(CapsuleError::TooLong));
+        assert_eq!(Capsule::new(ContentLocation::Inline, b"attack at dawn"), Err(CapsuleError::NotSealed));
+        let empty = ContentLocation::Spooled { size: 0, digest: Digest::new([0; 32]) };
+        assert_eq!(Capsule::new(empty, &sealed(32)), Err(CapsuleError::Lengths));
     }
 
     #[test]
     fn the_longest_capsule_has_eight_kibibytes() {
         let room = MAX_CAPSULE - SHORT_HEAD - age::SAMPLE_HEADER.len();
-        assert_eq!(Capsule::new(Content::Inline, &sealed(room)).unwrap().as_bytes().len(), MAX_CAPSULE);
-        assert_eq!(Capsule::new(Content::Inline, &sealed(room + 1)), Err(NotACapsule::TooLong));
+        assert_eq!(Capsule::new(ContentLocation::Inline, &sealed(room)).unwrap().as_bytes().len(), MAX_CAPSULE);
+        assert_eq!(Capsule::new(ContentLocation::Inline, &sealed(room + 1)), Err(CapsuleError::TooLong));
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::text;
+use crate::token;
 
 /// Random digits that a handle has at least and at most.
 pub const RANDOM_DIGITS: std::ops::RangeInclusive<u32> = 6..=12;
@@ -19,10 +19,10 @@ pub struct Handle {
     number: u64,
 }
 
-/// Why a text is no handle.
+/// Error of an invalid handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a handle has 7 to 13 digits and nothing else")]
-pub struct NotAHandle;
+pub struct HandleError;
 
 impl Handle {
     /// The handle with `number` as its random digits, or None when a part is out of range.
@@ -54,15 +54,15 @@ impl fmt::Debug for Handle {
 }
 
 impl FromStr for Handle {
-    type Err = NotAHandle;
+    type Err = HandleError;
 
-    fn from_str(text: &str) -> Result<Handle, NotAHandle> {
-        let digits = text.len().checked_sub(1).and_then(|n| u32::try_from(n).ok()).ok_or(NotAHandle)?;
+    fn from_str(text: &str) -> Result<Handle, HandleError> {
+        let digits = text.len().checked_sub(1).and_then(|n| u32::try_from(n).ok()).ok_or(HandleError)?;
         if !RANDOM_DIGITS.contains(&digits) || !text.bytes().all(|b| b.is_ascii_digit()) {
-            return Err(NotAHandle);
+            return Err(HandleError);
         }
-        let number = text[1..].parse().map_err(|_| NotAHandle)?;
-        Handle::new(text.as_bytes()[0] - b'0', digits, number).ok_or(NotAHandle)
+        let number = text[1..].parse().map_err(|_| HandleError)?;
+        Handle::new(text.as_bytes()[0] - b'0', digits, number).ok_or(HandleError)
     }
 }
 
@@ -74,7 +74,7 @@ impl Serialize for Handle {
 
 impl<'de> Deserialize<'de> for Handle {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Handle, D::Error> {
-        text::parsed(deserializer, "a handle of 7 to 13 digits as a text")
+        token::deserialize_text(deserializer, "a handle of 7 to 13 digits as a text")
     }
 }
 
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn everything_else_is_refused() {
         for text in ["", "1", "123456", "12345678901234", "+123456", "12345 7", "1234567a", "\u{0661}234567"] {
-            assert_eq!(text.parse::<Handle>(), Err(NotAHandle), "{text}");
+            assert_eq!(text.parse::<Handle>(), Err(HandleError), "{text}");
         }
         assert_eq!(Handle::new(10, 6, 0), None);
         assert_eq!(Handle::new(0, 5, 0), None);

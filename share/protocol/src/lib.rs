@@ -1,4 +1,5 @@
-//! What the client and the daemon of one-time links say to each other: handles, capsules and messages, and who can open a link. No keys, no input and output.
+//! Protocol between the client and the daemon of one-time links: handles, capsules, messages, and
+//! the scope of a link. No keys, no I/O.
 
 #![forbid(unsafe_code)]
 
@@ -6,7 +7,6 @@ pub mod age;
 pub mod api;
 pub mod capsule;
 pub mod handle;
+pub mod link_scope;
 pub mod message;
-pub mod reach;
-mod text;
 pub mod token;

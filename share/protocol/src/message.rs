@@ -1,4 +1,5 @@
-//! The JSON messages of `/v1`, one type each. What each path takes and answers is the documentation of [`crate::api`].
+//! JSON messages of `/v1`, one type each. [`crate::api`] documents the request and response of each
+//! path.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +7,7 @@ use crate::capsule::Capsule;
 use crate::handle::Handle;
 use crate::token::{Auth, ClaimId, Digest, LeaseToken, UploadToken, Verifier};
 
-/// At most so many shares in one batch.
+/// Maximum number of shares in one batch.
 pub const MAX_BATCH: usize = 100;
 /// A share can be claimed at most so often.
 pub const MAX_CLAIMS: u8 = 8;
@@ -14,7 +15,7 @@ pub const MAX_CLAIMS: u8 = 8;
 /// Seconds since 1970 in UTC, by the daemon's clock.
 pub type UnixSeconds = u64;
 
-/// What the daemon allows; asked for before a share is made.
+/// Server limits; requested before a share is created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Version of this protocol, 1.
@@ -35,12 +36,12 @@ pub struct Limits {
 
 /// The answer to an upload.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Uploaded {
+pub struct UploadReply {
     /// Names the ciphertext in the `create` that must follow.
     pub upload: UploadToken,
     /// Bytes received.
     pub size: u64,
-    /// Of these bytes.
+    /// SHA-256 of these bytes.
     pub digest: Digest,
     /// Seconds until it is thrown away if no share takes it.
     pub expires_in: u64,
@@ -49,58 +50,58 @@ pub struct Uploaded {
 /// Makes a share.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Create {
-    /// What the claimant gets.
+pub struct CreateRequest {
+    /// Capsule for the claimant.
     pub capsule: Capsule,
     /// Recognises the claimant's proof.
     pub verifier: Verifier,
     /// Lifetime in seconds, at least 1; without it the server's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in: Option<u64>,
-    /// How often it may be claimed, 1 to [`MAX_CLAIMS`].
-    #[serde(default = "once")]
+    /// Maximum number of claims, 1 to [`MAX_CLAIMS`].
+    #[serde(default = "default_max_claims")]
     pub max_claims: u8,
     /// The ciphertext, when the capsule says that it is in the spool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upload: Option<UploadToken>,
 }
 
-fn once() -> u8 {
+fn default_max_claims() -> u8 {
     1
 }
 
 /// A share that was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Created {
-    /// For the link, and for info, watch, revoke and rearm.
+pub struct CreateReply {
+    /// Handle for the link, info, watch, revoke and rearm.
     pub handle: Handle,
     /// The link without its fragment: `#` and the secret are the client's.
     pub url: String,
-    /// When it ends by itself.
+    /// Expiry.
     pub expires_at: UnixSeconds,
 }
 
 /// Asks whether a claim would be accepted, and changes nothing.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Look {
+pub struct LookRequest {
     /// From the link.
     pub handle: Handle,
     /// Derived from the link's secret.
     pub auth: Auth,
 }
 
-/// It would, at this moment.
+/// Reply to a look: a claim would be accepted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Looked {
-    /// When the share ends by itself.
+pub struct LookReply {
+    /// Expiry of the share.
     pub expires_at: UnixSeconds,
 }
 
 /// Claims a share: one atomic step.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Claim {
+pub struct ClaimRequest {
     /// From the link.
     pub handle: Handle,
     /// Derived from the link's secret.
@@ -109,12 +110,12 @@ pub struct Claim {
     pub claim: ClaimId,
 }
 
-/// What a claimant gets.
+/// Reply to an accepted claim.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claimed {
-    /// What was sealed.
+pub struct ClaimReply {
+    /// The sealed capsule.
     pub capsule: Capsule,
-    /// For the ciphertext; none when the content is inside the capsule.
+    /// Lease of the ciphertext; `None` for inline content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<Lease>,
 }
@@ -122,16 +123,16 @@ pub struct Claimed {
 /// Leave to download the ciphertext of one share.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// For `Authorization: Bearer`.
+    /// Token for `Authorization: Bearer`.
     pub token: LeaseToken,
     /// Seconds left; every download that makes progress extends it.
     pub expires_in: u64,
 }
 
-/// Where a share is in its life.
+/// State of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum ShareState {
     /// Waits for a claim.
     Armed,
     /// Claimed; its ciphertext may be downloaded by the claimant alone.
@@ -140,11 +141,11 @@ pub enum State {
     Consumed,
     /// Taken back by its owner.
     Revoked,
-    /// Nobody came in time.
+    /// Not claimed in time.
     Expired,
 }
 
-/// How a claim stands or ended.
+/// State of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClaimState {
@@ -161,31 +162,31 @@ pub enum ClaimState {
 /// One claim in the history of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimInfo {
-    /// How it stands or ended.
+    /// State of the claim.
     pub state: ClaimState,
-    /// When the proof was accepted.
+    /// Time at which the proof was accepted.
     pub claimed_at: UnixSeconds,
-    /// When it ended, or when the running lease will.
+    /// Time of the end, or of the running lease's expiry.
     pub ended_at: UnixSeconds,
 }
 
-/// What an owner may know of a share; kept for a day after the share's end.
+/// State of a share for its owner; kept for a day after the share's end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Info {
+pub struct ShareInfo {
     /// The one asked for.
     pub handle: Handle,
     /// Now.
-    pub state: State,
-    /// When it was made.
+    pub state: ShareState,
+    /// Time of creation.
     pub created_at: UnixSeconds,
-    /// When it ends or ended by itself.
+    /// Expiry.
     pub expires_at: UnixSeconds,
-    /// When its owner took it back.
+    /// Time of the revocation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_at: Option<UnixSeconds>,
-    /// How often it may be claimed.
+    /// Maximum number of claims.
     pub max_claims: u8,
-    /// How many claims are left.
+    /// Remaining claims.
     pub claims_left: u8,
     /// Every claim that took or holds one.
     pub claims: Vec<ClaimInfo>,
@@ -203,34 +204,34 @@ pub struct Batch<T> {
     pub items: Vec<T>,
 }
 
-/// What became of each item, in order.
+/// Results of a batch, in the order of its items.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Results<T> {
-    /// As many as were asked for.
-    pub results: Vec<Outcome<T>>,
+pub struct BatchResults<T> {
+    /// One result per item.
+    pub results: Vec<ItemResult<T>>,
 }
 
-/// What became of one item.
+/// Result of one item of a batch.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Outcome<T> {
-    /// As the single request's success.
+pub enum ItemResult<T> {
+    /// Success, as for a single request.
     Done {
         /// Its body.
         ok: T,
     },
-    /// As the single request's failure.
-    Failed(Failure),
+    /// Failure, as for a single request.
+    Failed(ErrorBody),
 }
 
 /// The body of every failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// For programs.
+pub struct ErrorBody {
+    /// Error code for programs.
     pub error: ErrorCode,
-    /// For people: one sentence, without names, handles or addresses.
+    /// Message for people: one sentence, without names, handles or addresses.
     pub message: String,
-    /// When it was consumed, revoked or expired; only in answers to a valid proof.
+    /// Time of consumption, revocation or expiry; only in replies to a valid proof.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<UnixSeconds>,
 }
@@ -253,9 +254,9 @@ pub enum ErrorCode {
     Method,
     /// The client was too slow to send its request.
     Timeout,
-    /// Claimed by another, whose lease has not ended. With proof only.
+    /// Claimed by another client, and its lease has not ended. Only with a valid proof.
     Leased,
-    /// A rearm of a share none of whose downloads was interrupted.
+    /// Rearm of a share that has no interrupted download.
     NotInterrupted,
     /// Given away already. With proof only.
     Consumed,
@@ -267,9 +268,9 @@ pub enum ErrorCode {
     TooLarge,
     /// The body is of another type than the path takes.
     MediaType,
-    /// The upload is unknown, or its size or digest is not what the capsule says.
+    /// The upload is unknown, or its size or digest differs from the capsule.
     Upload,
-    /// What was uploaded is no age v1 file.
+    /// The upload is not an age v1 file.
     NotSealed,
     /// None of the bytes asked for exist.
     Range,
@@ -277,7 +278,7 @@ pub enum ErrorCode {
     Limited,
     /// The daemon cannot serve now: stopping, out of descriptors, or its disk is read-only.
     Unavailable,
-    /// No room for what was sent.
+    /// No space for the upload or the share.
     NoSpace,
     /// The daemon failed; its log says how.
     Internal,
@@ -317,15 +318,15 @@ mod tests {
 
     #[test]
     fn a_batch_tells_success_from_failure() {
-        let results = Results {
+        let results = BatchResults {
             results: vec![
-                Outcome::Done { ok: id() },
-                Outcome::Failed(Failure { error: ErrorCode::Refused, message: "no".into(), at: None }),
+                ItemResult::Done { ok: id() },
+                ItemResult::Failed(ErrorBody { error: ErrorCode::Refused, message: "no".into(), at: None }),
             ],
         };
         let text = serde_json::to_string(&results).unwrap();
         assert_eq!(text, r#"{"results":[{"ok":"AQEBAQEBAQEBAQEBAQEBAQ"},{"error":"refused","message":"no"}]}"#);
-        assert_eq!(serde_json::from_str::<Results<LeaseToken>>(&text).unwrap(), results);
+        assert_eq!(serde_json::from_str::<BatchResults<LeaseToken>>(&text).unwrap(), results);
     }
 
     #[test]
@@ -335,14 +336,14 @@ mod tests {
             *Auth::new([2; 32]).to_text(),
             *ClaimId::new([3; 16]).to_text()
         );
-        assert!(serde_json::from_str::<Claim>(&text).is_ok());
-        assert!(serde_json::from_str::<Claim>(&text.replace("\"handle\"", "\"x\":1,\"handle\"")).is_err());
-        assert!(serde_json::from_str::<Claim>(&text.replace("\"1482719382210\"", "1482719382210")).is_err());
+        assert!(serde_json::from_str::<ClaimRequest>(&text).is_ok());
+        assert!(serde_json::from_str::<ClaimRequest>(&text.replace("\"handle\"", "\"x\":1,\"handle\"")).is_err());
+        assert!(serde_json::from_str::<ClaimRequest>(&text.replace("\"1482719382210\"", "1482719382210")).is_err());
     }
 
     #[test]
     fn states_and_codes_are_words() {
-        assert_eq!(serde_json::to_string(&State::Armed).unwrap(), "\"armed\"");
+        assert_eq!(serde_json::to_string(&ShareState::Armed).unwrap(), "\"armed\"");
         assert_eq!(serde_json::to_string(&ClaimState::Interrupted).unwrap(), "\"interrupted\"");
         assert_eq!(serde_json::to_string(&ErrorCode::NotInterrupted).unwrap(), "\"not_interrupted\"");
     }

@@ -1,28 +1,30 @@
 //! Ids, tokens and proofs of fixed length, written as base64url without padding.
 
+use std::fmt::{Display, Formatter};
+use std::marker::PhantomData;
+use std::str::FromStr;
+
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use crate::text;
-
-/// Why a text is no id or token.
+/// Error of an invalid id or token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not {bytes} bytes in base64url without padding")]
-pub struct NotBytes {
-    /// How many bytes were expected.
+pub struct TokenError {
+    /// Expected number of bytes.
     pub bytes: usize,
 }
 
 /// Decodes exactly N bytes; total for any text.
-fn decode<const N: usize>(text: &str) -> Result<Zeroizing<[u8; N]>, NotBytes> {
+fn decode<const N: usize>(text: &str) -> Result<Zeroizing<[u8; N]>, TokenError> {
     let mut bytes = Zeroizing::new([0; N]);
     match URL_SAFE_NO_PAD.decode_slice(text, &mut bytes[..]) {
         Ok(written) if written == N => Ok(bytes),
-        _ => Err(NotBytes { bytes: N }),
+        _ => Err(TokenError { bytes: N }),
     }
 }
 
@@ -50,9 +52,9 @@ macro_rules! as_text {
         }
 
         impl std::str::FromStr for $name {
-            type Err = NotBytes;
+            type Err = TokenError;
 
-            fn from_str(text: &str) -> Result<$name, NotBytes> {
+            fn from_str(text: &str) -> Result<$name, TokenError> {
                 decode::<$length>(text).map(|bytes| $name(*bytes))
             }
         }
@@ -65,7 +67,7 @@ macro_rules! as_text {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
-                text::parsed(deserializer, concat!($length, " bytes in base64url"))
+                deserialize_text(deserializer, concat!($length, " bytes in base64url"))
             }
         }
     };
@@ -121,12 +123,14 @@ macro_rules! public {
 }
 
 secret! {
-    /// What a claimant shows: derived from the link's secret by the client, never stored by the daemon.
+    /// Proof of a claimant: derived from the link's secret by the client, never stored by the
+    /// daemon.
     Auth, 32
 }
 
 secret! {
-    /// Chosen by the owner at random; whoever has it asks about, watches, revokes and rearms the shares that were made with it.
+    /// Random token of an owner: authorizes info, watch, revoke and rearm of the shares created
+    /// with it.
     OwnerToken, 32
 }
 
@@ -141,12 +145,13 @@ secret! {
 }
 
 secret! {
-    /// Chosen by the claimant at random: the same claim sent again within a minute gets the same reply.
+    /// Chosen by the claimant at random: the same claim sent again within a minute gets the same
+    /// reply.
     ClaimId, 16
 }
 
 public! {
-    /// SHA-256 of an [`Auth`] or an [`OwnerToken`]: what the daemon keeps of it.
+    /// SHA-256 of an [`Auth`] or an [`OwnerToken`], stored by the daemon instead of it.
     Verifier, 32
 }
 
@@ -156,7 +161,7 @@ public! {
 }
 
 impl Auth {
-    /// What the daemon keeps in order to recognise this proof.
+    /// Returns the hash by which the daemon recognises this proof.
     pub fn verifier(&self) -> Verifier {
         Verifier(Sha256::digest(self.0).into())
     }
@@ -170,10 +175,36 @@ impl Verifier {
 }
 
 impl OwnerToken {
-    /// What the daemon keeps in order to recognise this owner.
+    /// Returns the hash by which the daemon recognises this owner.
     pub fn verifier(&self) -> Verifier {
         Verifier(Sha256::digest(self.0).into())
     }
+}
+
+/// Serde visitor that parses a string with [`FromStr`]; the text describes the expected value.
+struct FromStrVisitor<T>(&'static str, PhantomData<T>);
+
+impl<T: FromStr<Err: Display>> de::Visitor<'_> for FromStrVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        // The message must not repeat the text, which may be a secret with a slip.
+        text.parse().map_err(E::custom)
+    }
+}
+
+pub(crate) fn deserialize_text<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    expected: &'static str,
+) -> Result<T, D::Error>
+where
+    T: FromStr<Err: Display>,
+{
+    deserializer.deserialize_str(FromStrVisitor(expected, PhantomData))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The share daemon: keeps sealed files and gives each of them away once. It has no key and depends on nothing that opens.
+//! The share daemon: keeps sealed files and gives each of them away once. It has no key and depends
+//! on nothing that opens.
 
 #![forbid(unsafe_code)]
 

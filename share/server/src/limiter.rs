@@ -1,7 +1,8 @@
-//! Refuses clients that ask too often. Its table has a fixed size, whatever the number of clients.
+//! Rate limiter per client. Its table has a fixed size for any number of clients.
 //!
-//! Every client has a bucket, kept as the one time at which it will be full again (GCRA). A table of sets of eight slots holds them;
-//! when a set is full the bucket that is nearest to full is forgotten, which is the one whose loss gives least away.
+//! Every client has a bucket, stored as the time at which it will be full again (GCRA). The buckets
+//! are in a table of sets of eight slots; when a set is full, the bucket nearest to full is
+//! evicted, because its loss permits the fewest requests.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -10,21 +11,24 @@ use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 
-/// Slots that one client's bucket may be in: enough that a full set is rare while most of the table is in use.
+/// Slots that one client's bucket may be in: enough that a full set is rare while most of the table
+/// is in use.
 const WAYS: usize = 8;
-/// Sets of the table: 8,192 sets of 8 slots of 16 bytes are 1 MiB, and 65,536 clients are limited at a time.
+/// Sets of the table: 8,192 sets of 8 slots of 16 bytes are 1 MiB, and 65,536 clients are limited
+/// at a time.
 const SETS: usize = 8192;
-/// Misses cost a client this part of its burst, so that one who guesses is slowed down soon.
+/// Fraction of a client's burst that a miss costs, so that guessing slows down soon.
 const MISS_COST: u32 = 4;
 
-/// How often clients may ask.
+/// Rate limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rates {
     /// Requests in a minute by one client in the long run; 0 turns the limiter off.
     pub per_minute: u32,
     /// Requests at once after a pause.
     pub burst: u32,
-    /// Misses in a minute by all clients together before those who missed are refused unheard.
+    /// Misses per minute by all clients before clients that missed recently are refused without a
+    /// check.
     pub misses_per_minute: u32,
 }
 
@@ -34,21 +38,22 @@ impl Default for Rates {
     }
 }
 
-/// Who asks, as far as the limiter tells clients apart.
+/// Client as the limiter distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Client {
-    /// Through the Unix socket, whose mode already says who may: never limited.
+pub enum ClientId {
+    /// Client of the Unix socket: never limited, because the socket's mode restricts access.
     Local,
     /// An IPv4 address, or the first 64 bits of an IPv6 address.
     Network(u64),
 }
 
-impl Client {
+impl ClientId {
     /// The client at an address. An IPv4 address written as IPv6 is the IPv4 address.
-    pub fn at(address: IpAddr) -> Client {
-        Client::Network(match address.to_canonical() {
+    pub fn at(address: IpAddr) -> ClientId {
+        ClientId::Network(match address.to_canonical() {
             IpAddr::V4(v4) => u64::from(v4.to_bits()),
-            // None of these is below 2^32, where the IPv4 addresses are: 0::/32 is no network of clients.
+            // None of these is below 2^32, where the IPv4 addresses are: 0::/32 is no network of
+            // clients.
             IpAddr::V6(v6) => network(v6),
         })
     }
@@ -58,7 +63,8 @@ fn network(address: Ipv6Addr) -> u64 {
     (address.to_bits() >> 64) as u64
 }
 
-/// One bucket: whose, and when it will be full again, in microseconds after the limiter's start. Zero is an empty slot.
+/// Bucket of one client: its key, and the time at which it will be full again, in microseconds
+/// after the limiter's start. Zero is an empty slot.
 #[derive(Clone, Copy, Default)]
 struct Slot {
     key: u64,
@@ -76,10 +82,11 @@ pub struct Limiter {
 
 /// The request is refused; it may be made again after this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooOften(pub Duration);
+pub struct RateLimited(pub Duration);
 
 impl Limiter {
-    /// A limiter whose table cannot be aimed at: `secret` comes from the system's randomness.
+    /// Creates a limiter. `secret` comes from the system's randomness, so that no client can aim at
+    /// slots of the table.
     pub fn new(rates: Rates, secret: [u8; 16]) -> Limiter {
         let sets = (0..SETS).map(|_| Mutex::default()).collect();
         Limiter { rates, start: Instant::now(), secret, sets, misses: Mutex::new(0) }
@@ -94,13 +101,13 @@ impl Limiter {
     ///
     /// # Errors
     /// When the client asked too often; then nothing was counted.
-    pub fn admit(&self, client: Client, cost: u32) -> Result<(), TooOften> {
+    pub fn admit(&self, client: ClientId, cost: u32) -> Result<(), RateLimited> {
         self.admit_at(client, cost, self.now())
     }
 
-    /// Takes back what [`Limiter::admit`] counted.
-    pub fn give_back(&self, client: Client, cost: u32) {
-        if self.rates.per_minute != 0 && client != Client::Local {
+    /// Refunds a cost counted by [`Limiter::admit`].
+    pub fn give_back(&self, client: ClientId, cost: u32) {
+        if self.rates.per_minute != 0 && client != ClientId::Local {
             let credit = u64::from(cost) * self.interval();
             // At least 1: zero is an empty slot.
             self.with_bucket(client, |slot| slot.full_at = slot.full_at.saturating_sub(credit).max(1));
@@ -111,13 +118,13 @@ impl Limiter {
     ///
     /// # Errors
     /// Also when the budget of misses is used up and this client missed not long ago.
-    pub fn admit_claim(&self, client: Client, cost: u32) -> Result<(), TooOften> {
+    pub fn admit_claim(&self, client: ClientId, cost: u32) -> Result<(), RateLimited> {
         let now = self.now();
         self.admit_claim_at(client, cost, now)
     }
 
     /// Counts a guess that was wrong.
-    pub fn missed(&self, client: Client) {
+    pub fn missed(&self, client: ClientId) {
         let now = self.now();
         self.missed_at(client, now);
     }
@@ -135,22 +142,22 @@ impl Limiter {
         self.interval() * u64::from(self.rates.burst.max(1))
     }
 
-    fn admit_claim_at(&self, client: Client, cost: u32, now: u64) -> Result<(), TooOften> {
-        let Client::Network(_) = client else { return Ok(()) };
+    fn admit_claim_at(&self, client: ClientId, cost: u32, now: u64) -> Result<(), RateLimited> {
+        let ClientId::Network(_) = client else { return Ok(()) };
         if self.rates.per_minute == 0 {
             return Ok(());
         }
         if self.misses_left(now) == 0 {
             let owed = self.with_bucket(client, |slot| slot.full_at.saturating_sub(now));
             if owed > self.depth() / u64::from(MISS_COST) / 2 {
-                return Err(TooOften(Duration::from_micros(owed)));
+                return Err(RateLimited(Duration::from_micros(owed)));
             }
         }
         self.admit_at(client, cost, now)
     }
 
-    fn admit_at(&self, client: Client, cost: u32, now: u64) -> Result<(), TooOften> {
-        if self.rates.per_minute == 0 || client == Client::Local {
+    fn admit_at(&self, client: ClientId, cost: u32, now: u64) -> Result<(), RateLimited> {
+        if self.rates.per_minute == 0 || client == ClientId::Local {
             return Ok(());
         }
         let cost = u64::from(cost.min(self.rates.burst.max(1))) * self.interval();
@@ -162,12 +169,12 @@ impl Limiter {
                     slot.full_at = full_at;
                     Ok(())
                 }
-                Some(over) => Err(TooOften(Duration::from_micros(over))),
+                Some(over) => Err(RateLimited(Duration::from_micros(over))),
             }
         })
     }
 
-    fn missed_at(&self, client: Client, now: u64) {
+    fn missed_at(&self, client: ClientId, now: u64) {
         if self.rates.per_minute == 0 {
             return;
         }
@@ -176,7 +183,7 @@ impl Limiter {
         *misses = (*misses).max(now) + interval;
         *misses = (*misses).min(now + 60_000_000 + interval);
         drop(misses);
-        if client != Client::Local {
+        if client != ClientId::Local {
             let depth = self.depth();
             self.with_bucket(client, |slot| {
                 slot.full_at = (slot.full_at.max(now) + depth / u64::from(MISS_COST)).min(now + depth);
@@ -195,9 +202,9 @@ impl Limiter {
     }
 
     /// Runs `change` on the client's bucket, which is full if it was not known.
-    fn with_bucket<R>(&self, client: Client, change: impl FnOnce(&mut Slot) -> R) -> R {
+    fn with_bucket<R>(&self, client: ClientId, change: impl FnOnce(&mut Slot) -> R) -> R {
         let mut hasher = SipHasher13::new_with_key(&self.secret);
-        if let Client::Network(number) = client {
+        if let ClientId::Network(number) = client {
             hasher.write_u64(number);
         }
         let key = hasher.finish();
@@ -221,12 +228,12 @@ mod tests {
         Limiter::new(Rates::default(), [7; 16])
     }
 
-    fn admitted(limiter: &Limiter, client: Client, now: u64, requests: u32) -> u32 {
+    fn admitted(limiter: &Limiter, client: ClientId, now: u64, requests: u32) -> u32 {
         (0..requests).map(|_| u32::from(limiter.admit_at(client, 1, now).is_ok())).sum()
     }
 
-    fn address(text: &str) -> Client {
-        Client::at(text.parse().unwrap())
+    fn address(text: &str) -> ClientId {
+        ClientId::at(text.parse().unwrap())
     }
 
     #[test]
@@ -234,7 +241,7 @@ mod tests {
         let limiter = limiter();
         let client = address("192.0.2.1");
         assert_eq!(admitted(&limiter, client, SECOND, 100), 40);
-        assert_eq!(limiter.admit_at(client, 1, SECOND), Err(TooOften(Duration::from_millis(500))));
+        assert_eq!(limiter.admit_at(client, 1, SECOND), Err(RateLimited(Duration::from_millis(500))));
         assert_eq!(admitted(&limiter, client, 11 * SECOND, 100), 20);
         // A minute's requests however they are spread, after the burst.
         let later = |second: u64| admitted(&limiter, client, (11 + second) * SECOND, 10);
@@ -262,7 +269,7 @@ mod tests {
         for number in 0..10_000_000u64 {
             // A tenth of a microsecond each: all within a second.
             let now = SECOND + number / 10;
-            let _ = limiter.admit_at(Client::Network(1 << 40 | number), 1, now);
+            let _ = limiter.admit_at(ClientId::Network(1 << 40 | number), 1, now);
             if number % 100_000 == 0 {
                 extra += admitted(&limiter, limited, now, 100);
             }
@@ -276,7 +283,7 @@ mod tests {
         let limiter = limiter();
         let guesser = address("198.51.100.9");
         for number in 0..600u64 {
-            limiter.missed_at(Client::Network(1 << 33 | number), SECOND);
+            limiter.missed_at(ClientId::Network(1 << 33 | number), SECOND);
         }
         limiter.missed_at(guesser, SECOND);
         assert!(limiter.admit_claim_at(guesser, 1, SECOND).is_err());
@@ -319,6 +326,6 @@ mod tests {
     fn off_means_off_and_the_unix_socket_is_never_limited() {
         let off = Limiter::new(Rates { per_minute: 0, ..Rates::default() }, [7; 16]);
         assert_eq!(admitted(&off, address("192.0.2.1"), SECOND, 1000), 1000);
-        assert_eq!(admitted(&limiter(), Client::Local, SECOND, 1000), 1000);
+        assert_eq!(admitted(&limiter(), ClientId::Local, SECOND, 1000), 1000);
     }
 }

@@ -1,12 +1,12 @@
-//! Counts what the daemon does, and writes it in the text format of Prometheus. No handle, name or address is a label.
+//! Counters of the daemon, in the text format of Prometheus. No handle, name or address is a label.
 
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::store::Figures;
+use crate::store::StoreStats;
 
-/// What a request was for: the whole set of labels.
+/// Route label of a request: the complete set of labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Route {
@@ -26,7 +26,7 @@ pub enum Route {
     Complete,
     /// One share's state.
     Info,
-    /// The same, later.
+    /// The same, after a change.
     Watch,
     /// A share taken back.
     Revoke,
@@ -34,7 +34,7 @@ pub enum Route {
     Rearm,
     /// Any of the batches.
     Batch,
-    /// The page and what it loads.
+    /// The page and its assets.
     Page,
     /// No path of the daemon.
     Other,
@@ -65,7 +65,8 @@ const STATUSES: [u16; 24] = [
     0,
 ];
 
-/// Upper bounds of the latency histogram in microseconds; an in-memory answer takes tens, a commit hundreds.
+/// Upper bounds of the latency histogram in microseconds; an in-memory answer takes tens, a commit
+/// hundreds.
 const BOUNDS: [u64; 14] =
     [50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 500_000, 2_500_000, 10_000_000];
 
@@ -78,7 +79,7 @@ struct Histogram {
 /// Counters with the names and the explanations that Prometheus reads.
 macro_rules! counters {
     ($($field:ident $name:literal $meaning:literal,)*) => {
-        /// Everything that is counted on the HTTP side. What the store counts is given when the text is written.
+        /// Counters of the HTTP side. The store's counters are passed when the text is written.
         #[derive(Default)]
         pub struct Metrics {
             requests: [[AtomicU64; STATUSES.len()]; Route::ALL.len()],
@@ -115,11 +116,11 @@ counters! {
     limited "limited_total" "Requests refused by the limiter.",
 }
 
-/// What others count, at the time of the text.
+/// Values counted outside of [`Metrics`], at the time of the text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gauges {
     /// The store's.
-    pub store: Figures,
+    pub store: StoreStats,
     /// Bytes of the limiter's table.
     pub limiter_bytes: u64,
     /// Answers with ciphertext that run.
@@ -235,7 +236,7 @@ mod tests {
         metrics.answered(Route::Claim, 200, Duration::from_micros(60));
         metrics.answered(Route::Claim, 404, Duration::from_micros(2_000));
         metrics.answered(Route::Claim, 599, Duration::from_secs(100));
-        let store = Figures { live: 7, barrier_micros: 1_500_000, ..Figures::default() };
+        let store = StoreStats { live: 7, barrier_micros: 1_500_000, ..StoreStats::default() };
         let text = metrics.text(&Gauges { store, ..Gauges::default() });
         for line in [
             "lockbox_share_requests_total{route=\"claim\",status=\"200\"} 1",

@@ -1,4 +1,5 @@
-//! The measurements run to their end and count what they asked; what they measure is not judged here.
+//! The measurements run to their end and count what they asked; what they measure is not judged
+//! here.
 
 #![allow(clippy::unwrap_used)] // a failed step fails the test
 

@@ -1,4 +1,5 @@
-//! Speaks HTTP/1.1 with a daemon over a Unix socket, TCP or TLS, and turns its answers into values or errors.
+//! Speaks HTTP/1.1 with a daemon over a Unix socket, TCP or TLS, and turns its answers into values
+//! or errors.
 
 mod unix;
 
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockbox_share_protocol::message::Failure;
+use lockbox_share_protocol::message::ErrorBody;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::http::{self, Method, Request, Response, StatusCode, header};
@@ -19,10 +20,10 @@ use ureq::{Agent, Body, SendBody};
 use zeroize::Zeroizing;
 
 use self::unix::UnixConnector;
-pub use self::unix::{is_expected, listener};
+pub use self::unix::{is_trusted_listener, listener_uid};
 use crate::error::{Error, Result};
 
-/// What is taken of a refusal in words, in bytes: a sentence.
+/// Maximum length of a refusal's message, in bytes: a sentence.
 const MAX_MESSAGE: usize = 400;
 
 /// Longest JSON answer: a batch of a hundred shares with their claims has about 100 KiB.
@@ -38,21 +39,21 @@ const DOWNLOAD_SILENCE: Duration = Duration::from_secs(20);
 /// Fewer and larger reads: a download of gigabytes passes through this buffer.
 const BUFFER: usize = 128 << 10;
 
-/// Where a daemon listens.
+/// Address of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Server {
+pub enum ServerAddress {
     /// `http://` or `https://`, a host, perhaps a port and a path; without a slash at its end.
     Url(String),
     /// A Unix socket of this machine.
     Socket(PathBuf),
 }
 
-impl Server {
-    /// Reads what a user calls a server.
+impl ServerAddress {
+    /// Parses a server URL entered by the user.
     ///
     /// # Errors
-    /// When it is no URL of a scheme that is spoken here.
-    pub fn parse(text: &str) -> Result<Server> {
+    /// When it is not an `http` or `https` URL.
+    pub fn parse(text: &str) -> Result<ServerAddress> {
         let url = text.trim().trim_end_matches('/');
         let known = ["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme));
         if !known || url.contains(['#', '?', ' ']) || url.parse::<http::Uri>().is_err() {
@@ -60,54 +61,55 @@ impl Server {
                 "{text} is no URL of a share daemon, such as https://share.example.org"
             )));
         }
-        Ok(Server::Url(url.to_owned()))
+        Ok(ServerAddress::Url(url.to_owned()))
     }
 
     /// The beginning of every request's address. A socket needs one as well, which is not resolved.
     fn base(&self) -> &str {
         match self {
-            Server::Url(url) => url,
-            Server::Socket(_) => "http://127.0.0.1",
+            ServerAddress::Url(url) => url,
+            ServerAddress::Socket(_) => "http://127.0.0.1",
         }
     }
 
-    /// Whether what is sent cannot be read on the way.
+    /// Returns whether the connection is encrypted or does not leave this machine.
     pub fn is_private(&self) -> bool {
-        let Server::Url(url) = self else { return true };
+        let ServerAddress::Url(url) = self else { return true };
         if !url.starts_with("http://") {
             return true;
         }
-        // The host as the connection takes it: a name may begin as an address does, and a user stands before it.
+        // The host as the connection takes it: a name may begin as an address does, and a user
+        // stands before it.
         let Ok(address) = url.parse::<http::Uri>() else { return false };
         let host = address.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
     }
 }
 
-impl fmt::Display for Server {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Server::Url(url) => f.write_str(url),
-            Server::Socket(path) => write!(f, "{}", path.display()),
+            ServerAddress::Url(url) => f.write_str(url),
+            ServerAddress::Socket(path) => write!(f, "{}", path.display()),
         }
     }
 }
 
 /// A daemon to which requests are sent.
-pub struct Client {
+pub struct ShareClient {
     agent: Agent,
-    server: Server,
+    server: ServerAddress,
 }
 
-impl Client {
+impl ShareClient {
     /// Connects nowhere yet. At a socket, the listener has to be this user, root, or the user that
     /// root gave the directory to.
-    pub fn new(server: Server) -> Client {
-        Client::noted(server, None)
+    pub fn new(server: ServerAddress) -> ShareClient {
+        ShareClient::with_listener(server, None)
     }
 
     /// The same of a socket for which a user is noted: this one may listen there, too.
-    pub fn noted(server: Server, noted: Option<u32>) -> Client {
+    pub fn with_listener(server: ServerAddress, expected_uid: Option<u32>) -> ShareClient {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -119,11 +121,11 @@ impl Client {
             .input_buffer_size(BUFFER)
             .output_buffer_size(BUFFER);
         let agent = match &server {
-            Server::Socket(path) => {
-                let connector = UnixConnector { path: path.clone(), noted };
+            ServerAddress::Socket(path) => {
+                let connector = UnixConnector { path: path.clone(), expected_uid };
                 Agent::with_parts(config.proxy(None).build(), connector, DefaultResolver::default())
             }
-            Server::Url(url) => {
+            ServerAddress::Url(url) => {
                 // The certificates that the system trusts; SSL_CERT_FILE names others.
                 let tls = TlsConfig::builder()
                     .root_certs(RootCerts::PlatformVerifier)
@@ -136,17 +138,17 @@ impl Client {
                 config.build().new_agent()
             }
         };
-        Client { agent, server }
+        ShareClient { agent, server }
     }
 
-    /// Where it goes.
-    pub fn server(&self) -> &Server {
+    /// Returns the server.
+    pub fn server(&self) -> &ServerAddress {
         &self.server
     }
 
     /// Gets a value.
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str, bearer: Option<&str>) -> Result<T> {
-        self.value(self.send(Method::GET, path, bearer, None)?)
+        self.parse_response(self.send(Method::GET, path, bearer, None)?)
     }
 
     /// Sends a value and gets one.
@@ -158,11 +160,11 @@ impl Client {
     ) -> Result<T> {
         let body = message.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| Error::Invalid(error.to_string()))?.map(Zeroizing::new);
-        self.value(self.send(Method::POST, path, bearer, body)?)
+        self.parse_response(self.send(Method::POST, path, bearer, body)?)
     }
 
     /// Sends a request that is answered without a body.
-    pub(crate) fn signal(&self, path: &str, bearer: &str) -> Result<()> {
+    pub(crate) fn post_empty(&self, path: &str, bearer: &str) -> Result<()> {
         self.send(Method::POST, path, Some(bearer), None).map(drop)
     }
 
@@ -183,7 +185,7 @@ impl Client {
             None if *request.method() == Method::POST => self.agent.run(request.map(|()| &b""[..])),
             None => self.agent.run(request),
         };
-        self.accepted(response.map_err(|error| self.unreachable(&error))?)
+        self.check_status(response.map_err(|error| self.unreachable_error(&error))?)
     }
 
     /// Sends a body that is read piece by piece, once the server wants it: a server that refuses
@@ -205,7 +207,7 @@ impl Client {
             headers.insert(header::CONTENT_LENGTH, header::HeaderValue::from(length));
         }
         let response = self.agent.run(request.map(|()| SendBody::from_reader(body)));
-        self.value(self.accepted(response.map_err(|error| self.unreachable(&error))?)?)
+        self.parse_response(self.check_status(response.map_err(|error| self.unreachable_error(&error))?)?)
     }
 
     /// Bytes of a file from `start` on, under an entity tag that must still be the same.
@@ -213,26 +215,27 @@ impl Client {
         let mut request = self.request(Method::GET, path, Some(bearer))?;
         let headers = request.headers_mut();
         if start > 0 {
-            headers.insert(header::RANGE, value(&format!("bytes={start}-"))?);
-            headers.insert(header::IF_RANGE, value(&format!("\"{tag}\""))?);
+            headers.insert(header::RANGE, header_value(&format!("bytes={start}-"))?);
+            headers.insert(header::IF_RANGE, header_value(&format!("\"{tag}\""))?);
         }
         let request = self.agent.configure_request(request).timeout_per_read(Some(DOWNLOAD_SILENCE)).build();
-        let response = self.agent.run(request).map_err(|error| self.unreachable(&error))?;
-        self.accepted(response)
+        let response = self.agent.run(request).map_err(|error| self.unreachable_error(&error))?;
+        self.check_status(response)
     }
 
-    /// Whether a lease still stands. The answer has no body, so only a status that says it clearly ends a lease, and only from a daemon,
-    /// which refuses in JSON: a proxy that does not know where the daemon is answers 404 as well.
-    pub(crate) fn probe(&self, path: &str, bearer: &str) -> Result<bool> {
+    /// Whether a lease still stands. The answer has no body, so only a status that says it clearly
+    /// ends a lease, and only from a daemon, which refuses in JSON: a proxy that does not know
+    /// where the daemon is answers 404 as well.
+    pub(crate) fn probe_lease(&self, path: &str, bearer: &str) -> Result<bool> {
         let request = self.request(Method::HEAD, path, Some(bearer))?;
-        let response = self.agent.run(request).map_err(|error| self.unreachable(&error))?;
+        let response = self.agent.run(request).map_err(|error| self.unreachable_error(&error))?;
         let kind = response.headers().get(header::CONTENT_TYPE);
         let is_json = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
         match response.status() {
             status if status.is_success() => Ok(true),
             StatusCode::NOT_FOUND | StatusCode::GONE if is_json => Ok(false),
-            status @ (StatusCode::NOT_FOUND | StatusCode::GONE) => Err(self.foreign(format!("status {status}"))),
-            status => Err(self.busy(status)),
+            status @ (StatusCode::NOT_FOUND | StatusCode::GONE) => Err(self.protocol_error(format!("status {status}"))),
+            status => Err(self.busy_error(status)),
         }
     }
 
@@ -245,7 +248,7 @@ impl Client {
             .map_err(|_| Error::Invalid(format!("{} is no address of a server", self.server)))?;
         if let Some(bearer) = bearer {
             let text = Zeroizing::new(format!("Bearer {bearer}"));
-            let mut secret = value(&text)?;
+            let mut secret = header_value(&text)?;
             secret.set_sensitive(true);
             request.headers_mut().insert(header::AUTHORIZATION, secret);
         }
@@ -253,65 +256,67 @@ impl Client {
     }
 
     /// The response when it is a success, else the refusal that its body tells.
-    fn accepted(&self, response: Response<Body>) -> Result<Response<Body>> {
+    fn check_status(&self, response: Response<Body>) -> Result<Response<Body>> {
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
-        let body = body(response).unwrap_or_default();
-        match serde_json::from_slice::<Failure>(&body) {
+        let body = read_body(response).unwrap_or_default();
+        match serde_json::from_slice::<ErrorBody>(&body) {
             Ok(mut failure) => {
                 failure.message.truncate(failure.message.floor_char_boundary(MAX_MESSAGE));
                 Err(Error::Refused(failure))
             }
             // A proxy in front of the daemon, when it is stopped or slow.
-            Err(_) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => Err(self.busy(status)),
-            Err(_) => Err(self.foreign(format!("status {status}"))),
+            Err(_) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
+                Err(self.busy_error(status))
+            }
+            Err(_) => Err(self.protocol_error(format!("status {status}"))),
         }
     }
 
-    fn value<T: DeserializeOwned>(&self, response: Response<Body>) -> Result<T> {
-        let body = body(response).map_err(|error| self.cut_off(plain(&error.to_string())))?;
+    fn parse_response<T: DeserializeOwned>(&self, response: Response<Body>) -> Result<T> {
+        let body = read_body(response).map_err(|error| self.interrupted_error(plain_reason(&error.to_string())))?;
         // The message of the parser may repeat parts of what it read.
-        serde_json::from_slice(&body).map_err(|_| self.foreign("its answer is not understood".into()))
+        serde_json::from_slice(&body).map_err(|_| self.protocol_error("its answer is not understood".into()))
     }
 
-    pub(crate) fn foreign(&self, reason: String) -> Error {
+    pub(crate) fn protocol_error(&self, reason: String) -> Error {
         Error::Foreign { server: self.server.to_string(), reason }
     }
 
-    fn busy(&self, status: StatusCode) -> Error {
-        self.cut_off(format!("status {status}"))
+    fn busy_error(&self, status: StatusCode) -> Error {
+        self.interrupted_error(format!("status {status}"))
     }
 
-    /// For a connection that was made and gave no answer.
-    pub(crate) fn cut_off(&self, reason: String) -> Error {
+    /// Error of an established connection without a response.
+    pub(crate) fn interrupted_error(&self, reason: String) -> Error {
         Error::Unreachable { server: self.server.to_string(), reason, may_have_arrived: true }
     }
 
-    fn unreachable(&self, error: &ureq::Error) -> Error {
+    fn unreachable_error(&self, error: &ureq::Error) -> Error {
         let reason = if is_untrusted(error) {
             // The library's sentence is about algorithms and object identifiers.
             "its certificate is not trusted here; SSL_CERT_FILE names one that is".into()
         } else {
-            plain(&error.to_string())
+            plain_reason(&error.to_string())
         };
         Error::Unreachable { server: self.server.to_string(), reason, may_have_arrived: !is_before_connection(error) }
     }
 }
 
-fn body(response: Response<Body>) -> io::Result<Zeroizing<Vec<u8>>> {
+fn read_body(response: Response<Body>) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(16 << 10));
     response.into_body().into_reader().take(MAX_ANSWER).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-fn value(text: &str) -> Result<header::HeaderValue> {
+fn header_value(text: &str) -> Result<header::HeaderValue> {
     header::HeaderValue::from_str(text)
         .map_err(|_| Error::Invalid("a token has letters that HTTP does not allow".into()))
 }
 
-/// Whether no connection came about, so that no request was sent.
+/// Returns whether the connection failed before a request was sent.
 fn is_before_connection(error: &ureq::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NetworkUnreachable, NotFound, PermissionDenied};
     match error {
@@ -326,7 +331,8 @@ fn is_before_connection(error: &ureq::Error) -> bool {
     }
 }
 
-/// Whether the handshake failed because of the server's certificate, or for want of any that is trusted.
+/// Whether the handshake failed because of the server's certificate, or for want of any that is
+/// trusted.
 fn is_untrusted(error: &ureq::Error) -> bool {
     use rustls::Error::{General, InvalidCertRevocationList, InvalidCertificate, NoCertificatesPresented};
     let error = match error {
@@ -338,8 +344,8 @@ fn is_untrusted(error: &ureq::Error) -> bool {
     matches!(error, Some(InvalidCertificate(_) | InvalidCertRevocationList(_) | NoCertificatesPresented | General(_)))
 }
 
-/// Without the names of types and the host's numbers of errors.
-fn plain(text: &str) -> String {
+/// Removes type names and error numbers from a message.
+fn plain_reason(text: &str) -> String {
     let text = text.strip_prefix("io: ").unwrap_or(text);
     lockbox_terminal::without_numbers(text.to_owned())
 }
@@ -362,10 +368,10 @@ mod tests {
             (" http://127.0.0.1:7377", "http://127.0.0.1:7377"),
             ("https://example.org/share", "https://example.org/share"),
         ] {
-            assert_eq!(Server::parse(text).unwrap().to_string(), shown);
+            assert_eq!(ServerAddress::parse(text).unwrap().to_string(), shown);
         }
         for text in ["", "share.example.org", "ftp://x", "https://", "https://x/#y", "https://a b", "https://x/?q"] {
-            assert!(Server::parse(text).is_err(), "{text}");
+            assert!(ServerAddress::parse(text).is_err(), "{text}");
         }
     }
 
@@ -380,11 +386,12 @@ mod tests {
         }
     }
 
-    /// A daemon whose limit is reached closes the connection: a client that was still sending would read nothing of the refusal.
+    /// A daemon whose limit is reached closes the connection: a client that was still sending would
+    /// read nothing of the refusal.
     #[test]
     fn a_refusal_that_comes_before_the_body_is_read_and_the_body_is_not() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = Server::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let server = ServerAddress::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
         let refusing = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut head = Vec::new();
@@ -403,7 +410,8 @@ mod tests {
         });
         let was_read = Cell::new(false);
         let mut body = Watched(&was_read);
-        let refused = Client::new(server).upload::<serde_json::Value>("/v1/x", "token", Some(3_000_000), &mut body);
+        let refused =
+            ShareClient::new(server).upload::<serde_json::Value>("/v1/x", "token", Some(3_000_000), &mut body);
         assert!(refusing.join().unwrap().contains("expect: 100-continue"));
         assert!(
             matches!(&refused, Err(Error::Refused(failure)) if failure.message == "too many requests"),
@@ -414,7 +422,7 @@ mod tests {
 
     #[test]
     fn only_what_stays_on_this_machine_is_private_without_https() {
-        let is_private = |url: &str| Server::parse(url).unwrap().is_private();
+        let is_private = |url: &str| ServerAddress::parse(url).unwrap().is_private();
         for url in [
             "https://share.example.org",
             "http://localhost",
@@ -436,7 +444,7 @@ mod tests {
             "http://[::1]@example.org",
             "http://192.0.2.1",
         ] {
-            assert!(Server::parse(url).is_err() || !is_private(url), "{url}");
+            assert!(ServerAddress::parse(url).is_err() || !is_private(url), "{url}");
         }
     }
 
@@ -445,8 +453,8 @@ mod tests {
         let io = |kind: io::ErrorKind| ureq::Error::Io(kind.into());
         let tls = |error: rustls::Error| ureq::Error::Io(io::Error::new(io::ErrorKind::InvalidData, error));
         let untrusted = tls(rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer));
-        let client = Client::new(Server::Socket("/nonexistent/lockbox.sock".into()));
-        let told = |error: &ureq::Error| match client.unreachable(error) {
+        let client = ShareClient::new(ServerAddress::Socket("/nonexistent/lockbox.sock".into()));
+        let told = |error: &ureq::Error| match client.unreachable_error(error) {
             Error::Unreachable { reason, may_have_arrived, .. } => (may_have_arrived, reason),
             other => panic!("{other}"),
         };
@@ -476,7 +484,7 @@ mod tests {
 
     #[test]
     fn only_plain_http_to_other_machines_can_be_read_on_the_way() {
-        let private = |text: &str| Server::parse(text).unwrap().is_private();
+        let private = |text: &str| ServerAddress::parse(text).unwrap().is_private();
         assert!(private("https://example.org") && private("http://127.0.0.1:1") && private("http://localhost"));
         assert!(private("http://[::1]:7377") && private("http://localhost:80"));
         assert!(

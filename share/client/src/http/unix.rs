@@ -26,34 +26,34 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::geteuid;
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport, time};
 
-/// Connects to the socket at a path, whatever the address of the request says.
+/// Connects to the socket at a path and ignores the address of the request.
 #[derive(Debug)]
 pub(super) struct UnixConnector {
     pub(super) path: PathBuf,
     /// The user noted for the socket.
-    pub(super) noted: Option<u32>,
+    pub(super) expected_uid: Option<u32>,
 }
 
 /// Returns the user that listens at a socket.
 ///
 /// # Errors
 /// When no process does.
-pub fn listener(path: &Path) -> io::Result<u32> {
-    user_of(&UnixStream::connect(path)?)
+pub fn listener_uid(path: &Path) -> io::Result<u32> {
+    peer_uid(&UnixStream::connect(path)?)
 }
 
-fn user_of(stream: &UnixStream) -> io::Result<u32> {
+fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
     Ok(getsockopt(stream, PeerCredentials)?.uid())
 }
 
 /// Returns whether secrets may be sent to `user`, the listener at the socket.
-pub fn is_expected(path: &Path, user: u32, noted: Option<u32>) -> bool {
+pub fn is_trusted_listener(path: &Path, user: u32, expected_uid: Option<u32>) -> bool {
     [0, geteuid().as_raw()].contains(&user)
-        || noted.map_or_else(|| is_placed_by_root(path, user), |noted| noted == user)
+        || expected_uid.map_or_else(|| is_in_root_directory(path, user), |noted| noted == user)
 }
 
 /// Rule 3.
-fn is_placed_by_root(path: &Path, user: u32) -> bool {
+fn is_in_root_directory(path: &Path, user: u32) -> bool {
     let found = |path: &Path| fs::symlink_metadata(path).ok();
     let Some(directory) = path.parent().filter(|_| path.is_absolute()) else { return false };
     let is_theirs = found(path).is_some_and(|socket| socket.uid() == user);
@@ -68,9 +68,10 @@ impl<In: Transport> Connector<In> for UnixConnector {
 
     fn connect(&self, details: &ConnectionDetails, _: Option<In>) -> Result<Option<UnixTransport>, ureq::Error> {
         let stream = UnixStream::connect(&self.path)?;
-        let user = user_of(&stream)?;
-        if !is_expected(&self.path, user, self.noted) {
-            let whom = self.noted.map_or_else(String::new, |noted| format!(", nor user {noted}, the earlier listener"));
+        let user = peer_uid(&stream)?;
+        if !is_trusted_listener(&self.path, user, self.expected_uid) {
+            let whom =
+                self.expected_uid.map_or_else(String::new, |noted| format!(", nor user {noted}, the earlier listener"));
             let why = format!(
                 "user {user} listens there, neither this user nor root{whom}; naming the socket with --socket trusts its user, unless one is noted"
             );
@@ -89,11 +90,11 @@ pub(super) struct UnixTransport {
     buffers: LazyBuffers,
 }
 
-fn limit(timeout: NextTimeout) -> Option<Duration> {
+fn to_duration(timeout: NextTimeout) -> Option<Duration> {
     timeout.not_zero().map(|left: time::Duration| *left)
 }
 
-/// What the library expects when a time-out of the socket passed.
+/// Maps a socket time-out to the error kind that the library expects.
 fn timeout_or_failure(error: io::Error, timeout: NextTimeout) -> ureq::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),
@@ -108,14 +109,14 @@ impl Transport for UnixTransport {
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
         let timeout = timeout.for_write();
-        self.stream.set_write_timeout(limit(timeout))?;
+        self.stream.set_write_timeout(to_duration(timeout))?;
         let output = &self.buffers.output()[..amount];
         self.stream.write_all(output).map_err(|error| timeout_or_failure(error, timeout))
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
         let timeout = timeout.for_read();
-        self.stream.set_read_timeout(limit(timeout))?;
+        self.stream.set_read_timeout(to_duration(timeout))?;
         let amount = loop {
             match self.stream.read(self.buffers.input_append_buf()) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -153,11 +154,15 @@ mod tests {
         let path = place.path().canonicalize().unwrap().join("x.sock");
         let _listening = UnixListener::bind(&path).unwrap();
         let own = geteuid().as_raw();
-        assert_eq!(listener(&path).unwrap(), own);
-        assert!(is_expected(&path, own, None) && is_expected(&path, 0, None) && is_expected(&path, own, Some(OTHER)));
+        assert_eq!(listener_uid(&path).unwrap(), own);
+        assert!(
+            is_trusted_listener(&path, own, None)
+                && is_trusted_listener(&path, 0, None)
+                && is_trusted_listener(&path, own, Some(OTHER))
+        );
         let other = own + OTHER;
-        assert!(!is_expected(&path, other, None) && !is_expected(&path, other, Some(other + 1)));
-        assert!(is_expected(&path, other, Some(other)));
+        assert!(!is_trusted_listener(&path, other, None) && !is_trusted_listener(&path, other, Some(other + 1)));
+        assert!(is_trusted_listener(&path, other, Some(other)));
     }
 
     #[test]
@@ -177,17 +182,17 @@ mod tests {
         for path in [&given, &path] {
             chown(path, Some(OTHER), None).unwrap();
         }
-        assert!(is_expected(&path, OTHER, None), "as a service manager does");
-        assert!(!is_expected(&path, OTHER + 1, None), "another one at the same path");
+        assert!(is_trusted_listener(&path, OTHER, None), "as a service manager does");
+        assert!(!is_trusted_listener(&path, OTHER + 1, None), "another one at the same path");
         // Root's own link leads to what a user made elsewhere.
         let link = place.path().join("link");
         symlink(&given, &link).unwrap();
-        assert!(!is_expected(&link.join("x.sock"), OTHER, None));
+        assert!(!is_trusted_listener(&link.join("x.sock"), OTHER, None));
         // As /tmp: sticky, and open to all.
         set_mode(place.path(), 0o1777);
-        assert!(!is_expected(&path, OTHER, None));
+        assert!(!is_trusted_listener(&path, OTHER, None));
         set_mode(place.path(), 0o755);
         set_mode(&given, 0o777);
-        assert!(!is_expected(&path, OTHER, None));
+        assert!(!is_trusted_listener(&path, OTHER, None));
     }
 }

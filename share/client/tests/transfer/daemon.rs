@@ -1,4 +1,5 @@
-//! A small daemon in the test: speaks the documented messages over a Unix socket and fails on demand.
+//! A small daemon in the test: speaks the documented messages over a Unix socket and fails on
+//! demand.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -7,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use lockbox_share_client::http::{Client, Server};
-use lockbox_share_client::protocol::capsule::Content;
+use lockbox_share_client::http::{ServerAddress, ShareClient};
+use lockbox_share_client::protocol::capsule::ContentLocation;
 use lockbox_share_client::protocol::message::{
-    Claim, Claimed, Create, Created, ErrorCode, Failure, Lease, Limits, Look, Looked, Uploaded,
+    ClaimReply, ClaimRequest, CreateReply, CreateRequest, ErrorBody, ErrorCode, Lease, Limits, LookReply, LookRequest,
+    UploadReply,
 };
 use lockbox_share_client::protocol::token::{Digest, LeaseToken, UploadToken};
 use sha2::{Digest as _, Sha256};
@@ -28,9 +30,10 @@ pub(crate) struct Faults {
     pub(crate) tamper: Option<fn(&mut Vec<u8>)>,
     /// The next claims and questions for a lease are answered with these.
     pub(crate) passing: Vec<(u16, ErrorCode)>,
-    /// The next claims and questions for a lease reach something that is no daemon, which answers with these.
+    /// The next claims and questions for a lease reach something that is no daemon, which answers
+    /// with these.
     pub(crate) elsewhere: Vec<u16>,
-    /// Whether the lease is gone.
+    /// Set if the lease has ended.
     pub(crate) lease_ended: bool,
 }
 
@@ -38,7 +41,7 @@ pub(crate) struct Faults {
 pub(crate) struct Inner {
     pub(crate) faults: Faults,
     uploads: Vec<Vec<u8>>,
-    pub(crate) shares: HashMap<String, Create>,
+    pub(crate) shares: HashMap<String, CreateRequest>,
     claims: HashMap<String, String>,
     /// Every request line and body as it came.
     pub(crate) heard: Vec<Vec<u8>>,
@@ -67,8 +70,8 @@ impl Daemon {
         Daemon { socket, inner }
     }
 
-    pub(crate) fn client(&self) -> Client {
-        Client::new(Server::Socket(self.socket.clone()))
+    pub(crate) fn client(&self) -> ShareClient {
+        ShareClient::new(ServerAddress::Socket(self.socket.clone()))
     }
 
     pub(crate) fn faults(&self, change: impl FnOnce(&mut Faults)) {
@@ -198,7 +201,7 @@ fn json(status: u16, value: &impl serde::Serialize) -> Reply {
 }
 
 fn refusal(status: u16, error: ErrorCode) -> Reply {
-    json(status, &Failure { error, message: "refused by the test".into(), at: None })
+    json(status, &ErrorBody { error, message: "refused by the test".into(), at: None })
 }
 
 fn limits() -> Limits {
@@ -219,18 +222,18 @@ fn upload(inner: &mut Inner, heard: &Heard) -> Reply {
     let mut number = [0; UploadToken::LENGTH];
     number[0] = u8::try_from(inner.uploads.len() - 1).unwrap();
     let size = heard.body.len() as u64;
-    json(201, &Uploaded { upload: UploadToken::new(number), size, digest, expires_in: 900 })
+    json(201, &UploadReply { upload: UploadToken::new(number), size, digest, expires_in: 900 })
 }
 
 fn create(inner: &mut Inner, heard: &Heard) -> Reply {
-    let create: Create = serde_json::from_slice(&heard.body).unwrap();
+    let create: CreateRequest = serde_json::from_slice(&heard.body).unwrap();
     // As the daemon does: the same share by its upload.
     let same = inner.shares.iter().find(|(_, known)| known.upload.is_some() && known.upload == create.upload);
     let handle = same.map_or_else(|| format!("1{:012}", inner.shares.len()), |(handle, _)| handle.clone());
     if let (Some(upload), Some(tamper)) = (&create.upload, inner.faults.tamper) {
         tamper(&mut inner.uploads[usize::from(upload.as_bytes()[0])]);
     }
-    let created = Created {
+    let created = CreateReply {
         handle: handle.parse().unwrap(),
         url: format!("http://127.0.0.1:1/s/{handle}"),
         expires_at: 2_000_000_000,
@@ -240,18 +243,18 @@ fn create(inner: &mut Inner, heard: &Heard) -> Reply {
 }
 
 fn look(inner: &Inner, heard: &Heard) -> Reply {
-    let look: Look = serde_json::from_slice(&heard.body).unwrap();
+    let look: LookRequest = serde_json::from_slice(&heard.body).unwrap();
     let handle = look.handle.to_string();
     match inner.shares.get(&handle) {
         Some(share) if look.auth.verifier() != share.verifier => refusal(404, ErrorCode::Refused),
         None => refusal(404, ErrorCode::Refused),
         Some(_) if inner.claims.contains_key(&handle) => refusal(410, ErrorCode::Consumed),
-        Some(_) => json(200, &Looked { expires_at: 2_000_000_000 }),
+        Some(_) => json(200, &LookReply { expires_at: 2_000_000_000 }),
     }
 }
 
 fn claim(inner: &mut Inner, heard: &Heard) -> Reply {
-    let claim: Claim = serde_json::from_slice(&heard.body).unwrap();
+    let claim: ClaimRequest = serde_json::from_slice(&heard.body).unwrap();
     let handle = claim.handle.to_string();
     let Some(share) = inner.shares.get(&handle) else { return refusal(404, ErrorCode::Refused) };
     if claim.auth.verifier() != share.verifier {
@@ -261,9 +264,9 @@ fn claim(inner: &mut Inner, heard: &Heard) -> Reply {
     if inner.claims.get(&handle).is_some_and(|other| *other != id) {
         return refusal(410, ErrorCode::Consumed);
     }
-    let lease = matches!(share.capsule.content(), Content::Spooled { .. })
+    let lease = matches!(share.capsule.content(), ContentLocation::Spooled { .. })
         .then(|| Lease { token: LeaseToken::new([9; LeaseToken::LENGTH]), expires_in: 2 });
-    let reply = json(200, &Claimed { capsule: share.capsule.clone(), lease });
+    let reply = json(200, &ClaimReply { capsule: share.capsule.clone(), lease });
     inner.claims.insert(handle, id);
     reply
 }
@@ -283,8 +286,9 @@ fn download(inner: &mut Inner, heard: &Heard, head_only: bool) -> Reply {
     match heard.range {
         None => (200, String::new(), file),
         Some(start) => {
-            // Tampering may have changed the length; what the capsule says is what the client expects.
-            let Content::Spooled { size, .. } = share.capsule.content() else {
+            // Tampering may have changed the length; what the capsule says is what the client
+            // expects.
+            let ContentLocation::Spooled { size, .. } = share.capsule.content() else {
                 return refusal(404, ErrorCode::Refused);
             };
             let range = format!("content-range: bytes {start}-{}/{size}\r\n", size - 1);

@@ -1,15 +1,16 @@
-//! A server that means harm, against who shares and who receives: it leads nowhere, fills nothing and is never waited for without end.
+//! A server that means harm, against who shares and who receives: it leads nowhere, fills nothing
+//! and is never waited for without end.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
 use lockbox_share_client::Error;
-use lockbox_share_client::http::{Client, Server};
+use lockbox_share_client::http::{ServerAddress, ShareClient};
 use lockbox_share_client::link::Link;
 use lockbox_share_client::protocol::token::OwnerToken;
-use lockbox_share_client::receive::{self, Target};
-use lockbox_share_client::sharing::{self, Terms};
+use lockbox_share_client::receive::{self, ReceiveTarget};
+use lockbox_share_client::shares::{self, ShareTerms};
 use lockbox_share_client::source::FileSource;
 use tempfile::TempDir;
 
@@ -61,18 +62,18 @@ fn hear(stream: &TcpStream) -> Option<String> {
 fn claim(base: &str) -> Result<(), Error> {
     let place = TempDir::new().unwrap();
     let link = Link::parse(&format!("{base}/s/1482719382210#{SECRET}")).unwrap();
-    let target = Target::Directory { path: place.path().into(), replace: false };
+    let target = ReceiveTarget::Directory { path: place.path().into(), replace: false };
     let options = forgetful();
-    receive::to_file(&Client::new(Server::parse(base).unwrap()), &link, &target, &options).map(drop)
+    receive::to_file(&ShareClient::new(ServerAddress::parse(base).unwrap()), &link, &target, &options).map(drop)
 }
 
 fn share(base: &str) -> Result<(), Error> {
     let place = TempDir::new().unwrap();
     let path = place.path().join("a");
     std::fs::write(&path, "x").unwrap();
-    let terms = Terms { expires_in: None, max_claims: 1 };
-    let client = Client::new(Server::parse(base).unwrap());
-    sharing::share(&client, &OwnerToken::new([5; 32]), &mut FileSource::open(&path, None).unwrap(), terms, &|_| {})
+    let terms = ShareTerms { expires_in: None, max_claims: 1 };
+    let client = ShareClient::new(ServerAddress::parse(base).unwrap());
+    shares::share(&client, &OwnerToken::new([5; 32]), &mut FileSource::open(&path, None).unwrap(), terms, &|_| {})
         .map(drop)
 }
 

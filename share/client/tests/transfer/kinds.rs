@@ -1,4 +1,5 @@
-//! What is no file of a known size: streams, texts and directories; and links that are looked at first.
+//! What is no file of a known size: streams, texts and directories; and links that are looked at
+//! first.
 
 use std::cell::RefCell;
 use std::fs;
@@ -6,8 +7,8 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 
 use lockbox_share_client::Error;
-use lockbox_share_client::meta::Kind;
-use lockbox_share_client::receive::{self, Options, Target};
+use lockbox_share_client::meta::ContentKind;
+use lockbox_share_client::receive::{self, ReceiveOptions, ReceiveTarget};
 use lockbox_share_client::source::StreamSource;
 
 use crate::{PIECE, Place, content, forgetful};
@@ -32,21 +33,21 @@ impl Read for Pipe {
     }
 }
 
-fn stream(kind: Kind, name: &str, content: Vec<u8>) -> StreamSource<Pipe> {
+fn stream(kind: ContentKind, name: &str, content: Vec<u8>) -> StreamSource<Pipe> {
     StreamSource::begin(name.into(), kind, Pipe { content, at: 0, fails: false }).unwrap()
 }
 
-fn target(place: &Place) -> Target {
-    Target::Directory { path: place.path("in"), replace: false }
+fn target(place: &Place) -> ReceiveTarget {
+    ReceiveTarget::Directory { path: place.path("in"), replace: false }
 }
 
 #[test]
 fn a_stream_whose_end_is_not_known_arrives_whole() {
     let place = Place::new();
     for length in [0, 1, 7000, 8000, PIECE, PIECE + 1, 4 * PIECE, 500_001] {
-        let link = place.share_source(&mut stream(Kind::File, "stream", content(length))).unwrap();
+        let link = place.share_source(&mut stream(ContentKind::File, "stream", content(length))).unwrap();
         let receipt = place.receive(&link, false).unwrap();
-        assert_eq!((receipt.size, receipt.kind), (length as u64, Kind::File));
+        assert_eq!((receipt.size, receipt.kind), (length as u64, ContentKind::File));
         let path = receipt.path.unwrap();
         assert!(fs::read(&path).unwrap() == content(length), "{length}");
         fs::remove_file(path).unwrap();
@@ -58,7 +59,7 @@ fn a_stream_that_fails_is_not_shared() {
     let place = Place::new();
     for length in [8000, PIECE, 4 * PIECE] {
         let pipe = Pipe { content: content(length), at: 0, fails: true };
-        let mut source = StreamSource::begin("stream".into(), Kind::File, pipe).unwrap();
+        let mut source = StreamSource::begin("stream".into(), ContentKind::File, pipe).unwrap();
         let told = place.share_source(&mut source).map(drop).unwrap_err();
         assert!(matches!(told, Error::Io { .. }), "{told}");
         let inner = place.daemon.inner.lock().unwrap();
@@ -69,28 +70,28 @@ fn a_stream_that_fails_is_not_shared() {
         );
     }
     let pipe = Pipe { content: content(10), at: 0, fails: true };
-    assert!(StreamSource::begin("stream".into(), Kind::File, pipe).is_err());
+    assert!(StreamSource::begin("stream".into(), ContentKind::File, pipe).is_err());
 }
 
 #[test]
 fn a_text_is_handed_over_and_is_a_file_to_who_does_not_know_texts() {
     let place = Place::new();
-    let link = place.share_source(&mut stream(Kind::Text, "text.txt", b"the bridge\n".to_vec())).unwrap();
+    let link = place.share_source(&mut stream(ContentKind::Text, "text.txt", b"the bridge\n".to_vec())).unwrap();
     let read = RefCell::new(Vec::new());
     let hand_over = |text: &[u8]| {
         read.borrow_mut().extend_from_slice(text);
         Ok(())
     };
-    let options = Options { text: Some(&hand_over), ..forgetful() };
+    let options = ReceiveOptions { text: Some(&hand_over), ..forgetful() };
     let receipt = receive::to_file(&place.daemon.client(), &link, &target(&place), &options).unwrap();
-    assert_eq!((receipt.path, receipt.kind, &read.borrow()[..]), (None, Kind::Text, &b"the bridge\n"[..]));
+    assert_eq!((receipt.path, receipt.kind, &read.borrow()[..]), (None, ContentKind::Text, &b"the bridge\n"[..]));
     assert!(place.names().is_empty());
 
     let link = place.share(10);
     let receipt = receive::to_file(&place.daemon.client(), &link, &target(&place), &options).unwrap();
     assert!(receipt.path.is_some(), "a file is no text, however small");
 
-    let link = place.share_source(&mut stream(Kind::Text, "text.txt", b"the bridge\n".to_vec())).unwrap();
+    let link = place.share_source(&mut stream(ContentKind::Text, "text.txt", b"the bridge\n".to_vec())).unwrap();
     let receipt = place.receive(&link, false).unwrap();
     assert_eq!(fs::read(receipt.path.unwrap()).unwrap(), b"the bridge\n");
 }
@@ -99,9 +100,9 @@ fn a_text_is_handed_over_and_is_a_file_to_who_does_not_know_texts() {
 fn a_directory_is_unpacked_when_it_is_whole_and_kept_packed_when_that_fails() {
     let place = Place::new();
     let tar = content(3 * PIECE + 5);
-    let share = || place.share_source(&mut stream(Kind::Directory, "folder.tar", tar.clone())).unwrap();
+    let share = || place.share_source(&mut stream(ContentKind::Directory, "folder.tar", tar.clone())).unwrap();
     let receive = |link, unpack: &receive::Unpack<'_>| {
-        let options = Options { unpack: Some(unpack), ..forgetful() };
+        let options = ReceiveOptions { unpack: Some(unpack), ..forgetful() };
         receive::to_file(&place.daemon.client(), &link, &target(&place), &options)
     };
     let link = share();
@@ -121,7 +122,7 @@ fn a_directory_is_unpacked_when_it_is_whole_and_kept_packed_when_that_fails() {
         Ok(PathBuf::from("somewhere"))
     };
     let receipt = receive(share(), &unpacked).unwrap();
-    assert_eq!((receipt.path, receipt.kind), (Some("somewhere".into()), Kind::Directory));
+    assert_eq!((receipt.path, receipt.kind), (Some("somewhere".into()), ContentKind::Directory));
     assert_eq!(visible(), [""; 0]);
 
     let refused = |_: &mut fs::File, _: &str| Err(Error::Invalid("no tar at all".into()));

@@ -1,4 +1,5 @@
-//! Shares and receives files against a daemon that loses replies, cuts connections and tampers with what it keeps.
+//! Shares and receives files against a daemon that loses replies, cuts connections and tampers with
+//! what it keeps.
 
 #![allow(clippy::unwrap_used)] // a failed step fails the test
 
@@ -16,14 +17,14 @@ use std::time::Duration;
 
 use lockbox_share_client::Error;
 use lockbox_share_client::link::Link;
-use lockbox_share_client::meta::{Kind, Meta};
-use lockbox_share_client::protocol::capsule::Content;
+use lockbox_share_client::meta::{ContentKind, Meta};
+use lockbox_share_client::protocol::capsule::ContentLocation;
 use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::protocol::token::OwnerToken;
-use lockbox_share_client::receive::{self, Options, Receipt, Target};
+use lockbox_share_client::receive::{self, ReceiveOptions, ReceiveSummary, ReceiveTarget};
 use lockbox_share_client::seal;
 use lockbox_share_client::secret::Secret;
-use lockbox_share_client::sharing::{self, Terms};
+use lockbox_share_client::shares::{self, ShareTerms};
 use lockbox_share_client::source::{FileSource, Source};
 use tempfile::TempDir;
 use tracing::field::{Field, Visit};
@@ -35,15 +36,15 @@ use crate::daemon::Daemon;
 const PIECE: usize = 64 << 10;
 
 /// Nothing is remembered or reported, and a download that was cut is given up at once.
-fn forgetful() -> Options<'static> {
-    Options {
+fn forgetful() -> ReceiveOptions<'static> {
+    ReceiveOptions {
         state: None,
         resume: false,
         ciphertext: false,
-        patience: Some(Duration::ZERO),
+        retry_timeout: Some(Duration::ZERO),
         progress: &|_, _| {},
-        kept_in: &|_| {},
-        kept_before: &|_, _| {},
+        on_partial: &|_| {},
+        on_unresumed: &|_, _| {},
         text: None,
         unpack: None,
     }
@@ -72,28 +73,29 @@ impl Place {
         self.share_source(&mut FileSource::open(&self.path("report.bin"), None).unwrap()).unwrap()
     }
 
-    fn receive(&self, link: &Link, resume: bool) -> Result<Receipt, Error> {
+    fn receive(&self, link: &Link, resume: bool) -> Result<ReceiveSummary, Error> {
         self.receive_as(link, resume, false)
     }
 
     fn share_source(&self, source: &mut dyn Source) -> Result<Link, Error> {
-        let terms = Terms { expires_in: None, max_claims: 1 };
+        let terms = ShareTerms { expires_in: None, max_claims: 1 };
         let owner = OwnerToken::new([5; 32]);
-        sharing::share(&self.daemon.client(), &owner, source, terms, &|_| {}).map(|shared| shared.link)
+        shares::share(&self.daemon.client(), &owner, source, terms, &|_| {}).map(|shared| shared.link)
     }
 
-    fn receive_as(&self, link: &Link, resume: bool, ciphertext: bool) -> Result<Receipt, Error> {
-        let target = Target::Directory { path: self.path("in"), replace: false };
+    fn receive_as(&self, link: &Link, resume: bool, ciphertext: bool) -> Result<ReceiveSummary, Error> {
+        let target = ReceiveTarget::Directory { path: self.path("in"), replace: false };
         let state = self.path("state");
-        let options = Options { state: Some(&state), resume, ciphertext, ..forgetful() };
+        let options = ReceiveOptions { state: Some(&state), resume, ciphertext, ..forgetful() };
         receive::to_file(&self.daemon.client(), link, &target, &options)
     }
 
-    /// What a daemon hears that is asked for the only share's `length` bytes from behind `pieces` of them on. The header before the pieces
-    /// has no fixed length: age puts a random recipient into it.
+    /// What a daemon hears that is asked for the only share's `length` bytes from behind `pieces`
+    /// of them on. The header before the pieces has no fixed length: age puts a random recipient
+    /// into it.
     fn range_behind(&self, pieces: usize, length: usize) -> String {
         let mut inner = self.daemon.inner.lock().unwrap();
-        let Content::Spooled { size, .. } = inner.shares.values_mut().next().unwrap().capsule.content() else {
+        let ContentLocation::Spooled { size, .. } = inner.shares.values_mut().next().unwrap().capsule.content() else {
             panic!("the content is beside it")
         };
         let sealed = length + length.div_ceil(PIECE) * 16;
@@ -169,8 +171,8 @@ fn cut_downloads_go_on_by_themselves() {
     let place = Place::new();
     let link = place.share(1_000_000);
     place.daemon.faults(|faults| faults.cuts = vec![0, 10_000, 500_000, 1]);
-    let target = Target::Directory { path: place.path("in"), replace: false };
-    let patient = Options { patience: None, ..forgetful() };
+    let target = ReceiveTarget::Directory { path: place.path("in"), replace: false };
+    let patient = ReceiveOptions { retry_timeout: None, ..forgetful() };
     let receipt = receive::to_file(&place.daemon.client(), &link, &target, &patient).unwrap();
     holds(&receipt.path.unwrap(), 1_000_000);
     let ranges = place.daemon.inner.lock().unwrap().ranges.clone();
@@ -255,18 +257,18 @@ fn what_arrived_whole_and_got_no_name_gets_one_after_the_end_of_its_link() {
         let link = place.share(length);
         let state = place.path("state");
         let receive = |target, resume| {
-            let options = Options { state: Some(&state), resume, ..forgetful() };
+            let options = ReceiveOptions { state: Some(&state), resume, ..forgetful() };
             receive::to_file(&place.daemon.client(), &link, &target, &options)
         };
         // A directory is not replaced by a file, whatever was said.
         fs::create_dir(place.path("in/report.bin")).unwrap();
-        let in_the_way = Target::Directory { path: place.path("in"), replace: true };
+        let in_the_way = ReceiveTarget::Directory { path: place.path("in"), replace: true };
         assert!(matches!(receive(in_the_way, false), Err(Error::Io { .. })));
         place.daemon.faults(|faults| {
             faults.passing = vec![(410, ErrorCode::Consumed), (410, ErrorCode::Consumed)];
             faults.lease_ended = true;
         });
-        let free = Target::File { path: place.path("in/other.bin"), replace: false };
+        let free = ReceiveTarget::File { path: place.path("in/other.bin"), replace: false };
         let receipt = receive(free, resume).unwrap();
         assert_eq!((receipt.size, receipt.path.as_deref()), (length as u64, Some(&*place.path("in/other.bin"))));
         holds(&place.path("in/other.bin"), length);
@@ -280,13 +282,14 @@ fn nothing_of_a_longer_file_that_arrived_before_stays_behind_a_shorter_one() {
     let place = Place::new();
     let link = place.share(100);
     fs::create_dir(place.path("in/report.bin.age")).unwrap();
-    let (target, state) = (Target::Directory { path: place.path("in"), replace: true }, place.path("state"));
-    let sealed = Options { state: Some(&state), ciphertext: true, ..forgetful() };
+    let (target, state) = (ReceiveTarget::Directory { path: place.path("in"), replace: true }, place.path("state"));
+    let sealed = ReceiveOptions { state: Some(&state), ciphertext: true, ..forgetful() };
     assert!(receive::to_file(&place.daemon.client(), &link, &target, &sealed).is_err());
     holds(&place.receive(&link, true).unwrap().path.unwrap(), 100);
 }
 
-/// A way to the server that leads elsewhere for a moment, such as a proxy that does not know its name.
+/// A way to the server that leads elsewhere for a moment, such as a proxy that does not know its
+/// name.
 #[test]
 fn an_answer_of_something_else_does_not_end_a_lease() {
     let place = Place::new();
@@ -336,7 +339,8 @@ fn a_daemon_that_is_started_anew_behind_a_claim_does_not_burn_the_link() {
     place.daemon.faults(|faults| faults.lost_claims = 1);
     let (socket, away) = (place.daemon.socket.clone(), place.path("away"));
     let attempts = Arc::new(AtomicUsize::new(0));
-    // The client logs each attempt that had no reply before it waits for the next one: the first was heard and its reply lost, the second finds nobody.
+    // The client logs each attempt that had no reply before it waits for the next one: the first
+    // was heard and its reply lost, the second finds nobody.
     let failed = attempts.clone();
     let subscriber = Messages(Box::new(move |message| {
         if message.contains("sending the same again") {
@@ -465,9 +469,9 @@ fn a_description_of_more_than_was_sealed_is_damage() {
     let secret = Secret::from_fragment(&link.secret().fragment()).unwrap();
     let mut inner = place.daemon.inner.lock().unwrap();
     let share = inner.shares.values_mut().next().unwrap();
-    let Content::Spooled { size, digest } = share.capsule.content() else { panic!("the content is beside it") };
-    let meta = Meta::new("report.bin".into(), Kind::File, 1 << 40, digest);
-    share.capsule = seal::spooled(&secret, &meta, size, digest).unwrap();
+    let ContentLocation::Spooled { size, digest } = share.capsule.content() else { panic!("the content is beside it") };
+    let meta = Meta::new("report.bin".into(), ContentKind::File, 1 << 40, digest);
+    share.capsule = seal::seal_spooled(&secret, &meta, size, digest).unwrap();
     drop(inner);
     let error = place.receive(&link, false).unwrap_err();
     assert!(matches!(&error, Error::Damaged(told) if told.contains("cannot hold")), "{error}");
@@ -503,11 +507,11 @@ fn nothing_is_claimed_when_the_file_cannot_be_written() {
     fs::write(place.path("taken"), "old").unwrap();
     let options = forgetful();
     for path in ["taken", "none/file", "in"] {
-        let target = Target::File { path: place.path(path), replace: false };
+        let target = ReceiveTarget::File { path: place.path(path), replace: false };
         assert!(receive::to_file(&place.daemon.client(), &link, &target, &options).is_err());
     }
     assert_eq!(fs::read(place.path("taken")).unwrap(), b"old");
-    let target = Target::File { path: place.path("taken"), replace: true };
+    let target = ReceiveTarget::File { path: place.path("taken"), replace: true };
     receive::to_file(&place.daemon.client(), &link, &target, &options).unwrap();
     holds(&place.path("taken"), 100);
 }

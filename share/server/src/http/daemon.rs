@@ -1,30 +1,33 @@
-//! What all workers and handlers share: the store, the settings, the bounds and the counters.
+//! Shared state of all workers and handlers: store, settings, limits and counters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lockbox_share_protocol::api::DEFAULT_PORT;
+use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{ErrorCode, Limits, MAX_BATCH, MAX_CLAIMS};
-use tokio::sync::Semaphore;
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, Semaphore};
 
-use super::changes::Changes;
-use super::leases::Leases;
-use super::origin::{self, Network, Peer};
-use super::permits::Permits;
-use super::refusal::Refusal;
-use super::seats::{Seat, Seats};
-use super::waiting::Waiting;
-use crate::limiter::{Client, Limiter, Rates};
+use super::admission::{ConcurrencyLimit, ConnectionSlot, ConnectionSlots};
+use super::client_addr::{self, Network, Peer};
+use super::leases::LeaseTransfers;
+use super::pending_uploads::PendingUploads;
+use super::request::Refusal;
+use crate::limiter::{ClientId, Limiter, Rates};
 use crate::metrics::{Gauges, Metrics};
-use crate::store::clock::{Clock, SystemClock};
+use crate::store::env::{Clock, SystemClock};
 use crate::store::spool::Spool;
 use crate::store::{ShareStore, StoreError};
 
-/// Connections of the Unix socket that may be open at a time, beside those of the network (`permits`, rule 1).
+/// Maximum connections of the Unix socket, besides the network connections (`admission`, rule
+/// 1).
 pub const LOCAL_CONNECTIONS: usize = 1024;
-/// Refused connections that may linger at a time so that their clients see the answer; of few places a quarter as many.
+/// Refused connections that may linger at a time so that their clients see the answer; of few
+/// places a quarter as many.
 pub const LINGERING: usize = 256;
 /// Watchers that may wait at a time; each holds a connection.
 const MAX_WATCHERS: usize = 1024;
@@ -34,26 +37,28 @@ const MAX_WATCHERS_OF_CLIENT: usize = 128;
 pub(super) const MAX_UPLOADS: usize = 64;
 /// Of these, uploads of one client, for the same reason as with batches.
 const MAX_UPLOADS_OF_CLIENT: usize = 16;
-/// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and its results: 64 of them hold
-/// at most 320 MiB, where 20,000 connections could ask for 100 GiB.
+/// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and
+/// its results: 64 of them hold at most 320 MiB, where 20,000 connections could ask for 100 GiB.
 const MAX_BATCHES: usize = 64;
-/// Of these, batches of one client: a client that sends slowly keeps its permits for up to the time of a message.
+/// Of these, batches of one client: a client that sends slowly keeps its permits for up to the time
+/// of a message.
 const MAX_BATCHES_OF_CLIENT: usize = 16;
 
-/// Who may make shares.
+/// Clients that may create shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Creators {
-    /// Everybody who reaches the daemon.
-    Everybody,
-    /// Those on the same machine: over the Unix socket, or over a loopback address without a trace of a proxy.
+pub enum CreatorPolicy {
+    /// All clients.
+    Anyone,
+    /// Those on the same machine: over the Unix socket, or over a loopback address without a trace
+    /// of a proxy.
     ThisMachine,
-    /// Those who reach its Unix socket.
+    /// Clients of the Unix socket.
     UnixSocket,
 }
 
-/// What the operator chose.
+/// Settings chosen by the administrator.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct DaemonSettings {
     /// Begins the links, without a slash at its end.
     pub public_url: String,
     /// First digit of the handles, 0..=9.
@@ -66,19 +71,19 @@ pub struct Settings {
     pub max_expiry: Duration,
     /// Most bytes of one ciphertext.
     pub max_ciphertext: u64,
-    /// How often clients may ask.
+    /// Rate limits.
     pub rates: Rates,
-    /// Whose forwarded addresses are believed.
+    /// Proxies trusted to name their clients.
     pub trusted_proxies: Vec<Network>,
-    /// Who may make shares.
-    pub creators: Creators,
+    /// Clients that may create shares.
+    pub creators: CreatorPolicy,
     /// Connections of the network that may be open at a time.
     pub max_connections: usize,
     /// For the head of a request, also for the next one on the same connection.
     pub head_timeout: Duration,
     /// For a message, and between two parts of an upload.
     pub body_timeout: Duration,
-    /// For a client that does not take what is sent to it.
+    /// Maximum time for which a client may accept too little of a response.
     pub stall_timeout: Duration,
     /// How long a claimant may ask again after the last byte was sent.
     pub grace: Duration,
@@ -86,9 +91,9 @@ pub struct Settings {
     pub stop_timeout: Duration,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for DaemonSettings {
+    fn default() -> DaemonSettings {
+        DaemonSettings {
             public_url: format!("http://127.0.0.1:{}", DEFAULT_PORT),
             routing: 0,
             digits: 12,
@@ -97,7 +102,7 @@ impl Default for Settings {
             max_ciphertext: 16 << 30,
             rates: Rates::default(),
             trusted_proxies: Vec::new(),
-            creators: Creators::ThisMachine,
+            creators: CreatorPolicy::ThisMachine,
             max_connections: 20_000,
             head_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
@@ -108,7 +113,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl DaemonSettings {
     /// The answer of `GET /v1/limits`, which never changes.
     fn limits(&self) -> Bytes {
         let limits = Limits {
@@ -124,8 +129,8 @@ impl Settings {
     }
 }
 
-/// Runs what changes shares until it is done, also when the client goes away meanwhile: hyper then drops the future of the request, and
-/// with it everything between a change of the store and what the daemon has to note of it.
+/// Completes a change also after the client disconnected: hyper then drops the future of the
+/// request, and with it all steps between the store's change and the daemon's own bookkeeping.
 pub(super) async fn see_through<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -139,51 +144,51 @@ pub(super) async fn see_through<T: Send + 'static>(
 pub struct Daemon {
     pub(super) store: Arc<dyn ShareStore>,
     pub(super) spool: Arc<Spool>,
-    pub(super) settings: Settings,
+    pub(super) settings: DaemonSettings,
     pub(super) limiter: Limiter,
     pub(super) metrics: Metrics,
-    pub(super) waiting: Waiting,
-    pub(super) changes: Changes,
-    pub(super) leases: Leases,
-    network: Arc<Seats>,
-    local: Arc<Seats>,
+    pub(super) pending_uploads: PendingUploads,
+    pub(super) notifier: ShareNotifier,
+    pub(super) leases: LeaseTransfers,
+    network: Arc<ConnectionSlots>,
+    local: Arc<ConnectionSlots>,
     pub(super) lingering: Arc<Semaphore>,
-    pub(super) watchers: Arc<Permits>,
-    pub(super) uploads: Arc<Permits>,
-    pub(super) batches: Arc<Permits>,
+    pub(super) watchers: Arc<ConcurrencyLimit>,
+    pub(super) uploads: Arc<ConcurrencyLimit>,
+    pub(super) batches: Arc<ConcurrencyLimit>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) limits: Bytes,
     pub(super) stopping: AtomicBool,
 }
 
 impl Daemon {
-    /// A daemon that serves what `store` and `spool` keep. `secret` is random and keys the limiter's table.
-    pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: Settings, secret: [u8; 16]) -> Daemon {
+    /// Creates a daemon over `store` and `spool`. `secret` is random and keys the limiter's table.
+    pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: DaemonSettings, secret: [u8; 16]) -> Daemon {
         Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
     }
 
-    /// The same by a clock that tests turn.
+    /// Creates a daemon with the given clock; for tests.
     pub(crate) fn by(
         clock: Arc<dyn Clock>,
         store: Arc<dyn ShareStore>,
         spool: Arc<Spool>,
-        settings: Settings,
+        settings: DaemonSettings,
         secret: [u8; 16],
     ) -> Daemon {
         let connections = settings.max_connections;
         Daemon {
-            network: Seats::new(connections, (connections / 4).max(1), settings.head_timeout),
-            local: Seats::new(LOCAL_CONNECTIONS, LOCAL_CONNECTIONS, settings.head_timeout),
+            network: ConnectionSlots::new(connections, (connections / 4).max(1), settings.head_timeout),
+            local: ConnectionSlots::new(LOCAL_CONNECTIONS, LOCAL_CONNECTIONS, settings.head_timeout),
             lingering: Arc::new(Semaphore::new(LINGERING.min(connections / 4))),
             limiter: Limiter::new(settings.rates, secret),
             metrics: Metrics::default(),
-            waiting: Waiting::default(),
-            changes: Changes::default(),
-            leases: Leases::default(),
-            batches: Permits::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
+            pending_uploads: PendingUploads::default(),
+            notifier: ShareNotifier::default(),
+            leases: LeaseTransfers::default(),
+            batches: ConcurrencyLimit::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
             clock,
-            watchers: Permits::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
-            uploads: Permits::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
+            watchers: ConcurrencyLimit::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
+            uploads: ConcurrencyLimit::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
             limits: settings.limits(),
             stopping: AtomicBool::new(false),
             store,
@@ -192,25 +197,27 @@ impl Daemon {
         }
     }
 
-    /// Throws away what was uploaded and taken by no share in time, and forgets downloads that are over. To be called every some
-    /// seconds, on a thread that may block.
+    /// Discards expired pending uploads and forgets ended downloads. Call it every few seconds, on
+    /// a thread that may block.
     pub fn discard_overdue(&self) {
-        self.waiting.discard_overdue(&self.spool);
+        self.pending_uploads.discard_overdue(&self.spool);
         self.leases.forget_old();
     }
 
-    /// Throws away everything that was uploaded and taken by no share: the process ends, and its tokens with it.
+    /// Throws away everything that was uploaded and taken by no share: the process ends, and its
+    /// tokens with it.
     pub fn discard_waiting(&self) {
-        self.waiting.discard_all(&self.spool);
+        self.pending_uploads.discard_all(&self.spool);
     }
 
     /// A place for a connection, when there is one.
-    pub(super) fn seat(&self, peer: Peer) -> Option<Arc<Seat>> {
-        let seats = if peer == Peer::Local { &self.local } else { &self.network };
-        seats.take(origin::guest(peer, &self.settings.trusted_proxies))
+    pub(super) fn slot(&self, peer: Peer) -> Option<Arc<ConnectionSlot>> {
+        let slots = if peer == Peer::Local { &self.local } else { &self.network };
+        slots.take(client_addr::slot_owner(peer, &self.settings.trusted_proxies))
     }
 
-    /// Ends connections that take too long for a head, when places are scarce. To be called every second.
+    /// Ends connections that take too long for a head, when places are scarce. To be called every
+    /// second.
     pub(super) fn end_slow(&self) {
         let now = Instant::now();
         self.network.end_slow(now);
@@ -219,7 +226,7 @@ impl Daemon {
 
     /// The metrics as Prometheus reads them.
     pub(super) fn metrics_text(&self) -> String {
-        let mut store = self.store.figures();
+        let mut store = self.store.stats();
         // Valkey's spool is this daemon's own, and not the store's.
         store.spool_bytes = self.spool.bytes();
         self.metrics.text(&Gauges {
@@ -230,8 +237,8 @@ impl Daemon {
         })
     }
 
-    /// What a failure of the store means for this client. A request without proof is counted as a guess.
-    pub(super) fn refused(&self, client: Client, error: StoreError) -> Refusal {
+    /// Maps a store error to a refusal. A request without proof is counted as a guess.
+    pub(super) fn refused(&self, client: ClientId, error: StoreError) -> Refusal {
         if error == StoreError::Unknown {
             self.metrics.misses.fetch_add(1, Relaxed);
             self.limiter.missed(client);
@@ -241,5 +248,55 @@ impl Daemon {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Relaxed)
+    }
+}
+
+/// Number of notification slots; shares in the same slot wake each other's watchers.
+const SLOTS: usize = 64;
+
+pub(super) struct ShareNotifier([NotifierSlot; SLOTS]);
+
+#[derive(Default)]
+struct NotifierSlot {
+    changed: Notify,
+    withdrawals: AtomicU64,
+}
+
+impl Default for ShareNotifier {
+    fn default() -> ShareNotifier {
+        ShareNotifier(std::array::from_fn(|_| NotifierSlot::default()))
+    }
+}
+
+impl ShareNotifier {
+    fn slot(&self, handle: Handle) -> &NotifierSlot {
+        // Handles are random, so their own digits spread them.
+        &self.0[handle.number() as usize % SLOTS]
+    }
+
+    /// Ends with the next change of the share.
+    pub(super) fn next(&self, handle: Handle) -> Notified<'_> {
+        self.slot(handle).changed.notified()
+    }
+
+    /// Wakes the watchers of a share.
+    pub(super) fn changed(&self, handle: Handle) {
+        self.slot(handle).changed.notify_waiters();
+    }
+
+    /// Withdraws a share's leases from its running responses, and wakes its watchers.
+    pub(super) fn withdraw(&self, handle: Handle) {
+        self.slot(handle).withdrawals.fetch_add(1, Relaxed);
+        self.changed(handle);
+    }
+
+    /// Grows when leases of this share were taken back. Others may have the same number.
+    pub(super) fn withdrawals(&self, handle: Handle) -> u64 {
+        self.slot(handle).withdrawals.load(Relaxed)
+    }
+
+    /// Wakes all watchers, because the daemon stops.
+    pub(super) fn wake_all(&self) {
+        self.0.iter().for_each(|slot| slot.changed.notify_waiters());
     }
 }

@@ -1,32 +1,33 @@
-//! What a client can send, for the fuzzer: whole connections, ranges, capsules, messages, paths and forwarded addresses. Compiled for
-//! the fuzzer and for the tests of hostile clients only.
+//! What a client can send, for the fuzzer: whole connections, ranges, capsules, messages, paths and
+//! forwarded addresses. Compiled for the fuzzer and for the tests of hostile clients only.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use lockbox_share_protocol::age;
-use lockbox_share_protocol::api::OfShare;
+use lockbox_share_protocol::api::ShareEndpoint;
 use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{Batch, Claim, Create, State};
+use lockbox_share_protocol::message::{Batch, ClaimRequest, CreateRequest, ShareState};
 use lockbox_share_protocol::token::{LeaseToken, OwnerToken, Verifier};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 
-use super::origin::Peer;
-use super::range::{Answer, Wanted, decide};
+use super::client_addr::{self, Peer};
+use super::download::{RangeDecision, RangeHeaders, decide};
 use super::worker::Connection;
-use super::{Daemon, Network, Settings, message, origin};
+use super::{Daemon, DaemonSettings, Network, request};
 use crate::limiter::Rates;
-use crate::store::clock::SystemClock;
+use crate::store::env::SystemClock;
 use crate::store::memory::MemoryStore;
 use crate::store::spool::Spool;
 use crate::store::{NewShare, Periods, ShareStore};
@@ -75,14 +76,16 @@ impl Stage {
             payload: None,
         };
         store.create(handle, share).wait().expect("a share");
-        let settings = Settings { rates: Rates { per_minute: 0, ..Rates::default() }, ..Settings::default() };
+        let settings =
+            DaemonSettings { rates: Rates { per_minute: 0, ..Rates::default() }, ..DaemonSettings::default() };
         let daemon = Arc::new(Daemon::new(Arc::new(store), spool, settings, [7; 16]));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
         Stage { runtime, daemon, handle, owner, directory, runs: 0 }
     }
 
-    /// Sends bytes over one connection and returns what came back. The daemon takes the end of what is sent for the client's end, so
-    /// answers that need a thread are missing unless that waits for as many as are `expected`.
+    /// Sends bytes over one connection and returns what came back. The daemon takes the end of what
+    /// is sent for the client's end, so answers that need a thread are missing unless that waits
+    /// for as many as are `expected`.
     fn run(&mut self, peer: Peer, bytes: &[u8], expected: usize) -> Vec<u8> {
         self.runs += 1;
         let daemon = &self.daemon;
@@ -131,10 +134,12 @@ impl Drop for Stage {
     }
 }
 
-/// Everything that comes over one connection: heads, bodies, requests in a row. The first byte says from where.
+/// Everything that comes over one connection: heads, bodies, requests in a row. The first byte says
+/// from where.
 ///
 /// # Panics
-/// When the answer is no HTTP or a failure of the daemon, or when a share was changed without proof: that is the finding.
+/// When the answer is no HTTP or a failure of the daemon, or when a share was changed without
+/// proof: that is the finding.
 pub fn connection(data: &[u8]) {
     let Some((&from, bytes)) = data.split_first() else { return };
     let peer = match from % 3 {
@@ -151,7 +156,7 @@ pub fn connection(data: &[u8]) {
         assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."), "an answer that is no HTTP");
         assert!(!answer.windows(12).any(|text| text == b"HTTP/1.1 500"), "the daemon failed");
         let info = stage.daemon.store.info(stage.handle, &stage.owner).wait().expect("the share is there");
-        assert!(info.state == State::Armed && info.version == 1, "a share was changed without proof");
+        assert!(info.state == ShareState::Armed && info.version == 1, "a share was changed without proof");
         assert!(stage.daemon.leases.running() == 0 && stage.daemon.metrics.connections.load(Relaxed) == 0);
         stage.daemon.discard_waiting();
     });
@@ -162,8 +167,8 @@ pub fn ranges(data: &[u8]) {
     let Some((length, rest)) = data.split_first_chunk::<8>() else { return };
     let length = u64::from_le_bytes(*length);
     let mut fields = rest.split(|&byte| byte == b'\n');
-    let wanted = Wanted { range: fields.next(), if_range: fields.next(), if_none_match: fields.next() };
-    if let Answer::Part { first, last } = decide(&wanted, length, "\"tag\"") {
+    let wanted = RangeHeaders { range: fields.next(), if_range: fields.next(), if_none_match: fields.next() };
+    if let RangeDecision::Part { first, last } = decide(&wanted, length, "\"tag\"") {
         assert!(first <= last && last < length);
     }
 }
@@ -178,10 +183,10 @@ pub fn capsule(data: &[u8]) {
 
 /// The text of a request: its message, its path and query, its headers.
 pub fn request(data: &[u8]) {
-    let _ = serde_json::from_slice::<Batch<Claim>>(data);
-    if let Ok(create) = serde_json::from_slice::<Create>(data) {
+    let _ = serde_json::from_slice::<Batch<ClaimRequest>>(data);
+    if let Ok(create) = serde_json::from_slice::<CreateRequest>(data) {
         let text = serde_json::to_vec(&create).expect("a message is text");
-        assert!(serde_json::from_slice::<Create>(&text).is_ok());
+        assert!(serde_json::from_slice::<CreateRequest>(&text).is_ok());
     }
     let mut headers = HeaderMap::new();
     if let Ok(value) = HeaderValue::from_bytes(data) {
@@ -189,12 +194,12 @@ pub fn request(data: &[u8]) {
         headers.insert("authorization", value);
     }
     let trusted: [Network; 1] = ["192.0.2.0/24".parse().expect("a network")];
-    let peer = origin::Peer::Address(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
-    let _ = origin::client(peer, &headers, &trusted);
-    let _ = message::bearer::<LeaseToken>(&headers);
+    let peer = client_addr::Peer::Address(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
+    let _ = client_addr::client(peer, &headers, &trusted);
+    let _ = request::bearer::<LeaseToken>(&headers);
     if let Ok(text) = std::str::from_utf8(data) {
-        let _ = message::parameters(Some(text), ["version", "state", "wait"]);
-        if let Some((which, handle)) = OfShare::parse(text) {
+        let _ = request::parameters(Some(text), ["version", "state", "wait"]);
+        if let Some((which, handle)) = ShareEndpoint::parse(text) {
             assert_eq!(which.path(handle).to_string(), text);
         }
     }

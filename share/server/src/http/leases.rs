@@ -1,4 +1,4 @@
-//! Knows what goes out under each lease: how many answers run, and which bytes went out so far.
+//! Transfers per lease: number of running responses, and byte ranges sent so far.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,30 +7,31 @@ use std::time::{Duration, Instant};
 use lockbox_share_protocol::token::LeaseToken;
 use parking_lot::Mutex;
 
-/// Answers with ciphertext that may run at a time. Each holds a descriptor and at most two parts of 128 KiB, so all of them hold
-/// 256 MiB: a quarter of what the service's unit allows.
+/// Maximum concurrent ciphertext responses. Each holds a descriptor and at most two parts of 128
+/// KiB, so all of them hold 256 MiB: a quarter of the limit in the service's unit.
 pub(super) const MAX_BODIES: usize = 1024;
-/// Of these, answers under one lease: what a browser opens to one server, and some for a download in parallel ranges. So it takes
-/// over a hundred claims with proof to fill all places.
+/// Maximum concurrent responses per lease (browser connections plus parallel ranges). Filling all
+/// places takes over a hundred claims with proof.
 pub(super) const MAX_BODIES_OF_LEASE: usize = 8;
-/// Leases whose bytes are remembered between two answers; 100 bytes each.
+/// Maximum leases with remembered byte ranges; 100 bytes each.
 const MAX_REMEMBERED: usize = 16 * 1024;
 /// No lease lasts longer.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-/// Apart bytes that are told apart under one lease. Beyond that a download does not count as whole before its claimant says so.
+/// Maximum disjoint byte ranges per lease. Beyond that a download does not count as complete until
+/// its claimant reports it.
 const MAX_RUNS: usize = 64;
 
 /// The table of running and remembered downloads.
 #[derive(Default)]
-pub(super) struct Leases(Mutex<Table>);
+pub(super) struct LeaseTransfers(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     bodies: usize,
-    entries: HashMap<[u8; LeaseToken::LENGTH], Entry>,
+    entries: HashMap<[u8; LeaseToken::LENGTH], LeaseEntry>,
 }
 
-struct Entry {
+struct LeaseEntry {
     bodies: usize,
     /// Bytes that were handed to a connection, sorted and apart.
     runs: Vec<Range<u64>>,
@@ -41,33 +42,33 @@ struct Entry {
     touched: Instant,
 }
 
-/// Why no answer may begin now.
+/// Limit that prevents a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Busy {
+pub(super) enum TransferLimit {
     Daemon,
     Lease,
 }
 
-/// What the end of an answer comes to.
+/// Effect of the end of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct TransferEnd {
     /// No answer of the lease runs any more, and the last byte, or everything, went out.
     pub(super) finishes: bool,
     /// Everything went out now, for the first time.
     pub(super) whole: bool,
 }
 
-impl Leases {
-    /// Takes a place for an answer. [`Leases::end`] gives it back.
-    pub(super) fn begin(&self, token: &LeaseToken) -> Result<(), Busy> {
+impl LeaseTransfers {
+    /// Takes a place for an answer. [`LeaseTransfers::end`] gives it back.
+    pub(super) fn begin(&self, token: &LeaseToken) -> Result<(), TransferLimit> {
         let mut table = self.0.lock();
         if table.bodies >= MAX_BODIES {
-            return Err(Busy::Daemon);
+            return Err(TransferLimit::Daemon);
         }
         table.make_room();
-        let entry = table.entries.entry(*token.as_bytes()).or_insert_with(Entry::new);
+        let entry = table.entries.entry(*token.as_bytes()).or_insert_with(LeaseEntry::new);
         if entry.bodies >= MAX_BODIES_OF_LEASE {
-            return Err(Busy::Lease);
+            return Err(TransferLimit::Lease);
         }
         if entry.bodies == 0 {
             entry.reached_end = false;
@@ -78,17 +79,17 @@ impl Leases {
     }
 
     /// An answer is over that handed out these bytes of `length`.
-    pub(super) fn end(&self, token: &LeaseToken, sent: Range<u64>, length: u64) -> Ended {
+    pub(super) fn end(&self, token: &LeaseToken, sent: Range<u64>, length: u64) -> TransferEnd {
         let mut table = self.0.lock();
         table.bodies = table.bodies.saturating_sub(1);
-        let Some(entry) = table.entries.get_mut(token.as_bytes()) else { return Ended::default() };
+        let Some(entry) = table.entries.get_mut(token.as_bytes()) else { return TransferEnd::default() };
         entry.bodies = entry.bodies.saturating_sub(1);
         entry.touched = Instant::now();
         entry.reached_end |= sent.end == length && (sent.start < sent.end || length == 0);
         entry.add(sent);
         let whole = !entry.whole && (length == 0 || entry.runs.first().is_some_and(|run| *run == (0..length)));
         entry.whole |= whole;
-        Ended { finishes: entry.bodies == 0 && (entry.reached_end || entry.whole), whole }
+        TransferEnd { finishes: entry.bodies == 0 && (entry.reached_end || entry.whole), whole }
     }
 
     /// The claimant said that it has everything. Whether that was counted before.
@@ -114,7 +115,7 @@ impl Leases {
 }
 
 impl Table {
-    /// The older half is forgotten at a time, so that this is rare. What is forgotten is only which bytes went out.
+    /// Forgets the older half at a time, so that this is rare. Only the sent ranges are lost.
     fn make_room(&mut self) {
         if self.entries.len() < MAX_REMEMBERED {
             return;
@@ -127,9 +128,9 @@ impl Table {
     }
 }
 
-impl Entry {
-    fn new() -> Entry {
-        Entry { bodies: 0, runs: Vec::new(), reached_end: false, whole: false, touched: Instant::now() }
+impl LeaseEntry {
+    fn new() -> LeaseEntry {
+        LeaseEntry { bodies: 0, runs: Vec::new(), reached_end: false, whole: false, touched: Instant::now() }
     }
 
     fn add(&mut self, mut sent: Range<u64>) {
@@ -156,18 +157,18 @@ mod tests {
 
     const TOKEN: LeaseToken = LeaseToken::new([1; 16]);
 
-    fn sent(leases: &Leases, bytes: Range<u64>) -> Ended {
+    fn sent(leases: &LeaseTransfers, bytes: Range<u64>) -> TransferEnd {
         leases.begin(&TOKEN).unwrap();
         leases.end(&TOKEN, bytes, 100)
     }
 
-    const NOTHING: Ended = Ended { finishes: false, whole: false };
-    const FINISHES: Ended = Ended { finishes: true, whole: false };
-    const WHOLE: Ended = Ended { finishes: true, whole: true };
+    const NOTHING: TransferEnd = TransferEnd { finishes: false, whole: false };
+    const FINISHES: TransferEnd = TransferEnd { finishes: true, whole: false };
+    const WHOLE: TransferEnd = TransferEnd { finishes: true, whole: true };
 
     #[test]
     fn a_download_is_whole_once_all_of_its_bytes_went_out() {
-        let leases = Leases::default();
+        let leases = LeaseTransfers::default();
         assert_eq!(sent(&leases, 0..40), NOTHING);
         assert_eq!(sent(&leases, 60..80), NOTHING);
         assert_eq!(sent(&leases, 30..60), NOTHING);
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn the_last_byte_alone_is_no_whole_download() {
-        let leases = Leases::default();
+        let leases = LeaseTransfers::default();
         assert_eq!(sent(&leases, 99..100), FINISHES);
         assert_eq!(sent(&leases, 0..50), NOTHING, "the claimant lacks something");
         assert_eq!(sent(&leases, 50..99), WHOLE, "although it does not end at the last byte");
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_lease_finishes_with_the_last_of_the_answers_that_run_together() {
-        let leases = Leases::default();
+        let leases = LeaseTransfers::default();
         leases.begin(&TOKEN).unwrap();
         leases.begin(&TOKEN).unwrap();
         assert_eq!(leases.end(&TOKEN, 50..100, 100), NOTHING);
@@ -201,23 +202,23 @@ mod tests {
 
     #[test]
     fn places_are_bounded_for_each_lease_and_for_all() {
-        let leases = Leases::default();
+        let leases = LeaseTransfers::default();
         for _ in 0..MAX_BODIES_OF_LEASE {
             leases.begin(&TOKEN).unwrap();
         }
-        assert_eq!(leases.begin(&TOKEN), Err(Busy::Lease));
+        assert_eq!(leases.begin(&TOKEN), Err(TransferLimit::Lease));
         let other = |number: usize| LeaseToken::new((number as u128 + 1000).to_le_bytes());
         for number in 0..MAX_BODIES - MAX_BODIES_OF_LEASE {
             leases.begin(&other(number)).unwrap();
         }
-        assert_eq!(leases.begin(&other(MAX_BODIES)), Err(Busy::Daemon));
+        assert_eq!(leases.begin(&other(MAX_BODIES)), Err(TransferLimit::Daemon));
         leases.end(&TOKEN, 0..1, 100);
         leases.begin(&other(MAX_BODIES)).unwrap();
     }
 
     #[test]
     fn memory_is_bounded_however_many_leases_and_runs_there_are() {
-        let leases = Leases::default();
+        let leases = LeaseTransfers::default();
         for number in 0..40_000u128 {
             let token = LeaseToken::new(number.to_le_bytes());
             leases.begin(&token).unwrap();

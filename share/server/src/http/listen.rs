@@ -1,22 +1,28 @@
-//! Makes the sockets that the workers accept on.
+//! Listening sockets of the workers, and the certificate of HTTPS ones.
 
-use std::fs;
-use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fs, io};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// Connections that wait to be accepted; the kernel cuts it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
-/// One listener for each worker on the same address: the kernel spreads connections over them, and no two workers wake for one.
+/// One listener for each worker on the same address: the kernel spreads connections over them, and
+/// no two workers wake for one.
 pub struct Tcp {
-    /// With the port that the kernel chose, when it was asked to.
+    /// Bound address, with the port chosen by the kernel if none was requested.
     pub address: SocketAddr,
-    /// As many as workers.
+    /// One listener per worker.
     pub listeners: Vec<TcpListener>,
 }
 
@@ -29,7 +35,8 @@ pub fn tcp(address: SocketAddr, workers: usize) -> Result<Tcp, String> {
 }
 
 fn spread(address: SocketAddr, workers: usize) -> io::Result<Tcp> {
-    // Without SO_REUSEPORT first: with it a second daemon of the same user would share the address in silence.
+    // Without SO_REUSEPORT first: with it a second daemon of the same user would share the address
+    // in silence.
     drop(bind(address, false)?);
     let first = bind(address, true)?;
     first.listen(BACKLOG)?;
@@ -68,10 +75,10 @@ pub struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Listens at `path` for this user alone. What a dead daemon left there is replaced.
+    /// Listens at `path` for this user alone. The socket of a dead daemon is replaced.
     ///
     /// # Errors
-    /// When another daemon serves there, or something that is no socket has the name.
+    /// When another daemon serves there, or the path is not a socket.
     pub fn bind(path: &Path) -> io::Result<UnixSocket> {
         UnixSocket::bind_for(path, 0o600)
     }
@@ -111,7 +118,7 @@ impl UnixSocket {
         (0..workers).map(|_| self.listener.try_clone()).collect()
     }
 
-    /// Where it is.
+    /// Returns its address.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -121,6 +128,29 @@ impl Drop for UnixSocket {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
+}
+
+/// Accepts TLS 1.2 and 1.3 with this certificate chain and key, both in PEM.
+///
+/// # Errors
+/// One sentence that names the file.
+pub fn tls_acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, String> {
+    let chain = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| format!("cannot read certificates from {}: {error}", certificate.display()))?;
+    if chain.is_empty() {
+        return Err(format!("{} holds no certificate", certificate.display()));
+    }
+    let secret = PrivateKeyDer::from_pem_file(key)
+        .map_err(|error| format!("cannot read a private key from {}: {error}", key.display()))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_no_client_auth()
+        .with_single_cert(chain, secret)
+        .map_err(|error| format!("the certificate and the key do not serve TLS: {error}"))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
 #[cfg(test)]

@@ -1,41 +1,30 @@
-//! Speaks HTTP with owners and claimants: one call of the store and one reply for each request.
+//! HTTP interface for owners and claimants: one store call and one response per request.
 //!
-//! `listen` makes the sockets, `worker` accepts on them, `seats` says who may stay, `route` sends each request to its handler (`create`, `owners`,
-//! `claim`, `upload`, `download`, `page`, each alone or by `batch`), `reply` writes the answer, `transfer` holds it to its lease while it goes out.
-//! Handlers decide nothing about shares: the store does. What all of them share is the `daemon`.
+//! `listen` opens the sockets, `worker` accepts connections, `admission` limits them, `route`
+//! passes each request to its handler (`create`, `share_handlers`, `download`), `reply` builds the
+//! response, and `transfer` binds a running response to its lease. Handlers decide nothing about
+//! shares: the store does. `daemon` holds the shared state.
 
-pub mod admin;
-mod batch;
-mod changes;
-mod claim;
+mod admission;
+mod client_addr;
+#[cfg(test)]
+mod client_disconnect;
 mod create;
+mod csrf;
 mod daemon;
 mod download;
-mod file;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod guard;
 mod leases;
 pub mod listen;
-#[cfg(test)]
-mod lost;
-mod message;
-mod origin;
-mod owners;
-mod page;
-mod permits;
-mod range;
-mod refusal;
+mod pending_uploads;
 mod reply;
+mod request;
 mod route;
-pub mod running;
-mod seats;
-mod site;
-pub mod tls;
+pub mod server;
+mod share_handlers;
 mod transfer;
-mod upload;
-mod waiting;
 mod worker;
 
-pub use daemon::{Creators, Daemon, LINGERING, LOCAL_CONNECTIONS, Settings};
-pub use origin::{Network, is_loopback_authority};
+pub use client_addr::{Network, is_loopback_authority};
+pub use daemon::{CreatorPolicy, Daemon, DaemonSettings, LINGERING, LOCAL_CONNECTIONS};

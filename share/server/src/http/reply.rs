@@ -11,19 +11,19 @@ use hyper::{Response, StatusCode};
 use lockbox_share_protocol::message::ErrorCode;
 use serde::Serialize;
 
-use super::file::FileBody;
-use super::refusal::Refusal;
-use super::seats::UnderWay;
+use super::admission::ActiveRequest;
+use super::request::Refusal;
+use super::transfer::FileBody;
 
-/// The body of an answer, until whose end the request is under way.
+/// Response body; its request is in flight until the body's end.
 #[derive(Default)]
 pub(super) struct ReplyBody {
-    content: Content,
-    _under_way: Option<UnderWay>,
+    content: ContentLocation,
+    _under_way: Option<ActiveRequest>,
 }
 
 #[derive(Default)]
-enum Content {
+enum ContentLocation {
     #[default]
     Empty,
     /// A message or a page.
@@ -41,10 +41,10 @@ impl Body for ReplyBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         match &mut self.get_mut().content {
-            Content::Empty => Poll::Ready(None),
-            Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
-            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Content::File(file) => file.poll(cx).map(|part| part.map(|result| result.map(Frame::data))),
+            ContentLocation::Empty => Poll::Ready(None),
+            ContentLocation::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            ContentLocation::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            ContentLocation::File(file) => file.poll(cx).map(|part| part.map(|result| result.map(Frame::data))),
         }
     }
 
@@ -60,25 +60,25 @@ impl Body for ReplyBody {
 impl ReplyBody {
     /// The bytes of a file.
     pub(super) fn file(file: FileBody) -> ReplyBody {
-        ReplyBody { content: Content::File(Box::new(file)), _under_way: None }
+        ReplyBody { content: ContentLocation::File(Box::new(file)), _under_way: None }
     }
 
-    /// The same, which holds the place of its request.
-    pub(super) fn of(self, request: Option<UnderWay>) -> ReplyBody {
+    /// Binds the body to its request's slot.
+    pub(super) fn of(self, request: Option<ActiveRequest>) -> ReplyBody {
         ReplyBody { _under_way: request, ..self }
     }
 
     fn left(&self) -> u64 {
         match &self.content {
-            Content::Empty => 0,
-            Content::Whole(bytes) => bytes.len() as u64,
-            Content::File(file) => file.left(),
+            ContentLocation::Empty => 0,
+            ContentLocation::Whole(bytes) => bytes.len() as u64,
+            ContentLocation::File(file) => file.left(),
         }
     }
 }
 
 impl Refusal {
-    /// As the whole answer.
+    /// Converts the refusal to a response.
     pub(super) fn reply(self) -> Reply {
         let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let (retry_after, allow, code) = (self.retry_after, self.allow, self.code);
@@ -99,7 +99,8 @@ impl Refusal {
 
 /// A message.
 pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
-    // The messages have text keys and no failing serializers, so this cannot fail; an empty body would be noticed.
+    // The messages have text keys and no failing serializers, so this cannot fail; an empty body
+    // would be noticed.
     let bytes = serde_json::to_vec(message).unwrap_or_default();
     with_type(status, "application/json", Bytes::from(bytes))
 }
@@ -108,7 +109,7 @@ pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
 pub(super) fn with_type(status: StatusCode, content_type: &'static str, bytes: Bytes) -> Reply {
     let mut reply = empty(status);
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    reply.body_mut().content = Content::Whole(bytes);
+    reply.body_mut().content = ContentLocation::Whole(bytes);
     reply
 }
 

@@ -1,26 +1,27 @@
-//! Sends each request to its handler, and counts what was answered.
+//! Routes each request to its handler, and counts the responses.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, StatusCode};
-use lockbox_share_protocol::api::{self, OfShare};
+use lockbox_share_protocol::api::{self, ShareEndpoint};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 
+use super::client_addr::{self, Peer};
 use super::daemon::Daemon;
-use super::origin::{self, Peer};
-use super::owners::{self, Action};
-use super::refusal::Refusal;
 use super::reply::{self, Reply};
-use super::{claim, create, download, page, site, upload};
+use super::request::Refusal;
+use super::share_handlers::{self, Action};
+use super::{create, csrf, download};
 use crate::metrics::Route;
 
-/// What a path names.
+/// Endpoint named by a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
+enum Endpoint {
     Limits,
     Uploads,
     Shares,
@@ -30,52 +31,52 @@ enum Target {
     BatchClaim,
     BatchInfo,
     BatchRevoke,
-    OfShare(OfShare, Handle),
-    Page(page::File),
+    Share(ShareEndpoint, Handle),
+    Page(Asset),
 }
 
-impl Target {
-    fn of(path: &str) -> Option<Target> {
+impl Endpoint {
+    fn of(path: &str) -> Option<Endpoint> {
         Some(match path {
-            api::LIMITS => Target::Limits,
-            api::UPLOADS => Target::Uploads,
-            api::SHARES => Target::Shares,
-            api::LOOK => Target::Look,
-            api::CLAIM => Target::Claim,
-            api::BATCH_CREATE => Target::BatchCreate,
-            api::BATCH_CLAIM => Target::BatchClaim,
-            api::BATCH_INFO => Target::BatchInfo,
-            api::BATCH_REVOKE => Target::BatchRevoke,
-            _ => match page::File::of(path) {
-                Some(file) => Target::Page(file),
-                None => OfShare::parse(path).map(|(which, handle)| Target::OfShare(which, handle))?,
+            api::LIMITS => Endpoint::Limits,
+            api::UPLOADS => Endpoint::Uploads,
+            api::SHARES => Endpoint::Shares,
+            api::LOOK => Endpoint::Look,
+            api::CLAIM => Endpoint::Claim,
+            api::BATCH_CREATE => Endpoint::BatchCreate,
+            api::BATCH_CLAIM => Endpoint::BatchClaim,
+            api::BATCH_INFO => Endpoint::BatchInfo,
+            api::BATCH_REVOKE => Endpoint::BatchRevoke,
+            _ => match Asset::of(path) {
+                Some(file) => Endpoint::Page(file),
+                None => ShareEndpoint::parse(path).map(|(which, handle)| Endpoint::Share(which, handle))?,
             },
         })
     }
 
     fn route(self) -> Route {
         match self {
-            Target::Limits => Route::Limits,
-            Target::Uploads => Route::Upload,
-            Target::Shares => Route::Create,
-            Target::Look => Route::Look,
-            Target::Claim => Route::Claim,
-            Target::BatchCreate | Target::BatchClaim | Target::BatchInfo | Target::BatchRevoke => Route::Batch,
-            Target::OfShare(OfShare::Info, _) => Route::Info,
-            Target::OfShare(OfShare::Watch, _) => Route::Watch,
-            Target::OfShare(OfShare::Revoke, _) => Route::Revoke,
-            Target::OfShare(OfShare::Rearm, _) => Route::Rearm,
-            Target::OfShare(OfShare::Complete, _) => Route::Complete,
-            Target::OfShare(OfShare::Ciphertext, _) => Route::Download,
-            Target::Page(_) => Route::Page,
+            Endpoint::Limits => Route::Limits,
+            Endpoint::Uploads => Route::Upload,
+            Endpoint::Shares => Route::Create,
+            Endpoint::Look => Route::Look,
+            Endpoint::Claim => Route::Claim,
+            Endpoint::BatchCreate | Endpoint::BatchClaim | Endpoint::BatchInfo | Endpoint::BatchRevoke => Route::Batch,
+            Endpoint::Share(ShareEndpoint::Info, _) => Route::Info,
+            Endpoint::Share(ShareEndpoint::Watch, _) => Route::Watch,
+            Endpoint::Share(ShareEndpoint::Revoke, _) => Route::Revoke,
+            Endpoint::Share(ShareEndpoint::Rearm, _) => Route::Rearm,
+            Endpoint::Share(ShareEndpoint::Complete, _) => Route::Complete,
+            Endpoint::Share(ShareEndpoint::Ciphertext, _) => Route::Download,
+            Endpoint::Page(_) => Route::Page,
         }
     }
 
-    /// As the header `Allow`.
+    /// Returns the value of the header `Allow`.
     fn methods(self) -> &'static str {
         match self {
-            Target::OfShare(OfShare::Ciphertext, _) | Target::Page(_) => "GET, HEAD, OPTIONS",
-            Target::Limits | Target::OfShare(OfShare::Info | OfShare::Watch, _) => "GET, OPTIONS",
+            Endpoint::Share(ShareEndpoint::Ciphertext, _) | Endpoint::Page(_) => "GET, HEAD, OPTIONS",
+            Endpoint::Limits | Endpoint::Share(ShareEndpoint::Info | ShareEndpoint::Watch, _) => "GET, OPTIONS",
             _ => "POST, OPTIONS",
         }
     }
@@ -84,13 +85,13 @@ impl Target {
     fn limits_itself(self) -> bool {
         matches!(
             self,
-            Target::Look
-                | Target::Claim
-                | Target::BatchCreate
-                | Target::BatchClaim
-                | Target::BatchInfo
-                | Target::BatchRevoke
-                | Target::OfShare(OfShare::Ciphertext, _)
+            Endpoint::Look
+                | Endpoint::Claim
+                | Endpoint::BatchCreate
+                | Endpoint::BatchClaim
+                | Endpoint::BatchInfo
+                | Endpoint::BatchRevoke
+                | Endpoint::Share(ShareEndpoint::Ciphertext, _)
         )
     }
 }
@@ -98,13 +99,13 @@ impl Target {
 /// Answers one request.
 pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Reply {
     let started = Instant::now();
-    let target = Target::of(request.uri().path());
-    let checked = site::check(&request, &daemon.settings.public_url)
+    let target = Endpoint::of(request.uri().path());
+    let checked = csrf::check(&request, &daemon.settings.public_url)
         .and_then(|()| target.ok_or_else(|| Refusal::new(ErrorCode::NotFound, "there is no such path")));
     let result = match checked {
         Ok(target) => serve(daemon, peer, target, request).await,
         Err(refusal) => {
-            let client = origin::client(peer, request.headers(), &daemon.settings.trusted_proxies);
+            let client = client_addr::client(peer, request.headers(), &daemon.settings.trusted_proxies);
             daemon.limiter.admit(client, 1).map_err(Refusal::from).and(Err(refusal))
         }
     };
@@ -114,12 +115,17 @@ pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<In
         }
         refusal.reply()
     });
-    daemon.metrics.answered(target.map_or(Route::Other, Target::route), reply.status().as_u16(), started.elapsed());
+    daemon.metrics.answered(target.map_or(Route::Other, Endpoint::route), reply.status().as_u16(), started.elapsed());
     reply
 }
 
-async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Request<Incoming>) -> Result<Reply, Refusal> {
-    let client = origin::client(peer, request.headers(), &daemon.settings.trusted_proxies);
+async fn serve(
+    daemon: &Arc<Daemon>,
+    peer: Peer,
+    target: Endpoint,
+    request: Request<Incoming>,
+) -> Result<Reply, Refusal> {
+    let client = client_addr::client(peer, request.headers(), &daemon.settings.trusted_proxies);
     let method = request.method();
     if method == Method::OPTIONS {
         daemon.limiter.admit(client, 1)?;
@@ -135,27 +141,73 @@ async fn serve(daemon: &Arc<Daemon>, peer: Peer, target: Target, request: Reques
         daemon.limiter.admit(client, 1)?;
     }
     if request.uri().query().is_some_and(|query| !query.is_empty())
-        && !matches!(target, Target::OfShare(OfShare::Watch, _) | Target::Page(_))
+        && !matches!(target, Endpoint::Share(ShareEndpoint::Watch, _) | Endpoint::Page(_))
     {
         return Err(Refusal::malformed("the path takes no parameters"));
     }
     match target {
-        Target::Limits => Ok(reply::with_type(StatusCode::OK, "application/json", daemon.limits.clone())),
-        Target::Uploads => upload::upload(daemon, peer, client, request).await,
-        Target::Shares => create::create(daemon, peer, request).await,
-        Target::Look => claim::look(daemon, client, request).await,
-        Target::Claim => claim::claim(daemon, client, request).await,
-        Target::BatchCreate => create::batch_create(daemon, peer, client, request).await,
-        Target::BatchClaim => claim::batch(daemon, client, request).await,
-        Target::BatchInfo => Action::Info.many(daemon, client, request).await,
-        Target::BatchRevoke => Action::Revoke.many(daemon, client, request).await,
-        Target::OfShare(OfShare::Info, handle) => Action::Info.one(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Watch, handle) => owners::watch(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Revoke, handle) => Action::Revoke.one(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Rearm, handle) => Action::Rearm.one(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Complete, handle) => download::complete(daemon, client, handle, &request).await,
-        Target::OfShare(OfShare::Ciphertext, handle) => download::download(daemon, client, handle, &request).await,
-        Target::Page(file) => Ok(file.reply()),
+        Endpoint::Limits => Ok(reply::with_type(StatusCode::OK, "application/json", daemon.limits.clone())),
+        Endpoint::Uploads => create::upload(daemon, peer, client, request).await,
+        Endpoint::Shares => create::create(daemon, peer, request).await,
+        Endpoint::Look => share_handlers::look(daemon, client, request).await,
+        Endpoint::Claim => share_handlers::claim(daemon, client, request).await,
+        Endpoint::BatchCreate => create::batch_create(daemon, peer, client, request).await,
+        Endpoint::BatchClaim => share_handlers::claim_batch(daemon, client, request).await,
+        Endpoint::BatchInfo => Action::Info.many(daemon, client, request).await,
+        Endpoint::BatchRevoke => Action::Revoke.many(daemon, client, request).await,
+        Endpoint::Share(ShareEndpoint::Info, handle) => Action::Info.one(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Watch, handle) => share_handlers::watch(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Revoke, handle) => Action::Revoke.one(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Rearm, handle) => Action::Rearm.one(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Complete, handle) => download::complete(daemon, client, handle, &request).await,
+        Endpoint::Share(ShareEndpoint::Ciphertext, handle) => {
+            download::download(daemon, client, handle, &request).await
+        }
+        Endpoint::Page(file) => Ok(file.reply()),
+    }
+}
+
+/// Scripts and styles from here only, no frames, no forms, nothing else loaded, and no text that
+/// becomes a script or an element.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+/// One of the embedded files, made by `share/page/build.mjs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asset {
+    /// The page, for every path below `/s/`: a mail program may have made `%23` of the link's `#`,
+    /// which the page repairs.
+    Page,
+    /// The page's script.
+    Script,
+    /// The page's style sheet.
+    Style,
+}
+
+impl Asset {
+    fn of(path: &str) -> Option<Asset> {
+        match path {
+            "/assets/page.js" => Some(Asset::Script),
+            "/assets/page.css" => Some(Asset::Style),
+            _ => path.starts_with(api::PAGE).then_some(Asset::Page),
+        }
+    }
+
+    fn reply(self) -> Reply {
+        let (content_type, bytes): (_, &'static [u8]) = match self {
+            Asset::Page => ("text/html; charset=utf-8", include_bytes!("../../../page/dist/index.html")),
+            Asset::Script => ("text/javascript; charset=utf-8", include_bytes!("../../../page/dist/page.js")),
+            Asset::Style => ("text/css; charset=utf-8", include_bytes!("../../../page/dist/page.css")),
+        };
+        let mut reply = reply::with_type(StatusCode::OK, content_type, Bytes::from_static(bytes));
+        let headers = reply.headers_mut();
+        headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+        headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+        headers.insert("x-robots-tag", HeaderValue::from_static("noindex, nofollow, noarchive"));
+        headers.insert("cross-origin-opener-policy", HeaderValue::from_static("same-origin"));
+        headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
+        headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+        reply
     }
 }
 
@@ -166,12 +218,12 @@ mod tests {
     #[test]
     fn every_path_has_its_target() {
         let handle: Handle = "1482719382210".parse().unwrap();
-        assert_eq!(Target::of("/v1/shares"), Some(Target::Shares));
-        for which in OfShare::ALL {
-            assert_eq!(Target::of(&which.path(handle).to_string()), Some(Target::OfShare(which, handle)));
+        assert_eq!(Endpoint::of("/v1/shares"), Some(Endpoint::Shares));
+        for which in ShareEndpoint::ALL {
+            assert_eq!(Endpoint::of(&which.path(handle).to_string()), Some(Endpoint::Share(which, handle)));
         }
         for path in ["/", "/v1", "/v2/claim", "/v1/claim/", "/v1/shares/x", "//v1/claim", "/metrics", "/s"] {
-            assert_eq!(Target::of(path), None, "{path}");
+            assert_eq!(Endpoint::of(path), None, "{path}");
         }
     }
 }

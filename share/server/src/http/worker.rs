@@ -2,11 +2,13 @@
 
 use std::convert::Infallible;
 use std::fs::File;
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::Request;
@@ -16,29 +18,29 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
+use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 
+use super::admission::ConnectionSlot;
+use super::client_addr::Peer;
 use super::daemon::Daemon;
-use super::guard::Guarded;
-use super::origin::Peer;
-use super::refusal::Refusal;
+use super::request::Refusal;
 use super::route;
-use super::seats::Seat;
 
-/// What is read and written at a time on a connection, and the most that the head of a request may have.
+/// Buffer size of a connection, and maximum size of a request head.
 const BUFFER: usize = 8 * 1024;
 /// Over TLS: browsers ask for this host by TLS alone, for a year.
 const STRICT: &str = "max-age=31536000";
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 69\r\n\
     retry-after: 5\r\nconnection: close\r\n\r\n{\"error\":\"unavailable\",\"message\":\"too many connections are open now\"}";
 
-/// What one worker accepts on.
+/// Listening sockets of one worker.
 #[derive(Default)]
-pub(super) struct Sockets {
+pub(super) struct WorkerSockets {
     /// HTTP, or HTTPS where there is an acceptor.
     pub tcp: Vec<(std::net::TcpListener, Option<TlsAcceptor>)>,
     /// HTTP for this user.
@@ -48,25 +50,26 @@ pub(super) struct Sockets {
 }
 
 /// Tells the workers when they are to stop.
-pub(super) type Stop = watch::Receiver<bool>;
+pub(super) type StopSignal = watch::Receiver<bool>;
 
-async fn stop_requested(stop: &mut Stop) {
+async fn stop_requested(stop: &mut StopSignal) {
     // Without a sender nobody could say it any more.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Serves until `stop`, and then until the running requests have ended or their time is over. To be called in a runtime of its own.
-pub(super) async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io::Result<()> {
+/// Serves until `stop`, and then until the running requests have ended or their time is over. To be
+/// called in a runtime of its own.
+pub(super) async fn run(daemon: Arc<Daemon>, sockets: WorkerSockets, stop: StopSignal) -> io::Result<()> {
     let mut accepting = JoinSet::new();
     for (listener, acceptor) in sockets.tcp {
         let listener = TcpListener::from_std(listener)?;
-        accepting.spawn(accept(daemon.clone(), Source::Tcp(listener, acceptor), stop.clone()));
+        accepting.spawn(accept(daemon.clone(), WorkerListener::Tcp(listener, acceptor), stop.clone()));
     }
     if let Some(listener) = sockets.unix {
-        accepting.spawn(accept(daemon.clone(), Source::Unix(UnixListener::from_std(listener)?), stop.clone()));
+        accepting.spawn(accept(daemon.clone(), WorkerListener::Unix(UnixListener::from_std(listener)?), stop.clone()));
     }
     if let Some((listener, users)) = sockets.proxies {
-        let source = Source::Proxies(UnixListener::from_std(listener)?, users);
+        let source = WorkerListener::Proxies(UnixListener::from_std(listener)?, users);
         accepting.spawn(accept(daemon.clone(), source, stop.clone()));
     }
     let mut running = JoinSet::new();
@@ -80,31 +83,32 @@ pub(super) async fn run(daemon: Arc<Daemon>, sockets: Sockets, stop: Stop) -> io
     Ok(())
 }
 
-enum Source {
+enum WorkerListener {
     Tcp(TcpListener, Option<TlsAcceptor>),
     Unix(UnixListener),
     Proxies(UnixListener, Arc<[u32]>),
 }
 
-enum Accepted {
+enum AcceptedStream {
     Tcp(TcpStream, SocketAddr, Option<TlsAcceptor>),
     Unix(UnixStream, Peer),
 }
 
-impl Source {
-    /// The next connection. Readiness is asked for again only when none waits, so a burst is drained in one turn.
-    async fn next(&self) -> io::Result<Accepted> {
+impl WorkerListener {
+    /// The next connection. Readiness is asked for again only when none waits, so a burst is
+    /// drained in one turn.
+    async fn next(&self) -> io::Result<AcceptedStream> {
         match self {
-            Source::Tcp(listener, tls) => {
+            WorkerListener::Tcp(listener, tls) => {
                 let (stream, address) = listener.accept().await?;
-                Ok(Accepted::Tcp(stream, address, tls.clone()))
+                Ok(AcceptedStream::Tcp(stream, address, tls.clone()))
             }
-            Source::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0, Peer::Local)),
-            Source::Proxies(listener, users) => {
+            WorkerListener::Unix(listener) => Ok(AcceptedStream::Unix(listener.accept().await?.0, Peer::Local)),
+            WorkerListener::Proxies(listener, users) => {
                 let stream = listener.accept().await?.0;
                 // Whoever else connects would write X-Forwarded-For itself.
                 match users.contains(&stream.peer_cred()?.uid()) {
-                    true => Ok(Accepted::Unix(stream, Peer::Proxy)),
+                    true => Ok(AcceptedStream::Unix(stream, Peer::Proxy)),
                     false => Err(io::ErrorKind::ConnectionRefused.into()),
                 }
             }
@@ -113,7 +117,7 @@ impl Source {
 }
 
 /// Accepts until `stop`; gives back the connections that are still open.
-async fn accept(daemon: Arc<Daemon>, source: Source, stop: Stop) -> JoinSet<()> {
+async fn accept(daemon: Arc<Daemon>, source: WorkerListener, stop: StopSignal) -> JoinSet<()> {
     let mut connections = JoinSet::new();
     // Given up when no descriptor is left, so that one client can be answered.
     let mut spare = File::open("/dev/null").ok();
@@ -141,9 +145,10 @@ async fn accept(daemon: Arc<Daemon>, source: Source, stop: Stop) -> JoinSet<()> 
                 if spare.take().is_some()
                     && let Ok(Ok(accepted)) = tokio::time::timeout(Duration::from_millis(1), source.next()).await
                 {
-                    turn_away_at_once(&accepted);
+                    reject_now(&accepted);
                 }
-                // Connections that end give descriptors back; asking again at once would only burn the processor.
+                // Connections that end give descriptors back; asking again at once would only burn
+                // the processor.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 spare = File::open("/dev/null").ok();
             }
@@ -160,87 +165,92 @@ fn is_of_the_connection(error: &io::Error) -> bool {
 }
 
 /// Counts an open connection for as long as it lives.
-struct Counted(Arc<Daemon>);
+struct ConnectionCount(Arc<Daemon>);
 
-impl Counted {
-    fn new(daemon: &Arc<Daemon>) -> Counted {
+impl ConnectionCount {
+    fn new(daemon: &Arc<Daemon>) -> ConnectionCount {
         daemon.metrics.connections.fetch_add(1, Relaxed);
-        Counted(daemon.clone())
+        ConnectionCount(daemon.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for ConnectionCount {
     fn drop(&mut self) {
         self.0.metrics.connections.fetch_sub(1, Relaxed);
     }
 }
 
-fn begin(daemon: &Arc<Daemon>, accepted: Accepted, stop: &Stop, connections: &mut JoinSet<()>) {
+fn begin(daemon: &Arc<Daemon>, accepted: AcceptedStream, stop: &StopSignal, connections: &mut JoinSet<()>) {
     daemon.metrics.accepted.fetch_add(1, Relaxed);
     let peer = match &accepted {
-        Accepted::Tcp(_, address, _) => Peer::Address(address.ip()),
-        Accepted::Unix(_, peer) => *peer,
+        AcceptedStream::Tcp(_, address, _) => Peer::Address(address.ip()),
+        AcceptedStream::Unix(_, peer) => *peer,
     };
     let Some(connection) = Connection::new(daemon, peer, stop.clone()) else {
         daemon.metrics.connections_refused.fetch_add(1, Relaxed);
-        let counted = Counted::new(daemon);
+        let counted = ConnectionCount::new(daemon);
         match (daemon.lingering.clone().try_acquire_owned(), accepted) {
-            (Ok(place), Accepted::Tcp(stream, ..)) => connections.spawn(turn_away(stream, (place, counted))),
-            (Ok(place), Accepted::Unix(stream, _)) => connections.spawn(turn_away(stream, (place, counted))),
-            (Err(_), accepted) => return turn_away_at_once(&accepted),
+            (Ok(place), AcceptedStream::Tcp(stream, ..)) => {
+                connections.spawn(reject_connection(stream, (place, counted)))
+            }
+            (Ok(place), AcceptedStream::Unix(stream, _)) => {
+                connections.spawn(reject_connection(stream, (place, counted)))
+            }
+            (Err(_), accepted) => return reject_now(&accepted),
         };
         return;
     };
     match accepted {
-        Accepted::Tcp(stream, _, None) => {
+        AcceptedStream::Tcp(stream, _, None) => {
             tune(&stream);
             connections.spawn(connection.serve(stream))
         }
-        Accepted::Tcp(stream, _, Some(acceptor)) => {
+        AcceptedStream::Tcp(stream, _, Some(acceptor)) => {
             tune(&stream);
             connections.spawn(connection.serve_tls(stream, acceptor))
         }
-        Accepted::Unix(stream, _) => connections.spawn(connection.serve(stream)),
+        AcceptedStream::Unix(stream, _) => connections.spawn(connection.serve(stream)),
     };
 }
 
-/// Bytes that the kernel takes of an answer beyond what it may send.
+/// Maximum unsent bytes that the kernel buffers per connection.
 const UNSENT: u32 = 32 * 1024;
 
-/// By itself the kernel takes up to 4 MiB (net.ipv4.tcp_wmem) for a connection, and asks for more only when a third of it is gone: a slow
-/// but honest client would seem to take nothing for minutes, and [`Guarded`] would end it, while many of them held gigabytes. With a
-/// bound on what is not sent yet, writes follow what the client takes.
+/// Bounds the kernel's send buffer. By default the kernel buffers up to 4 MiB (net.ipv4.tcp_wmem)
+/// per connection, and accepts more only when a third of it is sent: a slow but honest client would
+/// seem to accept nothing for minutes, and [`StallGuard`] would end it, while many of them held
+/// gigabytes. With a bound on unsent bytes, writes follow the client's pace.
 fn tune(stream: &TcpStream) {
     // Neither can fail on a socket that TCP accepted, and the connection works without.
     let _ = stream.set_nodelay(true);
     let _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT);
 }
 
-fn slow(daemon: &Daemon) {
+fn count_slow(daemon: &Daemon) {
     daemon.metrics.connections_slow.fetch_add(1, Relaxed);
 }
 
 /// A connection that has a place.
 pub(super) struct Connection {
-    counted: Counted,
-    seat: Arc<Seat>,
+    counted: ConnectionCount,
+    slot: Arc<ConnectionSlot>,
     peer: Peer,
     is_tls: bool,
-    stop: Stop,
+    stop: StopSignal,
 }
 
 impl Connection {
     /// None when no place is free.
-    pub(super) fn new(daemon: &Arc<Daemon>, peer: Peer, stop: Stop) -> Option<Connection> {
-        let seat = daemon.seat(peer)?;
-        Some(Connection { counted: Counted::new(daemon), seat, peer, is_tls: false, stop })
+    pub(super) fn new(daemon: &Arc<Daemon>, peer: Peer, stop: StopSignal) -> Option<Connection> {
+        let slot = daemon.slot(peer)?;
+        Some(Connection { counted: ConnectionCount::new(daemon), slot, peer, is_tls: false, stop })
     }
 
     async fn serve_tls(mut self, stream: TcpStream, acceptor: TlsAcceptor) {
         let accepting = tokio::time::timeout(self.counted.0.settings.head_timeout, acceptor.accept(stream));
         let accepted = tokio::select! {
             accepted = accepting => accepted,
-            () = self.seat.is_needed() => return slow(&self.counted.0),
+            () = self.slot.evicted() => return count_slow(&self.counted.0),
         };
         match accepted {
             Ok(Ok(stream)) => {
@@ -248,28 +258,28 @@ impl Connection {
                 self.serve(stream).await;
             }
             Ok(Err(_)) => {}
-            Err(_) => slow(&self.counted.0),
+            Err(_) => count_slow(&self.counted.0),
         }
     }
 
-    /// Until its end, or until another needs its place.
+    /// Serves the connection until its end or its eviction.
     pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
-        let Connection { counted, seat, peer, is_tls, mut stop } = self;
-        let (daemon, seat) = (&counted.0, &seat);
+        let Connection { counted, slot, peer, is_tls, mut stop } = self;
+        let (daemon, slot) = (&counted.0, &slot);
         let service = service_fn(|request: Request<Incoming>| async move {
-            let under_way = seat.request();
-            let reply = match &under_way {
+            let active = slot.request();
+            let reply = match &active {
                 Some(_) => route::answer(daemon, peer, request).await,
                 // The head was whole a moment too late, and the connection ends now.
                 None => Refusal::unavailable("too many connections are open now").reply(),
             };
-            let mut reply = reply.map(|body| body.of(under_way));
+            let mut reply = reply.map(|body| body.of(active));
             if is_tls {
                 reply.headers_mut().insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(STRICT));
             }
             Ok::<_, Infallible>(reply)
         });
-        let stream = TokioIo::new(Guarded::new(stream, daemon.settings.stall_timeout, Some(seat.clone())));
+        let stream = TokioIo::new(StallGuard::new(stream, daemon.settings.stall_timeout, Some(slot.clone())));
         let mut connection = pin!(
             http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -280,14 +290,14 @@ impl Connection {
         );
         let result = tokio::select! {
             result = connection.as_mut() => result,
-            () = seat.is_needed() => return slow(daemon),
+            () = slot.evicted() => return count_slow(daemon),
             () = stop_requested(&mut stop) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
         };
         if result.is_err_and(|error| error.is_timeout() || is_stalled(&error)) {
-            slow(daemon);
+            count_slow(daemon);
         }
     }
 }
@@ -300,9 +310,12 @@ fn is_stalled(error: &hyper::Error) -> bool {
         .is_some_and(|e| e.kind() == io::ErrorKind::TimedOut)
 }
 
-/// Says that too many connections are open, and waits until the client has seen it: closing a socket with unread bytes would
-/// throw the answer away.
-async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, _held: (OwnedSemaphorePermit, Counted)) {
+/// Says that too many connections are open, and waits until the client has seen it: closing a
+/// socket with unread bytes would throw the answer away.
+async fn reject_connection<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
+    _held: (OwnedSemaphorePermit, ConnectionCount),
+) {
     let answered = async {
         stream.write_all(BUSY).await?;
         stream.shutdown().await?;
@@ -313,11 +326,107 @@ async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, _held: (Own
     let _ = tokio::time::timeout(Duration::from_secs(1), answered).await;
 }
 
-fn turn_away_at_once(accepted: &Accepted) {
+fn reject_now(accepted: &AcceptedStream) {
     let _ = match accepted {
-        Accepted::Tcp(stream, ..) => stream.try_write(BUSY),
-        Accepted::Unix(stream, _) => stream.try_write(BUSY),
+        AcceptedStream::Tcp(stream, ..) => stream.try_write(BUSY),
+        AcceptedStream::Unix(stream, _) => stream.try_write(BUSY),
     };
+}
+
+/// A client that takes less in a second, over the time that a write may wait, counts as taking
+/// nothing: otherwise a byte now and then would hold a download's place for ever.
+const LEAST_RATE: u64 = 1024;
+
+/// Stream whose writes fail when the client does not accept enough of them in time. Reads may wait:
+/// hyper and the handlers have timers for those.
+pub(super) struct StallGuard<S> {
+    stream: S,
+    patience: Duration,
+    /// Runs from the first write that waits until enough was taken, so that an idle connection has
+    /// no timer here.
+    waiting: Option<Pin<Box<Sleep>>>,
+    /// Bytes that were taken while it runs.
+    taken: u64,
+    /// Is notified when everything was handed over.
+    slot: Option<Arc<ConnectionSlot>>,
+}
+
+impl<S> StallGuard<S> {
+    pub(super) fn new(stream: S, patience: Duration, slot: Option<Arc<ConnectionSlot>>) -> StallGuard<S> {
+        StallGuard { stream, patience, waiting: None, taken: 0, slot }
+    }
+
+    fn wrote(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let (Poll::Ready(Ok(bytes)), true) = (&result, self.waiting.is_some()) {
+            self.taken += *bytes as u64;
+            if self.taken >= LEAST_RATE * self.patience.as_secs() {
+                self.waiting = None;
+            }
+        }
+        self.judge(cx, result)
+    }
+
+    /// Everything that was written is gone, or the stream is over.
+    fn flushed(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
+        if result.is_ready() {
+            self.waiting = None;
+            if let Some(slot) = &self.slot {
+                slot.flushed();
+            }
+        }
+        self.judge(cx, result)
+    }
+
+    fn judge<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            return result;
+        }
+        if self.waiting.is_none() {
+            self.taken = 0;
+        }
+        let patience = self.patience;
+        let timer = self.waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
+        match timer.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for StallGuard<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallGuard<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.wrote(cx, result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.wrote(cx, result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.stream).poll_flush(cx);
+        self.flushed(cx, result)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.flushed(cx, result)
+    }
 }
 
 #[cfg(test)]
@@ -348,6 +457,67 @@ mod tests {
         let text = std::str::from_utf8(BUSY).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{}", body.len());
-        assert!(serde_json::from_str::<lockbox_share_protocol::message::Failure>(body).is_ok());
+        assert!(serde_json::from_str::<lockbox_share_protocol::message::ErrorBody>(body).is_ok());
+    }
+}
+
+#[cfg(test)]
+mod guard_tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_read_is_left_after_its_time() {
+        let (mine, _theirs) = tokio::io::duplex(16);
+        let mut guarded = StallGuard::new(mine, Duration::from_secs(60), None);
+        let error = guarded.write_all(&[0; 100]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// Takes `bytes` every 5 seconds while 1 MiB is written to it.
+    async fn taking(bytes: usize) -> io::Result<()> {
+        use tokio::io::AsyncReadExt;
+        let (mine, mut theirs) = tokio::io::duplex(16 * 1024);
+        let reader = tokio::spawn(async move {
+            let mut taken = vec![0; bytes];
+            loop {
+                sleep(Duration::from_secs(5)).await;
+                if theirs.read_exact(&mut taken).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let mut guarded = StallGuard::new(mine, Duration::from_secs(60), None);
+        let written = guarded.write_all(&[0; 1 << 20]).await;
+        drop(guarded);
+        reader.await.unwrap();
+        written
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_is_served_and_one_that_only_holds_its_place_is_not() {
+        taking(8 * 1024).await.unwrap();
+        assert_eq!(taking(100).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// A pause between two answers is no slowness.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_ends_when_everything_was_taken() {
+        use tokio::io::AsyncReadExt;
+        let (mine, mut theirs) = tokio::io::duplex(16);
+        let mut guarded = StallGuard::new(mine, Duration::from_secs(60), None);
+        let mut taken = [0; 20];
+        for _ in 0..5 {
+            let (written, read) = tokio::join!(
+                async {
+                    guarded.write_all(&[0; 20]).await?;
+                    guarded.flush().await
+                },
+                theirs.read_exact(&mut taken)
+            );
+            written.unwrap();
+            read.unwrap();
+            sleep(Duration::from_secs(50)).await;
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What every store must do, whatever keeps its shares. Each case gets a store of its own.
+//! Conformance suite of all stores. Each case gets a store of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,20 +6,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
-
-use lockbox_share_protocol::message::{ClaimState, State};
+use lockbox_share_protocol::message::{ClaimState, ShareState};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken};
 
-use super::manual_clock::ManualClock;
-use super::{Finish, NewShare, Periods, ShareStore, SpoolEntry, StoreError, WallTime};
+use super::simulated::ManualClock;
+use super::{LeaseFinish, NewShare, Periods, ShareStore, SpoolEntry, StoreError, WallTime};
 
 /// A store under test and its clock.
 pub(crate) struct Subject {
     pub(crate) store: Arc<dyn ShareStore>,
     pub(crate) clock: Arc<ManualClock>,
-    /// Does what the store does in the background.
+    /// Runs the store's background work once.
     pub(crate) sweep: Box<dyn Fn()>,
-    /// Whether the store can tell how many shares it has.
+    /// Set if the store counts its shares.
     pub(crate) counts: bool,
 }
 
@@ -102,7 +101,7 @@ fn what_was_deposited_is_given_once(make: Make<'_>) {
     let t = make(Periods::default());
     let created = t.store.create(handle(1), small(1)).wait().unwrap();
     assert_eq!(created.expires.0 - created.at.0, 15 * 60 * 1000);
-    assert_eq!(t.store.figures().live, u64::from(t.counts));
+    assert_eq!(t.store.stats().live, u64::from(t.counts));
     let claimed = t.store.claim(handle(1), &auth(1), id(1)).wait().unwrap();
     assert_eq!(claimed.capsule, "capsule of 1");
     assert!(claimed.lease.is_none() && !claimed.repeated && claimed.claims_left == 0);
@@ -165,7 +164,7 @@ fn without_proof_everything_is_unknown(make: Make<'_>) {
     t.store.revoke(handle(2), &owner(2)).wait().unwrap();
     let lease = t.store.claim(handle(3), &auth(3), id(3)).wait().unwrap().lease.unwrap();
     t.store.payload(handle(3), &lease.token).wait().unwrap();
-    t.store.finish(handle(3), &lease.token, Finish::Now).wait().unwrap();
+    t.store.finish(handle(3), &lease.token, LeaseFinish::Now).wait().unwrap();
     t.store.claim(handle(4), &auth(4), id(4)).wait().unwrap();
     t.clock.pass(MINUTE);
     // Armed, revoked, used, leased, expired, missing.
@@ -175,7 +174,7 @@ fn without_proof_everything_is_unknown(make: Make<'_>) {
         assert_eq!(t.store.look(handle(number), &auth(99)).wait().err(), unknown);
         assert_eq!(t.store.payload(handle(number), &LeaseToken::new([1; 16])).wait().err(), unknown);
         assert_eq!(t.store.payload(handle(number), &LeaseToken::new([0; 16])).wait().err(), unknown);
-        assert_eq!(t.store.finish(handle(number), &LeaseToken::new([0; 16]), Finish::Now).wait().err(), unknown);
+        assert_eq!(t.store.finish(handle(number), &LeaseToken::new([0; 16]), LeaseFinish::Now).wait().err(), unknown);
         assert_eq!(t.store.info(handle(number), &owner(99)).wait().err(), unknown);
         assert_eq!(t.store.revoke(handle(number), &owner(99)).wait().err(), unknown);
         assert_eq!(t.store.rearm(handle(number), &owner(99)).wait().err(), unknown);
@@ -246,9 +245,9 @@ fn all_claims_that_were_allowed_are_given(make: Make<'_>) {
     assert!(one.token != two.token);
     for token in [one.token, two.token] {
         t.store.payload(handle(2), &token).wait().unwrap();
-        t.store.finish(handle(2), &token, Finish::Now).wait().unwrap();
+        t.store.finish(handle(2), &token, LeaseFinish::Now).wait().unwrap();
     }
-    assert_eq!(t.store.info(handle(2), &owner(2)).wait().unwrap().state, State::Consumed);
+    assert_eq!(t.store.info(handle(2), &owner(2)).wait().unwrap().state, ShareState::Consumed);
 }
 
 fn an_unused_lease_rearms(make: Make<'_>) {
@@ -258,7 +257,7 @@ fn an_unused_lease_rearms(make: Make<'_>) {
     let until = first.until;
     assert_eq!(t.store.claim(handle(1), &auth(1), id(2)).wait().err(), Some(StoreError::Busy { until }));
     t.clock.pass(2 * MINUTE);
-    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, State::Armed);
+    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Armed);
     assert_eq!(t.store.payload(handle(1), &first.token).wait().err(), Some(StoreError::Unknown));
     let second = t.store.claim(handle(1), &auth(1), id(2)).wait().unwrap().lease.unwrap();
     assert!(second.token != first.token);
@@ -279,10 +278,10 @@ fn telling_of_a_lease_changes_nothing(make: Make<'_>) {
     // It was neither renewed nor marked as used.
     t.clock.pass(MINUTE);
     assert_eq!(t.store.lease(handle(1), &lease.token).wait().err(), Some(StoreError::Unknown));
-    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, State::Armed);
+    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Armed);
     let second = t.store.claim(handle(1), &auth(1), id(2)).wait().unwrap().lease.unwrap();
     t.store.payload(handle(1), &second.token).wait().unwrap();
-    t.store.finish(handle(1), &second.token, Finish::After(MINUTE)).wait().unwrap();
+    t.store.finish(handle(1), &second.token, LeaseFinish::After(MINUTE)).wait().unwrap();
     let finishing = t.store.lease(handle(1), &second.token).wait().unwrap();
     t.clock.pass(MINUTE);
     // Nor did it take the end of the download back.
@@ -298,7 +297,7 @@ fn a_used_lease_consumes(make: Make<'_>) {
     let lease = t.store.payload(handle(1), &lease.token).wait().unwrap();
     t.clock.pass(60 * MINUTE);
     let info = t.store.info(handle(1), &owner(1)).wait().unwrap();
-    assert_eq!((info.state, info.claims_left), (State::Consumed, 0));
+    assert_eq!((info.state, info.claims_left), (ShareState::Consumed, 0));
     assert_eq!((info.events.len(), info.events[0].state), (1, ClaimState::Interrupted));
     assert_eq!(info.events[0].ended, lease.until);
     let used = Some(StoreError::Used { at: lease.until });
@@ -314,16 +313,16 @@ fn the_owner_rearms_what_was_interrupted(make: Make<'_>) {
     t.store.payload(handle(1), &first.token).wait().unwrap();
     t.clock.pass(61 * MINUTE);
     (t.sweep)();
-    assert_eq!(t.store.rearm(handle(1), &owner(1)).wait().unwrap().state, State::Armed);
+    assert_eq!(t.store.rearm(handle(1), &owner(1)).wait().unwrap().state, ShareState::Armed);
     assert_eq!(t.store.payload(handle(1), &first.token).wait().err(), Some(StoreError::Unknown));
     let second = t.store.claim(handle(1), &auth(1), id(2)).wait().unwrap();
     assert_eq!(second.capsule, "capsule of 1");
     // A download that runs is ended as well: the owner knows better.
     t.store.payload(handle(1), &second.lease.as_ref().unwrap().token).wait().unwrap();
-    assert_eq!(t.store.rearm(handle(1), &owner(1)).wait().unwrap().state, State::Armed);
+    assert_eq!(t.store.rearm(handle(1), &owner(1)).wait().unwrap().state, ShareState::Armed);
     let third = t.store.claim(handle(1), &auth(1), id(3)).wait().unwrap().lease.unwrap();
     t.store.payload(handle(1), &third.token).wait().unwrap();
-    t.store.finish(handle(1), &third.token, Finish::Now).wait().unwrap();
+    t.store.finish(handle(1), &third.token, LeaseFinish::Now).wait().unwrap();
     assert_eq!(t.store.rearm(handle(1), &owner(1)).wait().err(), Some(StoreError::NothingToRearm));
 }
 
@@ -337,7 +336,7 @@ fn a_second_claimant_is_refused_throughout(make: Make<'_>) {
         assert_eq!(refused, Some(StoreError::Busy { until: lease.until }), "minute {minute}");
         t.clock.pass(MINUTE);
     }
-    t.store.finish(handle(1), &lease.token, Finish::Now).wait().unwrap();
+    t.store.finish(handle(1), &lease.token, LeaseFinish::Now).wait().unwrap();
     assert!(matches!(t.store.claim(handle(1), &auth(1), id(2)).wait().err(), Some(StoreError::Used { .. })));
 }
 
@@ -352,7 +351,7 @@ fn a_download_goes_on_while_it_is_asked_for(make: Make<'_>) {
         (t.sweep)();
     }
     t.store.payload(handle(1), &lease.token).wait().unwrap();
-    t.store.finish(handle(1), &lease.token, Finish::Now).wait().unwrap();
+    t.store.finish(handle(1), &lease.token, LeaseFinish::Now).wait().unwrap();
 }
 
 fn a_finished_lease_is_over(make: Make<'_>) {
@@ -360,14 +359,14 @@ fn a_finished_lease_is_over(make: Make<'_>) {
     t.store.create(handle(1), large(1)).wait().unwrap();
     let lease = t.store.claim(handle(1), &auth(1), id(1)).wait().unwrap().lease.unwrap();
     t.store.payload(handle(1), &lease.token).wait().unwrap();
-    t.store.finish(handle(1), &lease.token, Finish::After(MINUTE)).wait().unwrap();
+    t.store.finish(handle(1), &lease.token, LeaseFinish::After(MINUTE)).wait().unwrap();
     t.clock.pass(MINUTE / 2);
-    t.store.finish(handle(1), &lease.token, Finish::After(MINUTE)).wait().unwrap();
+    t.store.finish(handle(1), &lease.token, LeaseFinish::After(MINUTE)).wait().unwrap();
     t.clock.pass(MINUTE / 2);
     let info = t.store.info(handle(1), &owner(1)).wait().unwrap();
-    assert_eq!((info.state, info.events[0].state), (State::Consumed, ClaimState::Completed));
+    assert_eq!((info.state, info.events[0].state), (ShareState::Consumed, ClaimState::Completed));
     assert!(matches!(t.store.payload(handle(1), &lease.token).wait().err(), Some(StoreError::Used { .. })));
-    t.store.finish(handle(1), &lease.token, Finish::Now).wait().unwrap();
+    t.store.finish(handle(1), &lease.token, LeaseFinish::Now).wait().unwrap();
 }
 
 fn a_claim_becomes_complete_once(make: Make<'_>) {
@@ -381,22 +380,22 @@ fn a_claim_becomes_complete_once(make: Make<'_>) {
     // Said by the receiver, twice.
     let token = leased(1);
     t.store.payload(handle(1), &token).wait().unwrap();
-    assert!(finish(1, &token, Finish::Now) && !finish(1, &token, Finish::Now));
+    assert!(finish(1, &token, LeaseFinish::Now) && !finish(1, &token, LeaseFinish::Now));
     // By time after the last byte.
     let token = leased(2);
     t.store.payload(handle(2), &token).wait().unwrap();
-    assert!(!finish(2, &token, Finish::After(MINUTE)));
+    assert!(!finish(2, &token, LeaseFinish::After(MINUTE)));
     t.clock.pass(MINUTE);
-    assert!(!finish(2, &token, Finish::Now));
+    assert!(!finish(2, &token, LeaseFinish::Now));
     // Without a byte sent.
     let token = leased(3);
-    assert!(!finish(3, &token, Finish::Now));
-    assert_eq!(t.store.info(handle(3), &owner(3)).wait().unwrap().state, State::Consumed);
+    assert!(!finish(3, &token, LeaseFinish::Now));
+    assert_eq!(t.store.info(handle(3), &owner(3)).wait().unwrap().state, ShareState::Consumed);
     // After it was interrupted.
     let token = leased(4);
     t.store.payload(handle(4), &token).wait().unwrap();
     t.clock.pass(61 * MINUTE);
-    assert!(finish(4, &token, Finish::Now) && !finish(4, &token, Finish::Now));
+    assert!(finish(4, &token, LeaseFinish::Now) && !finish(4, &token, LeaseFinish::Now));
 }
 
 fn who_asks_again_after_the_last_byte_keeps_the_lease(make: Make<'_>) {
@@ -406,11 +405,11 @@ fn who_asks_again_after_the_last_byte_keeps_the_lease(make: Make<'_>) {
     // Twice: the download is cut, and going on begins with the last bytes.
     for _ in 0..2 {
         t.store.payload(handle(1), &lease.token).wait().unwrap();
-        t.store.finish(handle(1), &lease.token, Finish::After(MINUTE)).wait().unwrap();
+        t.store.finish(handle(1), &lease.token, LeaseFinish::After(MINUTE)).wait().unwrap();
         t.store.payload(handle(1), &lease.token).wait().unwrap();
         t.clock.pass(2 * MINUTE);
         (t.sweep)();
-        assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, State::Leased);
+        assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Leased);
     }
     t.store.payload(handle(1), &lease.token).wait().unwrap();
     // But not for ever.
@@ -434,10 +433,10 @@ fn a_lease_outlives_the_expiry(make: Make<'_>) {
     t.store.payload(handle(1), &token).wait().unwrap();
     t.clock.pass(5 * MINUTE);
     (t.sweep)();
-    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, State::Leased);
+    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Leased);
     t.store.payload(handle(1), &token).wait().unwrap();
-    t.store.finish(handle(1), &token, Finish::Now).wait().unwrap();
-    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, State::Consumed);
+    t.store.finish(handle(1), &token, LeaseFinish::Now).wait().unwrap();
+    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Consumed);
 }
 
 fn a_revoked_share_gives_nothing(make: Make<'_>) {
@@ -446,7 +445,7 @@ fn a_revoked_share_gives_nothing(make: Make<'_>) {
     let lease = t.store.claim(handle(1), &auth(1), id(1)).wait().unwrap().lease.unwrap();
     t.store.payload(handle(1), &lease.token).wait().unwrap();
     let info = t.store.revoke(handle(1), &owner(1)).wait().unwrap();
-    assert_eq!(info.state, State::Revoked);
+    assert_eq!(info.state, ShareState::Revoked);
     let at = info.revoked.unwrap();
     for answer in [
         t.store.payload(handle(1), &lease.token).wait().err(),
@@ -459,7 +458,7 @@ fn a_revoked_share_gives_nothing(make: Make<'_>) {
     // Of a used share nothing is left to take.
     t.store.create(handle(2), small(2)).wait().unwrap();
     t.store.claim(handle(2), &auth(2), id(2)).wait().unwrap();
-    assert_eq!(t.store.revoke(handle(2), &owner(2)).wait().unwrap().state, State::Consumed);
+    assert_eq!(t.store.revoke(handle(2), &owner(2)).wait().unwrap().state, ShareState::Consumed);
 }
 
 fn the_audit_stays_and_then_goes(make: Make<'_>) {
@@ -469,10 +468,10 @@ fn the_audit_stays_and_then_goes(make: Make<'_>) {
     t.store.claim(handle(2), &auth(2), id(2)).wait().unwrap();
     t.clock.pass(20 * 60 * MINUTE);
     (t.sweep)();
-    assert_eq!(t.store.figures().live, 0);
-    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, State::Expired);
+    assert_eq!(t.store.stats().live, 0);
+    assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Expired);
     let used = t.store.info(handle(2), &owner(2)).wait().unwrap();
-    assert_eq!((used.state, used.events.len()), (State::Consumed, 1));
+    assert_eq!((used.state, used.events.len()), (ShareState::Consumed, 1));
     t.clock.pass(6 * 60 * MINUTE);
     (t.sweep)();
     assert_eq!(t.store.info(handle(1), &owner(1)).wait().err(), Some(StoreError::Unknown));
@@ -489,7 +488,7 @@ fn clock_steps_move_no_expiry(make: Make<'_>) {
         (t.sweep)();
         t.clock.pass(14 * MINUTE);
         (t.sweep)();
-        assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, State::Armed, "{step}");
+        assert_eq!(t.store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Armed, "{step}");
         t.clock.pass(MINUTE);
         (t.sweep)();
         let late = t.store.claim(handle(1), &auth(1), id(1)).wait().err();

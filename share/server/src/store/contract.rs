@@ -1,16 +1,16 @@
-//! The contract of every store: what is deposited, asked and answered, and what the answers promise.
+//! Contract of every store: requests, replies and their guarantees.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, State};
+use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, ShareState};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken, Verifier};
 
+use super::barrier_group::PendingReply;
+use super::env::random_handle;
 use super::error::{Result, StoreError, WallTime};
-use super::pending::Pending;
-use super::random::random_handle;
 
 /// The longest life of a share.
 pub const MAX_TTL: Duration = Duration::from_secs(31 * 24 * 3600);
@@ -26,7 +26,7 @@ pub struct SpoolEntry {
     pub digest: Digest,
 }
 
-/// What is deposited.
+/// Share to be created.
 #[derive(Clone)]
 pub struct NewShare {
     pub auth: Verifier,
@@ -42,7 +42,7 @@ pub struct NewShare {
 }
 
 impl NewShare {
-    /// Refuses what no store would keep.
+    /// Rejects a share outside of the limits of every store.
     pub(crate) fn check(&self) -> Result<()> {
         if self.capsule.len() > MAX_CAPSULE {
             return Err(StoreError::Invalid("a capsule has at most 8192 bytes"));
@@ -59,16 +59,16 @@ impl NewShare {
 
 /// Answer to a deposit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Created {
+pub struct ShareTimes {
     pub at: WallTime,
     pub expires: WallTime,
 }
 
 /// Answer to a claim.
-pub struct Claimed {
+pub struct ClaimGrant {
     pub capsule: Bytes,
     /// Present when the share has a payload in the spool.
-    pub lease: Option<Lease>,
+    pub lease: Option<LeaseGrant>,
     /// Claims that are left after this one.
     pub claims_left: u8,
     /// When the claim was made first.
@@ -78,15 +78,15 @@ pub struct Claimed {
 }
 
 /// The right to download, for some time.
-pub struct Lease {
+pub struct LeaseGrant {
     pub token: LeaseToken,
     pub until: WallTime,
     pub payload: SpoolEntry,
 }
 
-/// How a lease is finished.
+/// End of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
+pub enum LeaseFinish {
     /// The receiver said that it has everything.
     Now,
     /// The last byte was sent; the receiver may still ask again during this time.
@@ -95,35 +95,36 @@ pub enum Finish {
 
 /// One claim in the audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClaimEvent {
+pub struct ClaimRecord {
     pub claimed: WallTime,
     pub state: ClaimState,
-    /// When it ended, or when the running lease will.
+    /// Time of the end, or of the running lease's expiry.
     pub ended: WallTime,
 }
 
-/// What the owner learns. It holds no content and stays until the audit ends.
+/// State of a share for its owner. It holds no content and stays until the audit ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Info {
-    pub state: State,
+pub struct ShareReport {
+    pub state: ShareState,
     pub created: WallTime,
     pub expires: WallTime,
     pub revoked: Option<WallTime>,
     pub claims_allowed: u8,
     pub claims_left: u8,
     /// By slot; a slot that was given back is not listed.
-    pub events: Vec<ClaimEvent>,
+    pub events: Vec<ClaimRecord>,
     pub capsule_bytes: u32,
     pub payload_bytes: u64,
-    /// Grows with every change, for whoever watches. The end of a lease or of the share's life by time alone does not change it,
-    /// but changes `state`.
+    /// Version; grows with every change, for watchers. The end of a lease or of the share's life by
+    /// time alone does not change it, but changes `state`.
     pub version: u32,
 }
 
-/// What survives what.
+/// Durability of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// The end of the process, however it comes. A power cut may lose or repeat anything of the last half minute or so.
+    /// The end of the process, however it comes. A power cut may lose or repeat anything of the
+    /// last half minute or so.
     None,
     /// As `None`; a power cut loses or repeats at most the last 50 milliseconds.
     Periodic,
@@ -136,11 +137,12 @@ pub enum Durability {
 pub struct Periods {
     /// The same claim id gets the same answer for so long.
     pub repeat: Duration,
-    /// How long a lease lasts before its first byte: short, because a scanner that claims and does not download holds it.
+    /// How long a lease lasts before its first byte: short, because a scanner that claims and does
+    /// not download holds it.
     pub first_lease: Duration,
     /// How long a lease lasts after the newest request for a part.
     pub transfer_lease: Duration,
-    /// What happened stays readable so long after the share's expiry.
+    /// Time for which the audit stays readable after the share's expiry.
     pub audit: Duration,
 }
 
@@ -157,15 +159,15 @@ impl Default for Periods {
 
 /// Gauges and counters. A store that cannot tell one leaves it zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
-    /// Shares whose content is kept.
+pub struct StoreStats {
+    /// Number of shares with content.
     pub live: u64,
     pub segment_files: u64,
     pub segment_bytes: u64,
     /// Bytes of the index on disk.
     pub index_bytes: u64,
     pub spool_bytes: u64,
-    /// Bytes on disk of content whose time is over. It returns to zero.
+    /// Bytes on disk of expired content. It returns to zero.
     pub expired_bytes_pending: u64,
     /// Shares that expired unused, since the start.
     pub expired: u64,
@@ -174,67 +176,73 @@ pub struct Figures {
     pub barrier_micros: u64,
 }
 
-/// A place for shares. Calls change at once and never wait for a barrier; awaiting their answer does (Store rule 10).
-pub trait ShareStore: Upkeep {
-    /// Deposits a share under `handle`.
+/// A place for shares. Calls change at once and never wait for a barrier; awaiting their answer
+/// does (Store rule 10).
+pub trait ShareStore: StoreMaintenance {
+    /// Creates a share under `handle`.
     ///
     /// # Errors
-    /// `Taken`, `Full`, `Unavailable`, `Invalid`. A payload whose share was not created stays with the caller, who discards it.
-    fn create(&self, handle: Handle, share: NewShare) -> Pending<Created>;
+    /// `Taken`, `Full`, `Unavailable`, `Invalid`. If the share was not created, its payload stays
+    /// with the caller, which discards it.
+    fn create(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes>;
 
-    /// When a share ends of which a slot is free. Changes nothing.
+    /// Returns the expiry of a share that has a free slot. Changes nothing.
     ///
     /// # Errors
-    /// Those of [`ShareStore::claim`] but `Full`, to the same proof.
-    fn look(&self, handle: Handle, auth: &Auth) -> Pending<WallTime>;
+    /// As [`ShareStore::claim`] without `Full`, for the same proof.
+    fn look(&self, handle: Handle, auth: &Auth) -> PendingReply<WallTime>;
 
     /// Takes one slot (Store rule 1) and gives the content away.
     ///
     /// # Errors
-    /// `Unknown`; with proof `Expired`, `Revoked`, `Used`, `Busy`; `Full`, `Unavailable` (nothing was given away).
-    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed>;
+    /// `Unknown`; with proof `Expired`, `Revoked`, `Used`, `Busy`; `Full`, `Unavailable` (nothing
+    /// was given away).
+    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> PendingReply<ClaimGrant>;
 
-    /// Tells of a lease and changes nothing (Store rule 12).
+    /// Returns a lease and changes nothing (Store rule 12).
     ///
     /// # Errors
-    /// `Unknown` for a token that is wrong or whose lease ended unused; `Used` when the lease is over, `Revoked`; `Unavailable`.
-    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease>;
+    /// `Unknown` for a token that is wrong or belongs to a lease that ended unused; `Used` when the
+    /// lease is over, `Revoked`; `Unavailable`.
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant>;
 
-    /// Must be awaited before each answer that carries bytes of the payload, and while it goes out (Store rule 11): notes that a
-    /// byte is sent, and renews the lease.
+    /// Must be awaited before each answer that carries bytes of the payload, and while it goes out
+    /// (Store rule 11): notes that a byte is sent, and renews the lease.
     ///
     /// # Errors
     /// As [`ShareStore::lease`].
-    fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease>;
+    fn payload(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant>;
 
-    /// Ends a lease as complete; doing it twice is no error. True when a claim of which something was sent is complete by this call,
-    /// which it is once.
+    /// Ends a lease as complete; idempotent. Returns true for the one call that completes a claim
+    /// after payload bytes were sent.
     ///
     /// # Errors
-    /// As [`ShareStore::payload`]. A lease whose payload was never asked for is finished as well: the receiver says that it is done.
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool>;
+    /// As [`ShareStore::payload`]. A lease without a payload request is finished as well: the
+    /// receiver reports completion.
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: LeaseFinish) -> PendingReply<bool>;
 
     /// # Errors
     /// `Unknown`, `Unavailable`.
-    fn info(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info>;
+    fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
-    /// Takes the share back. Of a share that is consumed or expired nothing is left to take, and the answer says so.
+    /// Takes the share back. Of a share that is consumed or expired nothing is left to take, and
+    /// the answer says so.
     ///
     /// # Errors
     /// `Unknown`, `Full`, `Unavailable`.
-    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info>;
+    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
-    /// Frees the slots whose download was interrupted, and ends downloads that run.
+    /// Frees slots with interrupted downloads, and ends running downloads.
     ///
     /// # Errors
     /// `Unknown`, `NothingToRearm`, `Expired`, `Revoked`, `Full`, `Unavailable`.
-    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info>;
+    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 }
 
-/// What a store tells of itself, and its end.
-pub trait Upkeep: Send + Sync {
+/// Statistics, readiness and flush of a store.
+pub trait StoreMaintenance: Send + Sync {
     /// Gauges and counters, for the metrics.
-    fn figures(&self) -> Figures;
+    fn stats(&self) -> StoreStats;
 
     /// Whether changes are taken at this time, for `/readyz`.
     ///
@@ -243,14 +251,20 @@ pub trait Upkeep: Send + Sync {
     fn ready(&self) -> Result<()>;
 
     /// Makes everything durable; the last call before the end of a process.
-    fn flush(&self) -> Pending<()>;
+    fn flush(&self) -> PendingReply<()>;
 }
 
-/// Draws handles until one is free. Ten collisions in a row mean that the digits are too few for the live shares.
+/// Creates a share under a random handle; retries while the handle is taken. Ten collisions in a
+/// row mean that the digits are too few for the live shares.
 ///
 /// # Errors
-/// Those of [`ShareStore::create`]; `Invalid` when `routing` or `digits` is out of range.
-pub async fn mint(store: &dyn ShareStore, routing: u8, digits: u32, share: NewShare) -> Result<(Handle, Created)> {
+/// As [`ShareStore::create`]; `Invalid` when `routing` or `digits` is out of range.
+pub async fn create_random(
+    store: &dyn ShareStore,
+    routing: u8,
+    digits: u32,
+    share: NewShare,
+) -> Result<(Handle, ShareTimes)> {
     for _ in 0..10 {
         let handle = random_handle(routing, digits)?;
         match store.create(handle, share.clone()).await {

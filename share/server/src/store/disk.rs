@@ -6,9 +6,10 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::group::Syncable;
+use super::barrier_group::Syncable;
 
-/// A flat directory of files. What was written is durable after the file's `sync`, names after the directory's.
+/// Flat directory of files. Writes are durable after the file's `sync`, names after the
+/// directory's.
 pub(crate) trait Disk: Send + Sync {
     fn list(&self) -> io::Result<Vec<String>>;
     /// A new file, or an empty one in place of an old one.
@@ -29,15 +30,15 @@ pub(crate) trait DiskFile: Syncable {
 }
 
 /// A directory that only its owner reads.
-pub(crate) struct Directory {
+pub(crate) struct DirectoryDisk {
     path: PathBuf,
 }
 
-impl Directory {
+impl DirectoryDisk {
     /// Makes the directory when it is missing.
-    pub(crate) fn open(path: &Path) -> io::Result<Directory> {
+    pub(crate) fn open(path: &Path) -> io::Result<DirectoryDisk> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        Ok(Directory { path: path.into() })
+        Ok(DirectoryDisk { path: path.into() })
     }
 }
 
@@ -49,15 +50,15 @@ impl Syncable for Names {
     }
 }
 
-struct Real(File);
+struct HostFile(File);
 
-impl Syncable for Real {
+impl Syncable for HostFile {
     fn sync(&self) -> io::Result<()> {
         self.0.sync_data()
     }
 }
 
-impl DiskFile for Real {
+impl DiskFile for HostFile {
     fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize> {
         let mut filled = 0;
         while filled < out.len() {
@@ -80,7 +81,7 @@ impl DiskFile for Real {
     }
 }
 
-impl Disk for Directory {
+impl Disk for DirectoryDisk {
     fn list(&self) -> io::Result<Vec<String>> {
         fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     }
@@ -88,11 +89,11 @@ impl Disk for Directory {
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let path = self.path.join(name);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
-        Ok(Arc::new(Real(file)))
+        Ok(Arc::new(HostFile(file)))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        Ok(Arc::new(Real(OpenOptions::new().read(true).write(true).open(self.path.join(name))?)))
+        Ok(Arc::new(HostFile(OpenOptions::new().read(true).write(true).open(self.path.join(name))?)))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {

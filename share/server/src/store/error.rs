@@ -1,11 +1,11 @@
-//! What may become of a request to a store, in few kinds chosen by what is to be answered.
+//! Errors of a store, by the response to the client.
 
 use std::io;
 
 /// Result of every operation of a store.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-/// Why a request is not served.
+/// Error of a store request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// There is no such share, or no proof (Store rule 5).
@@ -20,7 +20,8 @@ pub enum StoreError {
     /// With proof: all claims were used, the last one ended then.
     #[error("the share was used")]
     Used { at: WallTime },
-    /// With proof: all claims are taken, but one may come back when its lease ends without a byte sent.
+    /// With proof: all claims are taken, but one may come back when its lease ends without a byte
+    /// sent.
     #[error("the share is being downloaded")]
     Busy { until: WallTime },
     /// The owner asked to rearm, and no slot ended early.
@@ -32,10 +33,11 @@ pub enum StoreError {
     /// The disk or the configured capacity is full. Nothing has changed.
     #[error("no space is left for shares")]
     Full,
-    /// The medium takes no changes (read-only, failed, or latched by Store rule 9), or the remote store does not answer.
+    /// The medium takes no changes (read-only, failed, or latched by Store rule 9), or the remote
+    /// store does not answer.
     #[error("the store takes no changes: {0}")]
     Unavailable(String),
-    /// A value out of the range that the caller was told.
+    /// A value outside of its documented range.
     #[error("{0}")]
     Invalid(&'static str),
 }

@@ -1,7 +1,8 @@
-//! Replays segment files that somebody made up: compiled for the fuzzer and for the tests of hostile files only.
+//! Replays segment files that somebody made up: compiled for the fuzzer and for the tests of
+//! hostile files only.
 //!
-//! An input is a file as it is, or a list of records that get the checksums which their place asks for: nearly every other input
-//! would end at the first checksum.
+//! An input is a file as it is, or a list of records that get the checksums which their place asks
+//! for: nearly every other input would end at the first checksum.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +10,13 @@ use std::time::Duration;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Verifier};
 
-use super::clock::Time;
-use super::manual_clock::ManualClock;
-use super::record::{Content, FIXED, Position, encode, seal};
+use super::env::StoreTime;
+use super::record::{CapsuleRef, FIXED, RecordPosition, encode, seal};
 use super::segments::fuzzing::head;
-use super::segments::{SegmentStore, Settings};
+use super::segments::{SegmentSettings, SegmentStore};
 use super::share::{Key, Share};
-use super::simulated::SimulatedDisk;
-use super::{Durability, NewShare, ShareStore, SpoolEntry, Upkeep};
+use super::simulated::{ManualClock, SimulatedDisk};
+use super::{Durability, NewShare, ShareStore, SpoolEntry, StoreMaintenance};
 
 const NONCE: u64 = 0x1234_5678_9abc_def0;
 /// The input is a whole file.
@@ -32,19 +32,19 @@ pub fn segment(data: &[u8]) {
     let disk = Arc::new(SimulatedDisk::new());
     disk.plant("segment-00000003", file);
     let clock = Arc::new(ManualClock::new());
-    let settings = Settings {
+    let settings = SegmentSettings {
         durability: Durability::Periodic,
         background: None,
         clock: clock.clone(),
         cache: 1,
-        ..Settings::default()
+        ..SegmentSettings::default()
     };
     let open = || SegmentStore::open_on(disk.clone(), None, &settings).expect("a sound disk opens");
     let first = open();
-    let live = first.figures().live;
+    let live = first.stats().live;
     drop(first);
     let second = open();
-    assert_eq!(second.figures().live, live, "a second replay differs");
+    assert_eq!(second.stats().live, live, "a second replay differs");
     // What was deposited before cannot keep others from being deposited, claimed and cleaned away.
     let Some(handle) = Handle::new(1, 12, 5) else { return };
     let auth = Auth::new([7; 32]);
@@ -59,17 +59,18 @@ pub fn segment(data: &[u8]) {
     second.create(handle, share).wait().expect("a handle of a fresh key is free");
     second.sweep().expect("a sound disk is swept");
     second.compact().expect("a sound disk is compacted");
-    let live = second.figures().live;
+    let live = second.stats().live;
     drop(second);
     let third = open();
-    assert_eq!(third.figures().live, live, "a replay after a compaction differs");
+    assert_eq!(third.stats().live, live, "a replay after a compaction differs");
     let claimed = third.claim(handle, &auth, ClaimId::new([1; 16])).wait().expect("what was deposited is there");
     assert_eq!(claimed.capsule, "content");
     clock.pass(Duration::from_secs(3600));
     third.sweep().expect("a sound disk is swept");
 }
 
-/// A file whose head and records are sealed: for each record two bytes of length, then what stands behind the checksum.
+/// A file whose head and records are sealed: for each record two bytes of length, then what stands
+/// behind the checksum.
 fn forge(kind: u8, mut rest: &[u8]) -> Vec<u8> {
     let shard = kind % 4;
     let mut file = head(NONCE, 28_333_400, kind & 0x10 != 0, shard);
@@ -83,7 +84,7 @@ fn forge(kind: u8, mut rest: &[u8]) -> Vec<u8> {
         bytes.resize(bytes.len().max(FIXED).next_multiple_of(8), 0);
         // Of its own shard, or it would be passed over.
         bytes[31] = bytes[31] & !3 | shard;
-        seal(&mut bytes, Position { nonce: NONCE, at });
+        seal(&mut bytes, RecordPosition { nonce: NONCE, at });
         file.extend_from_slice(&bytes);
     }
     file
@@ -99,15 +100,16 @@ pub fn segment_seeds() -> Vec<Vec<u8>> {
         capsule: bytes::Bytes::from_static(b"capsule"),
         payload: Some(SpoolEntry { id: [5; 16], length: 9, digest: Digest::new([6; 32]) }),
     };
-    let share = Share::new(&new, Time(1_700_000_000_000));
+    let share = Share::new(&new, StoreTime(1_700_000_000_000));
     let mut used = Share { version: 2, ..share };
-    used.cell.take(&ClaimId::new([8; 16]), Time(1_700_000_000_005), None);
+    used.claims.take(&ClaimId::new([8; 16]), StoreTime(1_700_000_000_005), None);
     let mut records = Vec::new();
     let mut file = head(NONCE, 28_333_400, false, 0);
-    let contents = [(share, Content::Here(&b"capsule"[..])), (used, Content::At(64)), (used, Content::Nowhere)];
+    let contents =
+        [(share, CapsuleRef::Here(&b"capsule"[..])), (used, CapsuleRef::At(64)), (used, CapsuleRef::Nowhere)];
     for (share, content) in contents {
         let mut bytes = Vec::new();
-        encode(&Key([0; 16]), &share, content, Position { nonce: NONCE, at: file.len() as u64 }, &mut bytes);
+        encode(&Key([0; 16]), &share, content, RecordPosition { nonce: NONCE, at: file.len() as u64 }, &mut bytes);
         records.extend_from_slice(&(bytes.len() as u16 - 8).to_le_bytes());
         records.extend_from_slice(&bytes[8..]);
         file.extend_from_slice(&bytes);
@@ -143,7 +145,8 @@ mod tests {
         }
     }
 
-    /// A record that names content of another length is moved as one whose content is gone: its copy would be no record.
+    /// A record that names content of another length is moved as one whose content is gone: its
+    /// copy would be no record.
     #[test]
     fn content_of_another_length_is_not_taken_along() {
         for (bytes, place) in [(8u32, 64u32), (300, 64), (2000, 64), (0, 64), (7, 72)] {
@@ -158,7 +161,8 @@ mod tests {
         }
     }
 
-    /// The minute in which a segment ends is rounded up, for the last one to a time that no clock has.
+    /// The minute in which a segment ends is rounded up, for the last one to a time that no clock
+    /// has.
     #[test]
     fn a_share_that_ends_with_time_itself_is_kept() {
         for expires in [u64::MAX, u64::MAX / 60_000 * 60_000, u64::MAX - 60_000, u64::MAX / 3_600_000 * 3_600_000 + 1] {
@@ -172,7 +176,8 @@ mod tests {
         }
     }
 
-    /// A file that looks like the start of a record everywhere costs no hash of a whole record at each place.
+    /// A file that looks like the start of a record everywhere costs no hash of a whole record at
+    /// each place.
     #[test]
     fn a_file_of_false_starts_is_given_up() {
         let mut file = head(NONCE, 28_333_400, false, 0);

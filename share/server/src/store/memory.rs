@@ -8,20 +8,18 @@ use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
 use parking_lot::Mutex;
 
-use super::clock::{Clock, StoreClock};
-use super::contract::{Created, Figures, NewShare, Periods, Upkeep};
+use super::barrier_group::PendingReply;
+use super::contract::{NewShare, Periods, ShareTimes, StoreMaintenance, StoreStats};
+use super::env::{Clock, StoreClock, random};
 use super::error::{Result, StoreError};
-use super::pending::Pending;
-use super::random::random;
-use super::requests::{Answer, Keeper};
-use super::share::{Key, Rules, Share};
+use super::share::{Key, Share, ShareBackend, StepReply, StoreTiming};
 
 /// Shares in a map. Everything is as durable as it gets when a call returns.
 pub(crate) struct MemoryStore {
     shares: Mutex<HashMap<Key, (Share, Bytes)>>,
     secret: [u8; 16],
     decoy: Share,
-    rules: Rules,
+    timing: StoreTiming,
 }
 
 impl MemoryStore {
@@ -30,71 +28,71 @@ impl MemoryStore {
             shares: Mutex::new(HashMap::new()),
             secret: random()?,
             decoy: Share::decoy(random()?),
-            rules: Rules { clock: StoreClock::fresh(clock), periods },
+            timing: StoreTiming { clock: StoreClock::fresh(clock), periods },
         })
     }
 
-    /// Forgets what nobody may ask for any more.
+    /// Removes shares after their audit period.
     #[cfg(test)]
     pub(crate) fn sweep(&self) {
-        let now = self.rules.clock.now();
-        self.shares.lock().retain(|_, (share, _)| now < share.audit_until(&self.rules.periods));
+        let now = self.timing.clock.now();
+        self.shares.lock().retain(|_, (share, _)| now < share.audit_until(&self.timing.periods));
     }
 }
 
-impl Keeper for MemoryStore {
-    fn deposit(&self, handle: Handle, share: NewShare) -> Pending<Created> {
-        let kept = Share::new(&share, self.rules.clock.now());
-        Pending::ready(match self.shares.lock().entry(Key::of(handle, &self.secret)) {
+impl ShareBackend for MemoryStore {
+    fn deposit(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes> {
+        let kept = Share::new(&share, self.timing.clock.now());
+        PendingReply::ready(match self.shares.lock().entry(Key::of(handle, &self.secret)) {
             Entry::Occupied(_) => Err(StoreError::Taken),
             Entry::Vacant(free) => {
                 free.insert((kept, share.capsule));
-                Ok(kept.created(&self.rules.clock))
+                Ok(kept.created(&self.timing.clock))
             }
         })
     }
 
-    fn step<T: Answer>(
+    fn step<T: StepReply>(
         &self,
         handle: Handle,
-        mut step: impl FnMut(&Rules, &mut Share) -> Result<T> + Send + 'static,
-    ) -> Pending<T> {
+        mut step: impl FnMut(&StoreTiming, &mut Share) -> Result<T> + Send + 'static,
+    ) -> PendingReply<T> {
         let mut shares = self.shares.lock();
         let Some((share, capsule)) = shares.get_mut(&Key::of(handle, &self.secret)) else {
-            return Pending::ready(step(&self.rules, &mut self.decoy.clone()));
+            return PendingReply::ready(step(&self.timing, &mut self.decoy.clone()));
         };
-        let mut answer = step(&self.rules, share);
+        let mut answer = step(&self.timing, share);
         if let Ok(answer) = &mut answer {
             answer.add_capsule(capsule.clone());
         }
-        if self.rules.clock.now() >= share.content_until(&self.rules.periods) {
+        if self.timing.clock.now() >= share.content_until(&self.timing.periods) {
             *capsule = Bytes::new();
         }
-        Pending::ready(answer)
+        PendingReply::ready(answer)
     }
 }
 
-impl Upkeep for MemoryStore {
-    fn figures(&self) -> Figures {
-        let now = self.rules.clock.now();
+impl StoreMaintenance for MemoryStore {
+    fn stats(&self) -> StoreStats {
+        let now = self.timing.clock.now();
         let live =
-            self.shares.lock().values().filter(|(share, _)| now < share.content_until(&self.rules.periods)).count();
-        Figures { live: live as u64, ..Figures::default() }
+            self.shares.lock().values().filter(|(share, _)| now < share.content_until(&self.timing.periods)).count();
+        StoreStats { live: live as u64, ..StoreStats::default() }
     }
 
     fn ready(&self) -> Result<()> {
         Ok(())
     }
 
-    fn flush(&self) -> Pending<()> {
-        Pending::ready(Ok(()))
+    fn flush(&self) -> PendingReply<()> {
+        PendingReply::ready(Ok(()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::conformance::{Subject, suite};
-    use super::super::manual_clock::ManualClock;
+    use super::super::simulated::ManualClock;
     use super::*;
 
     #[test]

@@ -1,4 +1,5 @@
-//! Every interleaving of claims and barriers, by loom: `cargo test -p lockbox-share --features model --lib model`.
+//! Every interleaving of claims and barriers, by loom: `cargo test -p lockbox-share --features
+//! model --lib model`.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -7,24 +8,24 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-use super::clock::StoreClock;
+use super::barrier_group::{BarrierGroup, BarrierTicket, Syncable};
 use super::conformance::{auth, id, large, small};
-use super::group::{Group, Syncable, Ticket};
-use super::manual_clock::ManualClock;
-use super::modelled::Mutex;
-use super::share::{Rules, Share};
+use super::env::StoreClock;
+use super::loom_sync::Mutex;
+use super::share::{Share, StoreTiming};
+use super::simulated::ManualClock;
 use super::{NewShare, Periods, Result, StoreError};
 
-/// Goes through all interleavings with so many switches between threads on top of those that waiting brings.
+/// Explores all interleavings with at most `preemptions` preemptions.
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
-/// A share in memory and what of it a power cut would leave.
+/// Number of taken slots in memory, and in the durable state.
 struct Medium {
-    /// Slots taken, in what was written and in what is durable.
+    /// Number of taken slots that were written, and that are durable.
     written: AtomicUsize,
     durable: AtomicUsize,
     fails: bool,
@@ -50,7 +51,7 @@ impl Wake for Unpark {
 }
 
 /// Waits as a runtime would: nothing but the waker brings it on.
-fn wait(ticket: Option<Ticket>) -> Result<()> {
+fn wait(ticket: Option<BarrierTicket>) -> Result<()> {
     let Some(mut ticket) = ticket else { return Ok(()) };
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
@@ -61,31 +62,32 @@ fn wait(ticket: Option<Ticket>) -> Result<()> {
     }
 }
 
-/// Claims of `claimants` threads on a share that allows `allowed`, with the thread that makes barriers.
+/// Claims of `claimants` threads on a share that allows `allowed`, with the thread that makes
+/// barriers.
 fn race(preemptions: usize, claimants: u64, share: NewShare, fails: bool) {
     let allowed = usize::from(share.claims);
     check(preemptions, move || {
         let clock = StoreClock::fresh(Arc::new(ManualClock::new()));
-        let rules = Arc::new(Rules { clock, periods: Periods::default() });
-        let cell = Arc::new(Mutex::new((Share::new(&share, rules.clock.now()), 0u64)));
+        let timing = Arc::new(StoreTiming { clock, periods: Periods::default() });
+        let cell = Arc::new(Mutex::new((Share::new(&share, timing.clock.now()), 0u64)));
         let medium = Arc::new(Medium { written: AtomicUsize::new(0), durable: AtomicUsize::new(0), fails });
-        let group = Group::new();
+        let group = BarrierGroup::new();
         let barriers = {
             let group = Arc::clone(&group);
             thread::spawn(move || group.run(None))
         };
         let claims: Vec<_> = (0..claimants)
             .map(|number| {
-                let (cell, medium, group, rules) =
-                    (Arc::clone(&cell), Arc::clone(&medium), Arc::clone(&group), Arc::clone(&rules));
+                let (cell, medium, group, timing) =
+                    (Arc::clone(&cell), Arc::clone(&medium), Arc::clone(&group), Arc::clone(&timing));
                 thread::spawn(move || {
                     // As a shard does it: the step and its record under one lock, the wait outside.
                     let (step, ticket, taken) = {
                         let mut locked = cell.lock();
                         let (share, noted) = &mut *locked;
                         let fresh = || Ok([number as u8 + 1; 16]);
-                        let step = share.claim(&auth(1).verifier(), &id(number), &rules, fresh);
-                        let taken = usize::from(share.cell.allowed() - share.cell.left());
+                        let step = share.claim(&auth(1).verifier(), &id(number), &timing, fresh);
+                        let taken = usize::from(share.claims.allowed() - share.claims.left());
                         if step.is_ok() {
                             medium.written.store(taken, Ordering::SeqCst);
                             let target: Arc<dyn Syncable> = medium.clone();
@@ -133,7 +135,7 @@ fn a_barrier_that_fails_is_told_to_everybody() {
 fn a_barrier_of_another_thread_tells_nobody_too_soon() {
     check(3, || {
         let medium = Arc::new(Medium { written: AtomicUsize::new(0), durable: AtomicUsize::new(0), fails: false });
-        let group = Group::new();
+        let group = BarrierGroup::new();
         let barriers = {
             let group = Arc::clone(&group);
             thread::spawn(move || group.run(Some(Duration::from_millis(50))))

@@ -25,9 +25,9 @@ use lockbox_share_protocol::message::MAX_CLAIMS;
 use lockbox_share_protocol::token::{Digest, Verifier};
 use siphasher::sip::SipHasher13;
 
-use super::cell::{Cell, Ended, Running, Slot};
-use super::clock::Time;
+use super::claim_slots::{ActiveLease, ClaimSlot, ClaimSlots, EndedClaim};
 use super::contract::SpoolEntry;
+use super::env::StoreTime;
 use super::share::{Key, Share};
 
 /// Bytes before the payload and the slots.
@@ -40,24 +40,24 @@ pub(crate) const MAX_RECORD: usize = FIXED + PAYLOAD + MAX_CLAIMS as usize * SLO
 const HERE: u32 = 0;
 const NOWHERE: u32 = u32::MAX;
 
-/// Where the capsule of a record is.
+/// Location of a record's capsule.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Content<'a> {
+pub(crate) enum CapsuleRef<'a> {
     Here(&'a [u8]),
     /// In the record at this place of the same segment.
     At(u32),
     Nowhere,
 }
 
-/// What binds a record to its place.
+/// Position to which a record's checksum is bound.
 #[derive(Clone, Copy)]
-pub(crate) struct Position {
+pub(crate) struct RecordPosition {
     pub(crate) nonce: u64,
     pub(crate) at: u64,
 }
 
 /// Appends the record of `share` to `out`.
-pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, position: Position, out: &mut Vec<u8>) {
+pub(crate) fn encode(key: &Key, share: &Share, content: CapsuleRef<'_>, position: RecordPosition, out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + FIXED, 0);
     if let Some(payload) = &share.payload {
@@ -66,17 +66,17 @@ pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, position: P
         out.extend_from_slice(payload.digest.as_bytes());
     }
     let slots = out.len();
-    for slot in share.cell.slots() {
+    for slot in share.claims.slots() {
         encode_slot(slot, out);
     }
     let slots = (out.len() - slots) as u32;
     let content = match content {
-        Content::Here(capsule) => {
+        CapsuleRef::Here(capsule) => {
             out.extend_from_slice(capsule);
             HERE
         }
-        Content::At(at) => at,
-        Content::Nowhere => NOWHERE,
+        CapsuleRef::At(at) => at,
+        CapsuleRef::Nowhere => NOWHERE,
     };
     out.resize(start + (out.len() - start).next_multiple_of(8), 0);
     let length = (out.len() - start) as u32;
@@ -91,7 +91,7 @@ pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, position: P
     fixed[88..120].copy_from_slice(share.owner.as_bytes());
     fixed[120..124].copy_from_slice(&share.capsule_bytes.to_le_bytes());
     fixed[124..128].copy_from_slice(&content.to_le_bytes());
-    fixed[128] = share.cell.allowed();
+    fixed[128] = share.claims.allowed();
     fixed[129] = u8::from(share.payload.is_some());
     fixed[132..136].copy_from_slice(&slots.to_le_bytes());
     let sum = checksum(position, &out[start + 8..]);
@@ -100,21 +100,21 @@ pub(crate) fn encode(key: &Key, share: &Share, content: Content<'_>, position: P
 
 /// Gives made-up bytes the length and the checksum that a record at this place has.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn seal(bytes: &mut [u8], position: Position) {
+pub(crate) fn seal(bytes: &mut [u8], position: RecordPosition) {
     let length = bytes.len() as u32;
     bytes[8..12].copy_from_slice(&length.to_le_bytes());
     let sum = checksum(position, &bytes[8..]);
     bytes[..8].copy_from_slice(&sum.to_le_bytes());
 }
 
-fn encode_slot(slot: &Slot, out: &mut Vec<u8>) {
+fn encode_slot(slot: &ClaimSlot, out: &mut Vec<u8>) {
     let (tag, flags, id, token, claimed, end) = match slot {
-        Slot::Free => {
+        ClaimSlot::Free => {
             out.extend_from_slice(&[0, 0]);
             return;
         }
-        Slot::Leased(l) => (1, u8::from(l.sent) | u8::from(l.finishing) << 1, l.id, l.token, l.claimed, l.until),
-        Slot::Ended(e) => (2, u8::from(e.completed), e.id, e.token, e.claimed, e.at),
+        ClaimSlot::Leased(l) => (1, u8::from(l.sent) | u8::from(l.finishing) << 1, l.id, l.token, l.claimed, l.until),
+        ClaimSlot::Ended(e) => (2, u8::from(e.completed), e.id, e.token, e.claimed, e.at),
     };
     out.extend_from_slice(&[tag, flags]);
     out.extend_from_slice(&id);
@@ -123,8 +123,9 @@ fn encode_slot(slot: &Slot, out: &mut Vec<u8>) {
     out.extend_from_slice(&end.0.to_le_bytes());
 }
 
-/// Keyed, so that no capsule can hold what passes for a record, and bound to the place, so that none can be moved.
-fn checksum(position: Position, bytes: &[u8]) -> u64 {
+/// Computes the checksum of a record. It is keyed, so that no capsule can contain a valid record,
+/// and bound to the position, so that no record can be moved.
+fn checksum(position: RecordPosition, bytes: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(position.nonce, position.at);
     hasher.write(bytes);
     hasher.finish()
@@ -138,32 +139,34 @@ pub(crate) fn head_checksum(bytes: &[u8]) -> u64 {
 }
 
 /// The length that a record claims to have, when it can be one.
-pub(crate) fn length(head: &[u8]) -> Option<usize> {
+pub(crate) fn record_length(head: &[u8]) -> Option<usize> {
     let length = u32_at(head, 8)? as usize;
     (length.is_multiple_of(8) && (FIXED..=MAX_RECORD).contains(&length)).then_some(length)
 }
 
-/// A record whose checksum held and whose parts make sense.
+/// Validated record: its checksum matched and its fields are consistent.
 pub(crate) struct Record<'a> {
     pub(crate) key: Key,
     pub(crate) share: Share,
-    pub(crate) content: Content<'a>,
+    pub(crate) content: CapsuleRef<'a>,
 }
 
-/// Reads the record at the start of `bytes`; None when it is torn, of another place, or makes no sense.
-pub(crate) fn decode(bytes: &[u8], position: Position) -> Option<Record<'_>> {
-    if sound(bytes, position) { parse(bytes) } else { None }
+/// Reads the record at the start of `bytes`; None when it is torn, of another place, or makes no
+/// sense.
+pub(crate) fn decode(bytes: &[u8], position: RecordPosition) -> Option<Record<'_>> {
+    if is_sound(bytes, position) { parse(bytes) } else { None }
 }
 
-/// Whether the checksum of the record at the start of `bytes` holds.
-pub(crate) fn sound(bytes: &[u8], position: Position) -> bool {
-    let record = length(bytes).and_then(|length| bytes.get(..length));
+/// Returns whether the checksum of the record at the start of `bytes` matches.
+pub(crate) fn is_sound(bytes: &[u8], position: RecordPosition) -> bool {
+    let record = record_length(bytes).and_then(|length| bytes.get(..length));
     record.is_some_and(|record| u64_at(record, 0) == Some(checksum(position, &record[8..])))
 }
 
-/// Reads a record whose checksum held. Whoever wrote a hostile file can make checksums too, so everything is checked.
+/// Parses a record with a valid checksum. An attacker that wrote the file can compute checksums
+/// too, so every field is checked.
 pub(crate) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
-    let length = length(bytes)?;
+    let length = record_length(bytes)?;
     let bytes = bytes.get(..length)?;
     let (allowed, has_payload) = (bytes[128], bytes[129]);
     if !(1..=MAX_CLAIMS).contains(&allowed) || has_payload > 1 || bytes[130..132] != [0, 0] {
@@ -182,47 +185,53 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
         None
     };
     let (mut slots, rest) = rest.split_at_checked(u32_at(bytes, 132)? as usize)?;
-    let mut cell = Cell::new(allowed);
-    for slot in cell.slots_mut() {
+    let mut claims = ClaimSlots::new(allowed);
+    for slot in claims.slots_mut() {
         (*slot, slots) = decode_slot(slots)?;
     }
     let capsule_bytes = u32_at(bytes, 120)?;
     let content = match u32_at(bytes, 124)? {
-        HERE => Content::Here(rest.get(..capsule_bytes as usize)?),
-        NOWHERE => Content::Nowhere,
-        at => Content::At(at),
+        HERE => CapsuleRef::Here(rest.get(..capsule_bytes as usize)?),
+        NOWHERE => CapsuleRef::Nowhere,
+        at => CapsuleRef::At(at),
     };
     if !slots.is_empty() || capsule_bytes as usize > MAX_CAPSULE {
         return None;
     }
     let share = Share {
-        // Each change adds one; no honest share comes near the half, and none may wrap to be older than its own past.
+        // Each change adds one; no honest share comes near the half, and none may wrap to be older
+        // than its own past.
         version: Some(u32_at(bytes, 12)?).filter(|version| *version <= u32::MAX / 2)?,
-        created: Time(u64_at(bytes, 32)?),
-        expires: Time(u64_at(bytes, 40)?),
-        revoked: Some(u64_at(bytes, 48)?).filter(|at| *at != 0).map(Time),
+        created: StoreTime(u64_at(bytes, 32)?),
+        expires: StoreTime(u64_at(bytes, 40)?),
+        revoked: Some(u64_at(bytes, 48)?).filter(|at| *at != 0).map(StoreTime),
         auth: Verifier::new(bytes[56..88].try_into().ok()?),
         owner: Verifier::new(bytes[88..120].try_into().ok()?),
         capsule_bytes,
         payload,
-        cell,
+        claims,
     };
     Some(Record { key: Key(bytes[16..32].try_into().ok()?), share, content })
 }
 
-fn decode_slot(bytes: &[u8]) -> Option<(Slot, &[u8])> {
+fn decode_slot(bytes: &[u8]) -> Option<(ClaimSlot, &[u8])> {
     let (&[tag, flags], rest) = bytes.split_first_chunk::<2>()?;
     if tag == 0 {
-        return (flags == 0).then_some((Slot::Free, rest));
+        return (flags == 0).then_some((ClaimSlot::Free, rest));
     }
     let (slot, rest) = rest.split_at_checked(SLOT - 2)?;
     let (id, token) = (slot[..16].try_into().ok()?, slot[16..32].try_into().ok()?);
-    let (claimed, end) = (Time(u64_at(slot, 32)?), Time(u64_at(slot, 40)?));
+    let (claimed, end) = (StoreTime(u64_at(slot, 32)?), StoreTime(u64_at(slot, 40)?));
     let slot = match (tag, flags) {
-        (1, 0..=3) => {
-            Slot::Leased(Running { id, token, claimed, until: end, sent: flags & 1 != 0, finishing: flags & 2 != 0 })
-        }
-        (2, 0..=1) => Slot::Ended(Ended { id, token, claimed, at: end, completed: flags == 1 }),
+        (1, 0..=3) => ClaimSlot::Leased(ActiveLease {
+            id,
+            token,
+            claimed,
+            until: end,
+            sent: flags & 1 != 0,
+            finishing: flags & 2 != 0,
+        }),
+        (2, 0..=1) => ClaimSlot::Ended(EndedClaim { id, token, claimed, at: end, completed: flags == 1 }),
         _ => return None,
     };
     Some((slot, rest))
@@ -241,29 +250,36 @@ mod tests {
     use super::super::conformance::{large, small};
     use super::*;
 
-    const POSITION: Position = Position { nonce: 7, at: 64 };
+    const POSITION: RecordPosition = RecordPosition { nonce: 7, at: 64 };
 
     fn shares() -> Vec<Share> {
-        let ended = Ended { id: [1; 16], token: [2; 16], claimed: Time(3), at: Time(4), completed: true };
-        let running =
-            Running { id: [5; 16], token: [6; 16], claimed: Time(7), until: Time(8), sent: true, finishing: false };
-        let mut busy = Share::new(&super::super::contract::NewShare { claims: 8, ..large(1) }, Time(9));
-        busy.cell.slots_mut()[0] = Slot::Ended(ended);
-        busy.cell.slots_mut()[7] = Slot::Leased(running);
-        busy.revoked = Some(Time(77));
-        vec![Share::new(&small(1), Time(5)), busy]
+        let ended =
+            EndedClaim { id: [1; 16], token: [2; 16], claimed: StoreTime(3), at: StoreTime(4), completed: true };
+        let running = ActiveLease {
+            id: [5; 16],
+            token: [6; 16],
+            claimed: StoreTime(7),
+            until: StoreTime(8),
+            sent: true,
+            finishing: false,
+        };
+        let mut busy = Share::new(&super::super::contract::NewShare { claims: 8, ..large(1) }, StoreTime(9));
+        busy.claims.slots_mut()[0] = ClaimSlot::Ended(ended);
+        busy.claims.slots_mut()[7] = ClaimSlot::Leased(running);
+        busy.revoked = Some(StoreTime(77));
+        vec![Share::new(&small(1), StoreTime(5)), busy]
     }
 
     #[test]
     fn records_are_read_as_they_were_written() {
         for share in shares() {
             let capsule = vec![9; share.capsule_bytes as usize];
-            for content in [Content::Here(&capsule), Content::At(4096), Content::Nowhere] {
+            for content in [CapsuleRef::Here(&capsule), CapsuleRef::At(4096), CapsuleRef::Nowhere] {
                 let mut bytes = Vec::new();
                 encode(&Key([3; 16]), &share, content, POSITION, &mut bytes);
                 let record = decode(&bytes, POSITION).unwrap();
                 assert!(record.share == share && record.content == content && record.key == Key([3; 16]));
-                assert_eq!(length(&bytes), Some(bytes.len()));
+                assert_eq!(record_length(&bytes), Some(bytes.len()));
                 assert!(bytes.len() <= MAX_RECORD);
             }
         }
@@ -272,14 +288,14 @@ mod tests {
     #[test]
     fn a_flipped_moved_or_cut_record_is_none() {
         let mut bytes = Vec::new();
-        encode(&Key([3; 16]), &shares()[1], Content::Here(&[9; 12]), POSITION, &mut bytes);
+        encode(&Key([3; 16]), &shares()[1], CapsuleRef::Here(&[9; 12]), POSITION, &mut bytes);
         for at in 0..bytes.len() {
             let mut flipped = bytes.clone();
             flipped[at] ^= 0x10;
             assert!(decode(&flipped, POSITION).is_none(), "flipped at {at}");
             assert!(decode(&bytes[..at], POSITION).is_none(), "cut at {at}");
         }
-        assert!(decode(&bytes, Position { nonce: 7, at: 72 }).is_none());
-        assert!(decode(&bytes, Position { nonce: 8, at: 64 }).is_none());
+        assert!(decode(&bytes, RecordPosition { nonce: 7, at: 72 }).is_none());
+        assert!(decode(&bytes, RecordPosition { nonce: 8, at: 64 }).is_none());
     }
 }

@@ -1,24 +1,31 @@
-//! One share without its capsule, and what each request makes of it. Every store decides with this and only keeps it differently.
+//! State of one share without its capsule, and the effect of each request on it.
+//!
+//! All stores decide with this code and differ only in storage: a store implements the insertion of
+//! a share, and the execution of one step on an existing share or on a decoy ([`ShareBackend`]).
 
 use std::hash::Hasher;
 use std::time::Duration;
 
 use bytes::Bytes;
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{ClaimState, State};
-use lockbox_share_protocol::token::{ClaimId, LeaseToken, Verifier};
+use lockbox_share_protocol::message::{ClaimState, ShareState};
+use lockbox_share_protocol::token::{Auth, ClaimId, LeaseToken, OwnerToken, Verifier};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
-use super::cell::{Cell, Ended, Running, Slot};
-use super::clock::{StoreClock, Time};
-use super::contract::{ClaimEvent, Claimed, Created, Finish, Info, Lease, NewShare, Periods, SpoolEntry};
+use super::barrier_group::PendingReply;
+use super::claim_slots::{ActiveLease, ClaimSlot, ClaimSlots, EndedClaim};
+use super::contract::{
+    ClaimGrant, ClaimRecord, LeaseFinish, LeaseGrant, NewShare, Periods, ShareReport, ShareStore, ShareTimes,
+    SpoolEntry, StoreMaintenance,
+};
+use super::env::{StoreClock, StoreTime, random};
 use super::error::{Result, StoreError, WallTime};
 
 /// However often its holder asks again, a lease is renewed until here after its claim.
 const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// Time and periods, by which a share decides.
-pub(crate) struct Rules {
+pub(crate) struct StoreTiming {
     pub(crate) clock: StoreClock,
     pub(crate) periods: Periods,
 }
@@ -40,18 +47,18 @@ impl Key {
 pub(crate) struct Share {
     /// Grows with each change; of two records of one share the higher version is the newer.
     pub(crate) version: u32,
-    pub(crate) created: Time,
-    pub(crate) expires: Time,
-    pub(crate) revoked: Option<Time>,
+    pub(crate) created: StoreTime,
+    pub(crate) expires: StoreTime,
+    pub(crate) revoked: Option<StoreTime>,
     pub(crate) auth: Verifier,
     pub(crate) owner: Verifier,
     pub(crate) capsule_bytes: u32,
     pub(crate) payload: Option<SpoolEntry>,
-    pub(crate) cell: Cell,
+    pub(crate) claims: ClaimSlots,
 }
 
 impl Share {
-    pub(crate) fn new(new: &NewShare, now: Time) -> Share {
+    pub(crate) fn new(new: &NewShare, now: StoreTime) -> Share {
         Share {
             version: 1,
             created: now,
@@ -61,39 +68,39 @@ impl Share {
             owner: new.owner,
             capsule_bytes: new.capsule.len() as u32,
             payload: new.payload,
-            cell: Cell::new(new.claims),
+            claims: ClaimSlots::new(new.claims),
         }
     }
 
-    /// A share that nobody has proof of: what a missing one is compared with (Store rule 5).
+    /// Creates a decoy that accepts no proof; it stands in for a missing share (Store rule 5).
     pub(crate) fn decoy(noise: [u8; 32]) -> Share {
         Share {
             version: 1,
-            created: Time(0),
-            expires: Time(0),
+            created: StoreTime(0),
+            expires: StoreTime(0),
             revoked: None,
             auth: Verifier::new(noise),
             owner: Verifier::new(noise),
             capsule_bytes: 0,
             payload: None,
-            cell: Cell::new(1),
+            claims: ClaimSlots::new(1),
         }
     }
 
     /// The answer to its deposit.
-    pub(crate) fn created(&self, clock: &StoreClock) -> Created {
-        Created { at: clock.wall(self.created), expires: clock.wall(self.expires) }
+    pub(crate) fn created(&self, clock: &StoreClock) -> ShareTimes {
+        ShareTimes { at: clock.wall(self.created), expires: clock.wall(self.expires) }
     }
 
-    /// When it ends, while a slot is free.
+    /// Returns the expiry while a slot is free.
     ///
     /// # Errors
     /// `Unknown` without proof; otherwise why nothing can be claimed.
-    pub(crate) fn look(&self, auth: &Verifier, rules: &Rules) -> Result<WallTime> {
+    pub(crate) fn look(&self, auth: &Verifier, timing: &StoreTiming) -> Result<WallTime> {
         let mut current = *self;
-        current.open_to(auth, &rules.clock)?;
-        current.must_have_left(&rules.clock)?;
-        Ok(rules.clock.wall(self.expires))
+        current.open_to(auth, &timing.clock)?;
+        current.must_have_left(&timing.clock)?;
+        Ok(timing.clock.wall(self.expires))
     }
 
     /// The answer has no capsule yet.
@@ -104,12 +111,12 @@ impl Share {
         &mut self,
         auth: &Verifier,
         id: &ClaimId,
-        rules: &Rules,
+        timing: &StoreTiming,
         fresh: impl FnOnce() -> Result<[u8; LeaseToken::LENGTH]>,
-    ) -> Result<Claimed> {
-        let Rules { clock, periods } = rules;
+    ) -> Result<ClaimGrant> {
+        let StoreTiming { clock, periods } = timing;
         let now = self.open_to(auth, clock)?;
-        if let Some(slot) = self.cell.repeated(id, now, periods.repeat) {
+        if let Some(slot) = self.claims.repeated(id, now, periods.repeat) {
             return Ok(self.claimed(slot, true, clock));
         }
         self.must_have_left(clock)?;
@@ -117,7 +124,7 @@ impl Share {
             Some(_) => Some((fresh()?, now.after(periods.first_lease))),
             None => None,
         };
-        match self.cell.take(id, now, lease) {
+        match self.claims.take(id, now, lease) {
             Some(slot) => {
                 self.version += 1;
                 Ok(self.claimed(&slot, false, clock))
@@ -126,11 +133,11 @@ impl Share {
         }
     }
 
-    /// The time, for whoever has proof of a share that was not taken back.
-    fn open_to(&mut self, auth: &Verifier, clock: &StoreClock) -> Result<Time> {
+    /// Checks the proof and the revocation, and returns the current time.
+    fn open_to(&mut self, auth: &Verifier, clock: &StoreClock) -> Result<StoreTime> {
         prove(&self.auth, auth)?;
         let now = clock.now();
-        self.cell.end_overdue(now);
+        self.claims.end_overdue(now);
         match self.revoked {
             Some(at) => Err(StoreError::Revoked { at: clock.wall(at) }),
             None => Ok(now),
@@ -141,24 +148,24 @@ impl Share {
         if self.expires <= clock.now() {
             return Err(StoreError::Expired { at: clock.wall(self.expires) });
         }
-        if self.cell.left() == 0 { Err(self.taken(clock)) } else { Ok(()) }
+        if self.claims.left() == 0 { Err(self.taken(clock)) } else { Ok(()) }
     }
 
-    fn claimed(&self, slot: &Slot, repeated: bool, clock: &StoreClock) -> Claimed {
+    fn claimed(&self, slot: &ClaimSlot, repeated: bool, clock: &StoreClock) -> ClaimGrant {
         let (at, token, until) = match slot {
-            Slot::Leased(lease) => (lease.claimed, lease.token, lease.until),
-            Slot::Ended(ended) => (ended.claimed, ended.token, ended.at),
-            Slot::Free => (self.created, [0; LeaseToken::LENGTH], self.created),
+            ClaimSlot::Leased(lease) => (lease.claimed, lease.token, lease.until),
+            ClaimSlot::Ended(ended) => (ended.claimed, ended.token, ended.at),
+            ClaimSlot::Free => (self.created, [0; LeaseToken::LENGTH], self.created),
         };
         let lease =
-            self.payload.map(|payload| Lease { token: LeaseToken::new(token), until: clock.wall(until), payload });
-        Claimed { capsule: Bytes::new(), lease, claims_left: self.cell.left(), at: clock.wall(at), repeated }
+            self.payload.map(|payload| LeaseGrant { token: LeaseToken::new(token), until: clock.wall(until), payload });
+        ClaimGrant { capsule: Bytes::new(), lease, claims_left: self.claims.left(), at: clock.wall(at), repeated }
     }
 
-    /// Why no slot is free.
+    /// Returns the error of a share without a free slot.
     fn taken(&self, clock: &StoreClock) -> StoreError {
-        let leases = self.cell.slots().iter().filter_map(|slot| match slot {
-            Slot::Leased(lease) => Some(lease.until),
+        let leases = self.claims.slots().iter().filter_map(|slot| match slot {
+            ClaimSlot::Leased(lease) => Some(lease.until),
             _ => None,
         });
         match leases.min() {
@@ -167,19 +174,19 @@ impl Share {
         }
     }
 
-    fn last_end(&self) -> Time {
-        let ends = self.cell.slots().iter().filter_map(|slot| match slot {
-            Slot::Ended(ended) => Some(ended.at),
+    fn last_end(&self) -> StoreTime {
+        let ends = self.claims.slots().iter().filter_map(|slot| match slot {
+            ClaimSlot::Ended(ended) => Some(ended.at),
             _ => None,
         });
         ends.max().unwrap_or(self.created)
     }
 
     /// The slot of a token, after overdue leases ended.
-    fn slot(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut Slot> {
-        self.cell.end_overdue(clock.now());
+    fn slot(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut ClaimSlot> {
+        self.claims.end_overdue(clock.now());
         let revoked = self.revoked;
-        let slot = self.cell.by_token(token).ok_or(StoreError::Unknown)?;
+        let slot = self.claims.by_token(token).ok_or(StoreError::Unknown)?;
         match revoked {
             Some(at) => Err(StoreError::Revoked { at: clock.wall(at) }),
             None => Ok(slot),
@@ -187,30 +194,31 @@ impl Share {
     }
 
     /// The lease that runs under a token.
-    fn running(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut Running> {
+    fn running(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut ActiveLease> {
         match self.slot(token, clock)? {
-            Slot::Leased(lease) => Ok(lease),
-            Slot::Ended(ended) => Err(StoreError::Used { at: clock.wall(ended.at) }),
-            Slot::Free => Err(StoreError::Unknown),
+            ClaimSlot::Leased(lease) => Ok(lease),
+            ClaimSlot::Ended(ended) => Err(StoreError::Used { at: clock.wall(ended.at) }),
+            ClaimSlot::Free => Err(StoreError::Unknown),
         }
     }
 
     /// Tells of a lease (Store rule 12).
-    pub(crate) fn lease(&self, token: &LeaseToken, rules: &Rules) -> Result<Lease> {
+    pub(crate) fn lease(&self, token: &LeaseToken, timing: &StoreTiming) -> Result<LeaseGrant> {
         let mut current = *self;
-        let until = current.running(token, &rules.clock)?.until;
-        self.leased(token, until, &rules.clock)
+        let until = current.running(token, &timing.clock)?.until;
+        self.leased(token, until, &timing.clock)
     }
 
-    fn leased(&self, token: &LeaseToken, until: Time, clock: &StoreClock) -> Result<Lease> {
+    fn leased(&self, token: &LeaseToken, until: StoreTime, clock: &StoreClock) -> Result<LeaseGrant> {
         let payload = self.payload.ok_or(StoreError::Unknown)?;
-        Ok(Lease { token: LeaseToken::new(*token.as_bytes()), until: clock.wall(until), payload })
+        Ok(LeaseGrant { token: LeaseToken::new(*token.as_bytes()), until: clock.wall(until), payload })
     }
 
-    /// Notes that a byte of the payload goes out and renews the lease. Renewals are noted when half of the time is over, so that
-    /// a download in many parts costs few writes. Who asks again after the last byte lacks something still: the lease goes on.
-    pub(crate) fn payload(&mut self, token: &LeaseToken, rules: &Rules) -> Result<Lease> {
-        let Rules { clock, periods } = rules;
+    /// Marks the payload as sent and renews the lease. A renewal is stored when half of the time is
+    /// over, so that a download in many parts costs few writes. A client that requests bytes after
+    /// the last one still lacks some: the lease continues.
+    pub(crate) fn payload(&mut self, token: &LeaseToken, timing: &StoreTiming) -> Result<LeaseGrant> {
+        let StoreTiming { clock, periods } = timing;
         let now = clock.now();
         let lease = self.running(token, clock)?;
         let renewed = now.after(periods.transfer_lease).min(lease.claimed.after(LONGEST_LEASE));
@@ -227,111 +235,112 @@ impl Share {
     }
 
     /// True when a claim of which something was sent is complete by this call.
-    pub(crate) fn finish(&mut self, token: &LeaseToken, how: Finish, rules: &Rules) -> Result<bool> {
-        let now = rules.clock.now();
-        let slot = self.slot(token, &rules.clock)?;
+    pub(crate) fn finish(&mut self, token: &LeaseToken, how: LeaseFinish, timing: &StoreTiming) -> Result<bool> {
+        let now = timing.clock.now();
+        let slot = self.slot(token, &timing.clock)?;
         let complete = match slot {
-            Slot::Leased(lease) => match how {
-                Finish::Now => {
+            ClaimSlot::Leased(lease) => match how {
+                LeaseFinish::Now => {
                     let sent = lease.sent;
                     *slot = lease.ended(now, true);
                     sent
                 }
                 // Of several last bytes under way the first counts.
-                Finish::After(_) if lease.finishing => return Ok(false),
-                Finish::After(grace) => {
+                LeaseFinish::After(_) if lease.finishing => return Ok(false),
+                LeaseFinish::After(grace) => {
                     lease.sent = true;
                     lease.finishing = true;
                     lease.until = now.after(grace);
                     false
                 }
             },
-            Slot::Ended(Ended { completed: true, .. }) => return Ok(false),
-            // The receiver got all of it although its lease ran out meanwhile: the audit tells the truth.
-            Slot::Ended(ended) => {
+            ClaimSlot::Ended(EndedClaim { completed: true, .. }) => return Ok(false),
+            // The receiver got all of it although its lease ran out meanwhile: the audit tells the
+            // truth.
+            ClaimSlot::Ended(ended) => {
                 ended.completed = true;
                 true
             }
-            Slot::Free => return Err(StoreError::Unknown),
+            ClaimSlot::Free => return Err(StoreError::Unknown),
         };
         self.version += 1;
         Ok(complete)
     }
 
-    pub(crate) fn info(&self, owner: &Verifier, rules: &Rules) -> Result<Info> {
+    pub(crate) fn info(&self, owner: &Verifier, timing: &StoreTiming) -> Result<ShareReport> {
         prove(&self.owner, owner)?;
-        Ok(self.report(&rules.clock))
+        Ok(self.report(&timing.clock))
     }
 
-    pub(crate) fn revoke(&mut self, owner: &Verifier, rules: &Rules) -> Result<Info> {
+    pub(crate) fn revoke(&mut self, owner: &Verifier, timing: &StoreTiming) -> Result<ShareReport> {
         prove(&self.owner, owner)?;
-        let clock = &rules.clock;
+        let clock = &timing.clock;
         let now = clock.now();
-        self.cell.end_overdue(now);
-        if matches!(self.state(now), State::Armed | State::Leased) || self.interrupted() {
+        self.claims.end_overdue(now);
+        if matches!(self.state(now), ShareState::Armed | ShareState::Leased) || self.interrupted() {
             self.revoked.get_or_insert(now);
             self.version += 1;
         }
         Ok(self.report(clock))
     }
 
-    pub(crate) fn rearm(&mut self, owner: &Verifier, rules: &Rules) -> Result<Info> {
+    pub(crate) fn rearm(&mut self, owner: &Verifier, timing: &StoreTiming) -> Result<ShareReport> {
         prove(&self.owner, owner)?;
-        let clock = &rules.clock;
+        let clock = &timing.clock;
         let now = clock.now();
-        self.cell.end_overdue(now);
+        self.claims.end_overdue(now);
         if let Some(at) = self.revoked {
             return Err(StoreError::Revoked { at: clock.wall(at) });
         }
         if self.expires <= now {
             return Err(StoreError::Expired { at: clock.wall(self.expires) });
         }
-        if self.cell.rearm() == 0 {
+        if self.claims.rearm() == 0 {
             return Err(StoreError::NothingToRearm);
         }
         self.version += 1;
         Ok(self.report(clock))
     }
 
-    /// Some download ended early and can be rearmed, so the content is still there.
+    /// Returns whether a download was interrupted and can be rearmed; its content is still stored.
     fn interrupted(&self) -> bool {
         self.revoked.is_none()
-            && self.cell.slots().iter().any(|s| matches!(s, Slot::Ended(Ended { completed: false, .. })))
+            && self.claims.slots().iter().any(|s| matches!(s, ClaimSlot::Ended(EndedClaim { completed: false, .. })))
     }
 
-    pub(crate) fn state(&self, now: Time) -> State {
-        let leased = self.cell.slots().iter().any(|slot| matches!(slot, Slot::Leased(_)));
+    pub(crate) fn state(&self, now: StoreTime) -> ShareState {
+        let leased = self.claims.slots().iter().any(|slot| matches!(slot, ClaimSlot::Leased(_)));
         if self.revoked.is_some() {
-            State::Revoked
-        } else if self.cell.left() == 0 {
-            if leased { State::Leased } else { State::Consumed }
+            ShareState::Revoked
+        } else if self.claims.left() == 0 {
+            if leased { ShareState::Leased } else { ShareState::Consumed }
         } else if self.expires <= now {
-            if leased { State::Leased } else { State::Expired }
+            if leased { ShareState::Leased } else { ShareState::Expired }
         } else {
-            State::Armed
+            ShareState::Armed
         }
     }
 
-    fn report(&self, clock: &StoreClock) -> Info {
+    fn report(&self, clock: &StoreClock) -> ShareReport {
         let now = clock.now();
         let mut current = *self;
-        current.cell.end_overdue(now);
+        current.claims.end_overdue(now);
         let event =
-            |claimed, state, ended| ClaimEvent { claimed: clock.wall(claimed), state, ended: clock.wall(ended) };
-        let events = current.cell.slots().iter().filter_map(|slot| match slot {
-            Slot::Free => None,
-            Slot::Leased(l) if l.sent => Some(event(l.claimed, ClaimState::Sending, l.until)),
-            Slot::Leased(l) => Some(event(l.claimed, ClaimState::Leased, l.until)),
-            Slot::Ended(e) if e.completed => Some(event(e.claimed, ClaimState::Completed, e.at)),
-            Slot::Ended(e) => Some(event(e.claimed, ClaimState::Interrupted, e.at)),
+            |claimed, state, ended| ClaimRecord { claimed: clock.wall(claimed), state, ended: clock.wall(ended) };
+        let events = current.claims.slots().iter().filter_map(|slot| match slot {
+            ClaimSlot::Free => None,
+            ClaimSlot::Leased(l) if l.sent => Some(event(l.claimed, ClaimState::Sending, l.until)),
+            ClaimSlot::Leased(l) => Some(event(l.claimed, ClaimState::Leased, l.until)),
+            ClaimSlot::Ended(e) if e.completed => Some(event(e.claimed, ClaimState::Completed, e.at)),
+            ClaimSlot::Ended(e) => Some(event(e.claimed, ClaimState::Interrupted, e.at)),
         });
-        Info {
+        ShareReport {
             state: current.state(now),
             created: clock.wall(self.created),
             expires: clock.wall(self.expires),
             revoked: self.revoked.map(|at| clock.wall(at)),
-            claims_allowed: self.cell.allowed(),
-            claims_left: current.cell.left(),
+            claims_allowed: self.claims.allowed(),
+            claims_left: current.claims.left(),
             events: events.collect(),
             capsule_bytes: self.capsule_bytes,
             payload_bytes: self.payload.map_or(0, |p| p.length),
@@ -340,28 +349,29 @@ impl Share {
     }
 
     /// From when on nothing can need the content, unless something happens before (Store rule 7).
-    pub(crate) fn content_until(&self, periods: &Periods) -> Time {
+    pub(crate) fn content_until(&self, periods: &Periods) -> StoreTime {
         if self.revoked.is_some() {
-            return Time(0);
+            return StoreTime(0);
         }
-        let needs = self.cell.slots().iter().map(|slot| match slot {
-            Slot::Free => self.expires,
-            Slot::Leased(lease) => self.expires.max(lease.until),
-            Slot::Ended(Ended { completed: false, .. }) => self.expires,
+        let needs = self.claims.slots().iter().map(|slot| match slot {
+            ClaimSlot::Free => self.expires,
+            ClaimSlot::Leased(lease) => self.expires.max(lease.until),
+            ClaimSlot::Ended(EndedClaim { completed: false, .. }) => self.expires,
             // With a payload in the spool the repeated answer holds the capsule as well.
-            Slot::Ended(ended) => ended.claimed.after(periods.repeat),
+            ClaimSlot::Ended(ended) => ended.claimed.after(periods.repeat),
         });
-        needs.max().unwrap_or(Time(0))
+        needs.max().unwrap_or(StoreTime(0))
     }
 
-    /// Something may still be claimed or downloaded, now or after a rearm. Its end is the death of the content, but for repeats.
+    /// Something may still be claimed or downloaded, now or after a rearm. Its end is the death of
+    /// the content, but for repeats.
     pub(crate) fn live(&self) -> bool {
         self.revoked.is_none()
-            && self.cell.slots().iter().any(|s| !matches!(s, Slot::Ended(Ended { completed: true, .. })))
+            && self.claims.slots().iter().any(|s| !matches!(s, ClaimSlot::Ended(EndedClaim { completed: true, .. })))
     }
 
-    /// From when on nothing is known of the share.
-    pub(crate) fn audit_until(&self, periods: &Periods) -> Time {
+    /// Returns the end of the audit.
+    pub(crate) fn audit_until(&self, periods: &Periods) -> StoreTime {
         self.content_until(periods).max(self.expires).after(periods.audit)
     }
 }
@@ -369,4 +379,88 @@ impl Share {
 /// In constant time (Store rule 6).
 fn prove(kept: &Verifier, shown: &Verifier) -> Result<()> {
     kept.accepts(shown).then_some(()).ok_or(StoreError::Unknown)
+}
+
+/// Result of a step, to which the store may have to add the capsule.
+pub(crate) trait StepReply: Send + Unpin + 'static {
+    /// Whether the capsule is given away with the answer.
+    const HAS_CAPSULE: bool = false;
+
+    fn add_capsule(&mut self, _: Bytes) {}
+}
+
+impl StepReply for ClaimGrant {
+    const HAS_CAPSULE: bool = true;
+
+    fn add_capsule(&mut self, capsule: Bytes) {
+        self.capsule = capsule;
+    }
+}
+
+impl StepReply for LeaseGrant {}
+impl StepReply for ShareReport {}
+impl StepReply for bool {}
+impl StepReply for WallTime {}
+
+/// Storage backend of shares.
+pub(crate) trait ShareBackend: StoreMaintenance {
+    /// Deposits a share that was checked.
+    fn deposit(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes>;
+
+    /// Runs `step` on the share of this handle, or on a decoy that accepts no proof (Store rule 5),
+    /// and stores its change. Runs it again if the share was changed concurrently.
+    fn step<T: StepReply>(
+        &self,
+        handle: Handle,
+        step: impl FnMut(&StoreTiming, &mut Share) -> Result<T> + Send + 'static,
+    ) -> PendingReply<T>;
+}
+
+impl<K: ShareBackend> ShareStore for K {
+    fn create(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes> {
+        match share.check() {
+            Ok(()) => self.deposit(handle, share),
+            Err(error) => PendingReply::ready(Err(error)),
+        }
+    }
+
+    fn look(&self, handle: Handle, auth: &Auth) -> PendingReply<WallTime> {
+        let auth = auth.verifier();
+        self.step(handle, move |timing, share| share.look(&auth, timing))
+    }
+
+    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> PendingReply<ClaimGrant> {
+        let auth = auth.verifier();
+        self.step(handle, move |timing, share| share.claim(&auth, &id, timing, random))
+    }
+
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant> {
+        let token = LeaseToken::new(*token.as_bytes());
+        self.step(handle, move |timing, share| share.lease(&token, timing))
+    }
+
+    fn payload(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant> {
+        let token = LeaseToken::new(*token.as_bytes());
+        self.step(handle, move |timing, share| share.payload(&token, timing))
+    }
+
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: LeaseFinish) -> PendingReply<bool> {
+        let token = LeaseToken::new(*token.as_bytes());
+        self.step(handle, move |timing, share| share.finish(&token, how, timing))
+    }
+
+    fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
+        let owner = owner.verifier();
+        self.step(handle, move |timing, share| share.info(&owner, timing))
+    }
+
+    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
+        let owner = owner.verifier();
+        self.step(handle, move |timing, share| share.revoke(&owner, timing))
+    }
+
+    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
+        let owner = owner.verifier();
+        self.step(handle, move |timing, share| share.rearm(&owner, timing))
+    }
 }

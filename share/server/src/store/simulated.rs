@@ -1,13 +1,18 @@
-//! A disk in memory that stops at a chosen step and loses or tears what no barrier covered.
+//! Simulated disk and clock: the disk stops at a chosen step and loses or tears writes that no
+//! barrier covered, the tests turn the clock.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::barrier_group::Syncable;
 use super::disk::{Disk, DiskFile};
-use super::group::Syncable;
+use super::env::Clock;
+use super::error::WallTime;
 
 #[derive(Clone, Default)]
 struct Node {
@@ -39,7 +44,8 @@ struct World {
 }
 
 impl World {
-    /// Counts one step; an error when the machine stands still. The step at which it stops may happen in part.
+    /// Counts one step; an error when the machine stands still. The step at which it stops may
+    /// happen in part.
     fn step(&mut self) -> io::Result<bool> {
         self.steps += 1;
         match self.stop_at {
@@ -154,7 +160,8 @@ impl SimulatedDisk {
         })))
     }
 
-    /// The disk after a power cut: of what no barrier covered each part is there, missing or torn, as `random` says.
+    /// Returns the disk after a power cut: each write without a barrier survives, is lost or is
+    /// torn, as `random` decides.
     #[cfg(test)]
     pub(crate) fn after_power_cut(&self, random: &mut dyn FnMut() -> u64) -> SimulatedDisk {
         let world = self.0.lock();
@@ -294,5 +301,51 @@ impl Disk for SimulatedDisk {
 
     fn names(&self) -> Arc<dyn Syncable> {
         Arc::new(Names(Arc::clone(&self.0)))
+    }
+}
+
+pub(crate) struct ManualClock {
+    steady: AtomicU64,
+    wall: AtomicU64,
+    boot: AtomicU64,
+}
+
+impl ManualClock {
+    pub(crate) fn new() -> ManualClock {
+        ManualClock { steady: AtomicU64::new(5_000), wall: AtomicU64::new(1_700_000_000_000), boot: AtomicU64::new(1) }
+    }
+
+    /// Time goes by.
+    pub(crate) fn pass(&self, period: Duration) {
+        self.steady.fetch_add(period.as_millis() as u64, Ordering::SeqCst);
+        self.wall.fetch_add(period.as_millis() as u64, Ordering::SeqCst);
+    }
+
+    /// Sets the wall clock.
+    #[cfg(test)]
+    pub(crate) fn step(&self, milliseconds: i64) {
+        self.wall.fetch_add(milliseconds as u64, Ordering::SeqCst);
+    }
+
+    /// Reboots the machine: steady time restarts, and the wall clock advances by `away`.
+    #[cfg(test)]
+    pub(crate) fn reboot(&self, away: Duration) {
+        self.steady.store(1_000, Ordering::SeqCst);
+        self.wall.fetch_add(away.as_millis() as u64, Ordering::SeqCst);
+        self.boot.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn steady(&self) -> u64 {
+        self.steady.load(Ordering::SeqCst)
+    }
+
+    fn wall(&self) -> WallTime {
+        WallTime(self.wall.load(Ordering::SeqCst))
+    }
+
+    fn boot(&self) -> String {
+        self.boot.load(Ordering::SeqCst).to_string()
     }
 }

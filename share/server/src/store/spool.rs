@@ -13,14 +13,15 @@ use std::time::{Duration, SystemTime};
 use lockbox_share_protocol::token;
 use sha2::{Digest, Sha256};
 
+use super::barrier_group::PendingReply;
 use super::contract::SpoolEntry;
+use super::env::random;
 use super::error::{Result, StoreError};
-use super::pending::Pending;
-use super::random::random;
 
-/// What is being deposited carries this ending.
+/// Extension of unfinished deposits.
 const UNFINISHED: &str = "part";
-/// Nothing was added for so long to what another daemon takes in: that daemon has ended. Uploads end when they stand still for much less.
+/// Time without a write after which another daemon's deposit is abandoned: that daemon has ended.
+/// Stalled uploads end much earlier.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// A directory of payloads.
@@ -41,20 +42,20 @@ pub struct Deposit {
 }
 
 impl Spool {
-    /// Opens or makes the directory; what an earlier process did not finish goes. `capacity` in bytes.
+    /// Opens or creates the directory, and removes unfinished deposits. `capacity` is in bytes.
     ///
     /// # Errors
-    /// What the host says.
+    /// The host's error.
     pub fn open(directory: &Path, capacity: u64) -> io::Result<Arc<Spool>> {
         let spool = Spool::open_shared(directory, capacity)?;
         spool.remove_unfinished(Duration::ZERO)?;
         Ok(spool)
     }
 
-    /// The same in a directory that other daemons use at this time: what they take in stays.
+    /// Opens a directory that other daemons use concurrently; their unfinished deposits stay.
     ///
     /// # Errors
-    /// What the host says.
+    /// The host's error.
     pub fn open_shared(directory: &Path, capacity: u64) -> io::Result<Arc<Spool>> {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let mut used = 0;
@@ -67,7 +68,7 @@ impl Spool {
         Ok(Arc::new(Spool { directory: directory.into(), capacity, used: AtomicU64::new(used) }))
     }
 
-    /// Removes what daemons left that ended while they took it in.
+    /// Removes unfinished deposits of daemons that have ended.
     pub(crate) fn remove_abandoned(&self) -> io::Result<()> {
         self.remove_unfinished(ABANDONED)
     }
@@ -115,13 +116,15 @@ impl Spool {
         Ok(file)
     }
 
-    /// Removes a payload whose share was not created, or is over. A missing one is no error.
+    /// Removes the payload of a share that was not created or has ended. A missing payload is not
+    /// an error.
     pub fn remove(&self, id: &[u8; 16]) {
         let path = self.path(id);
         let length = fs::metadata(&path).map_or(0, |meta| meta.size());
         match fs::remove_file(&path) {
             Ok(()) => {
-                // The directory may be shared: what another daemon put there was never counted here.
+                // The directory may be shared: what another daemon put there was never counted
+                // here.
                 let less = |used: u64| Some(used.saturating_sub(length));
                 let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
             }
@@ -131,8 +134,9 @@ impl Spool {
         }
     }
 
-    /// Removes all payloads but those that are needed. What has another name is somebody else's: the state directory may have been named
-    /// wrong, as /var, which has a spool as well.
+    /// Removes all payloads that are not in `needed`. Files with other names do not belong to the
+    /// spool and stay: the state directory may be misconfigured, as /var, which has a spool as
+    /// well.
     pub(crate) fn retain(&self, needed: &HashSet<[u8; 16]>) -> io::Result<()> {
         let names: HashSet<String> = needed.iter().map(name).collect();
         for entry in fs::read_dir(&self.directory)? {
@@ -188,14 +192,14 @@ impl Deposit {
     }
 
     /// Makes the payload durable and gives it its name. A thread of its own waits for the disk.
-    pub fn finish(self) -> Pending<SpoolEntry> {
+    pub fn finish(self) -> PendingReply<SpoolEntry> {
         let (work, pending) = self.finishing();
         let spawned = std::thread::Builder::new().name("deposit".into()).stack_size(256 * 1024).spawn(work);
-        spawned.map_or_else(|error| Pending::ready(Err(error.into())), |_| pending)
+        spawned.map_or_else(|error| PendingReply::ready(Err(error.into())), |_| pending)
     }
 
     /// The work of [`Deposit::finish`], and the result that is pending until then.
-    fn finishing(mut self) -> (impl FnOnce() + Send + 'static, Pending<SpoolEntry>) {
+    fn finishing(mut self) -> (impl FnOnce() + Send + 'static, PendingReply<SpoolEntry>) {
         let entry = SpoolEntry {
             id: self.id,
             length: self.length,
@@ -207,7 +211,7 @@ impl Deposit {
             // What nobody takes goes with the message.
             let _ = sender.send(finished);
         };
-        let pending = Pending::remote(async move {
+        let pending = PendingReply::remote(async move {
             let finished = receiver.await;
             finished
                 .unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was given up".into())))
@@ -242,8 +246,8 @@ impl Drop for Deposit {
     }
 }
 
-/// A payload that has its name, on its way to the caller. Where the caller goes away before or after it was sent, no share names the file, and
-/// it is removed.
+/// A payload that has its name, on its way to the caller. Where the caller goes away before or
+/// after it was sent, no share names the file, and it is removed.
 struct Finished {
     /// None after it was taken.
     spool: Option<Arc<Spool>>,
@@ -279,13 +283,13 @@ fn is_unfinished(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == UNFINISHED) && path.file_stem().is_some_and(is_ours)
 }
 
-/// Whether nothing was written to a file for so long; not when it cannot be told.
+/// Returns whether a file was not modified for `age`; false when the time cannot be read.
 fn is_older(path: &Path, age: Duration) -> bool {
     let modified = fs::symlink_metadata(path).and_then(|meta| meta.modified());
     modified.is_ok_and(|modified| SystemTime::now().duration_since(modified).is_ok_and(|old| old >= age))
 }
 
-/// The payload whose file has this name.
+/// Parses the payload id from a file name.
 fn id_of(name: &str) -> Option<[u8; 16]> {
     let number = u128::from_str_radix(name, 16).ok().filter(|_| name.len() == 32)?;
     Some(number.to_be_bytes())
@@ -334,7 +338,8 @@ mod tests {
         deposit(&spool, &[3; 30]);
     }
 
-    /// A client that went away between the end of its upload and the answer: before the message for it was sent, or when the message already lay there.
+    /// A client that went away between the end of its upload and the answer: before the message for
+    /// it was sent, or when the message already lay there.
     #[test]
     fn a_payload_whose_depositor_went_away_before_it_heard_of_it_goes() {
         for is_sent in [false, true] {

@@ -1,4 +1,5 @@
-//! What clients do who mean no good, and what a poor host does: each has its answer, and the daemon goes on.
+//! What clients do who mean no good, and what a poor host does: each has its answer, and the daemon
+//! goes on.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -6,9 +7,10 @@ use std::net::TcpStream;
 use serde_json::json;
 
 use crate::daemon::{Connection, Daemon, Owner, QUICK, age_file, capsule, create, random, until};
-use lockbox_share_protocol::capsule::Content;
+use lockbox_share_protocol::capsule::ContentLocation;
 
-/// Polls until `count` of the streams have an answer to read. A question that came earlier could take the place of one of them.
+/// Polls until `count` of the streams have an answer to read. A question that came earlier could
+/// take the place of one of them.
 fn until_answered(what: &str, streams: &[TcpStream], count: usize) {
     let answered = |stream: &&TcpStream| {
         stream.set_nonblocking(true).unwrap();
@@ -126,7 +128,8 @@ fn status_for(stream: TcpStream) -> u16 {
     Connection::new(stream).ask("GET", "/v1/limits", &[], b"").status
 }
 
-/// The whole house, from one address: whatever its connections wait for, others are served every time.
+/// The whole house, from one address: whatever its connections wait for, others are served every
+/// time.
 #[test]
 fn one_address_takes_no_place_from_the_unix_socket_and_from_other_addresses() {
     let options: Vec<&str> = QUICK.into_iter().chain(["--max-connections", "64", "--head-timeout", "600s"]).collect();
@@ -299,7 +302,8 @@ fn limited(directory: tempfile::TempDir, descriptors: &str, options: &[&str]) ->
 fn without_descriptors_it_waits_and_serves_on() {
     let directory = tempfile::tempdir().unwrap();
     let daemon = limited(directory, "96", &["--trusted-proxy", "127.0.0.1"]);
-    // So many that those of the Unix socket take the last descriptor: of the network's the daemon takes half.
+    // So many that those of the Unix socket take the last descriptor: of the network's the daemon
+    // takes half.
     let many: Vec<TcpStream> = (0..150).filter_map(|_| TcpStream::connect(daemon.http).ok()).collect();
     assert_eq!(many.len(), 150);
     let local: Vec<_> = (0..100).filter_map(|_| std::os::unix::net::UnixStream::connect(&daemon.unix).ok()).collect();
@@ -377,7 +381,8 @@ fn pages_of_other_sites_change_nothing() {
     }
     assert_eq!(daemon.state_of(&owner, &share), "armed");
     let page = [("origin", own.as_str()), ("sec-fetch-site", "same-origin")];
-    // The links of a daemon without a public name begin with its address, by which the page was loaded.
+    // The links of a daemon without a public name begin with its address, by which the page was
+    // loaded.
     assert_eq!(daemon.post("/v1/claim", &page, &share.claim(random())).status, 200);
 }
 
@@ -404,6 +409,6 @@ fn heads_that_are_no_http_end_their_connection_and_nothing_else() {
     }
     assert_eq!(daemon.get("/v1/limits", &[]).status, 200);
     let owner = Owner::new();
-    let message = create(&random(), capsule(Content::Inline), None, &json!({}));
+    let message = create(&random(), capsule(ContentLocation::Inline), None, &json!({}));
     assert_eq!(daemon.post("/v1/shares", &[("authorization", &owner.header)], &message).status, 201);
 }

@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 
-use lockbox_share_protocol::capsule::Content;
+use lockbox_share_protocol::capsule::ContentLocation;
 use serde_json::{Value, json};
 
 use crate::daemon::{Connection, Daemon, Owner, QUICK, age_file, capsule, create, lease, random};
@@ -12,7 +12,7 @@ fn every_failure_is_a_message_with_its_status() {
     let daemon = Daemon::start(&QUICK);
     let owner = Owner::new();
     let auth = [("authorization", owner.header.as_str())];
-    let good = create(&[1; 32], capsule(Content::Inline), None, &json!({}));
+    let good = create(&[1; 32], capsule(ContentLocation::Inline), None, &json!({}));
     let changed = |name: &str, value: Value| {
         let mut message = good.clone();
         message[name] = value;
@@ -88,7 +88,7 @@ fn batches_have_a_result_for_each_item() {
     let headers = [("authorization", owner.header.as_str())];
     let auths: Vec<[u8; 32]> = (0..100).map(|_| random()).collect();
     let mut items: Vec<Value> =
-        auths.iter().map(|auth| create(auth, capsule(Content::Inline), None, &json!({}))).collect();
+        auths.iter().map(|auth| create(auth, capsule(ContentLocation::Inline), None, &json!({}))).collect();
     items[7]["max_claims"] = json!(99);
     let made = daemon.post("/v1/batch/create", &headers, &json!({ "items": items })).json();
     let handles: Vec<Value> = made["results"].as_array().unwrap().iter().map(|r| r["ok"]["handle"].clone()).collect();
@@ -134,7 +134,7 @@ fn the_page_is_the_same_for_everything_and_loads_nothing_from_elsewhere() {
 /// Asks for a share over TCP, with these headers besides.
 fn make(daemon: &Daemon, connection: TcpStream, more: &[(&str, &str)]) -> (u16, String) {
     let owner = Owner::new();
-    let message = create(&random(), capsule(Content::Inline), None, &json!({})).to_string();
+    let message = create(&random(), capsule(ContentLocation::Inline), None, &json!({})).to_string();
     let authorization = [("authorization", owner.header.as_str()), ("content-type", "application/json")];
     let headers: Vec<(&str, &str)> = authorization.into_iter().chain(more.iter().copied()).collect();
     let answer = Connection::new(connection).ask("POST", "/v1/shares", &headers, message.as_bytes());

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::age;
-use lockbox_share_protocol::capsule::{Capsule, Content};
-use lockbox_share_protocol::message::{Claim, Create, Created, Look, Uploaded};
+use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
+use lockbox_share_protocol::message::{ClaimRequest, CreateReply, CreateRequest, LookRequest, UploadReply};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, OwnerToken};
 use serde_json::Value;
 use sha2::Digest as _;
@@ -114,17 +114,17 @@ impl Daemon {
 
     /// Makes a share whose content is in its capsule.
     pub(crate) fn share(&self, owner: &Owner, more: &Value) -> Share {
-        self.make(owner, capsule(Content::Inline), None, more)
+        self.make(owner, capsule(ContentLocation::Inline), None, more)
     }
 
     /// Uploads a ciphertext and makes a share of it.
     pub(crate) fn share_file(&self, owner: &Owner, ciphertext: &[u8]) -> Share {
         let uploaded = self.upload(owner, ciphertext);
         assert_eq!(uploaded.status, 201, "{}", uploaded.text());
-        let uploaded: Uploaded = serde_json::from_slice(&uploaded.body).unwrap();
+        let uploaded: UploadReply = serde_json::from_slice(&uploaded.body).unwrap();
         let digest = Digest::new(sha2::Sha256::digest(ciphertext).into());
         assert_eq!((uploaded.size, uploaded.digest), (ciphertext.len() as u64, digest));
-        let content = Content::Spooled { size: uploaded.size, digest };
+        let content = ContentLocation::Spooled { size: uploaded.size, digest };
         self.make(owner, capsule(content), Some(uploaded), &serde_json::json!({}))
     }
 
@@ -133,12 +133,12 @@ impl Daemon {
         self.connect().ask("POST", "/v1/uploads", &headers, ciphertext)
     }
 
-    fn make(&self, owner: &Owner, capsule: Capsule, uploaded: Option<Uploaded>, more: &Value) -> Share {
+    fn make(&self, owner: &Owner, capsule: Capsule, uploaded: Option<UploadReply>, more: &Value) -> Share {
         let auth: [u8; 32] = random();
         let answer =
             self.post("/v1/shares", &[("authorization", &owner.header)], &create(&auth, capsule, uploaded, more));
         assert_eq!(answer.status, 201, "{}", answer.text());
-        let created: Created = serde_json::from_slice(&answer.body).unwrap();
+        let created: CreateReply = serde_json::from_slice(&answer.body).unwrap();
         Share { created, auth }
     }
 
@@ -147,7 +147,7 @@ impl Daemon {
     }
 
     pub(crate) fn look(&self, share: &Share) -> Answer {
-        let look = Look { handle: share.created.handle, auth: Auth::new(share.auth) };
+        let look = LookRequest { handle: share.created.handle, auth: Auth::new(share.auth) };
         self.post("/v1/look", &[], &serde_json::to_value(look).unwrap())
     }
 
@@ -163,8 +163,8 @@ impl Daemon {
     }
 }
 
-pub(crate) fn create(auth: &[u8; 32], capsule: Capsule, uploaded: Option<Uploaded>, more: &Value) -> Value {
-    let create = Create {
+pub(crate) fn create(auth: &[u8; 32], capsule: Capsule, uploaded: Option<UploadReply>, more: &Value) -> Value {
+    let create = CreateRequest {
         capsule,
         verifier: Auth::new(*auth).verifier(),
         expires_in: None,
@@ -187,13 +187,13 @@ impl Owner {
 }
 
 pub(crate) struct Share {
-    pub(crate) created: Created,
+    pub(crate) created: CreateReply,
     pub(crate) auth: [u8; 32],
 }
 
 impl Share {
     pub(crate) fn claim(&self, id: [u8; 16]) -> Value {
-        let claim = Claim { handle: self.created.handle, auth: Auth::new(self.auth), claim: ClaimId::new(id) };
+        let claim = ClaimRequest { handle: self.created.handle, auth: Auth::new(self.auth), claim: ClaimId::new(id) };
         serde_json::to_value(claim).unwrap()
     }
 
@@ -225,7 +225,7 @@ pub(crate) fn age_file(payload: usize) -> Vec<u8> {
     file
 }
 
-pub(crate) fn capsule(content: Content) -> Capsule {
+pub(crate) fn capsule(content: ContentLocation) -> Capsule {
     Capsule::new(content, &age_file(100)).unwrap()
 }
 

@@ -5,8 +5,8 @@ use std::io::Read;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use lockbox_share_protocol::capsule::Content;
-use lockbox_share_protocol::message::Uploaded;
+use lockbox_share_protocol::capsule::ContentLocation;
+use lockbox_share_protocol::message::UploadReply;
 
 use crate::daemon::{Daemon, Owner, QUICK, age_file, capsule, create, lease, until};
 
@@ -276,8 +276,8 @@ fn an_upload_is_checked_before_it_becomes_a_share() {
     let answer = connection.answer("POST");
     assert_eq!((answer.status, answer.json()["size"].as_u64()), (201, Some(file.len() as u64)));
     // A capsule that says something else of the upload.
-    let uploaded: Uploaded = serde_json::from_slice(&answer.body).unwrap();
-    let content = Content::Spooled { size: 5, digest: uploaded.digest };
+    let uploaded: UploadReply = serde_json::from_slice(&answer.body).unwrap();
+    let content = ContentLocation::Spooled { size: 5, digest: uploaded.digest };
     let message = create(&[1; 32], capsule(content), Some(uploaded), &json!({}));
     assert_eq!(daemon.post("/v1/shares", &[("authorization", &owner.header)], &message).error(), "upload");
     let mut unknown = message.clone();
@@ -290,15 +290,15 @@ fn an_upload_and_a_share_whose_answers_were_lost_are_made_once() {
     let daemon = Daemon::start(&QUICK);
     let owner = Owner::new();
     let file = age_file(1000);
-    let uploads: Vec<Uploaded> =
+    let uploads: Vec<UploadReply> =
         (0..2).map(|_| serde_json::from_slice(&daemon.upload(&owner, &file).body).unwrap()).collect();
     assert_eq!(uploads[0], uploads[1]);
     until("the second file is gone", || daemon.metric("lockbox_share_spool_bytes") == file.len() as u64);
     // Of another owner it is another upload.
-    let others: Uploaded = serde_json::from_slice(&daemon.upload(&Owner::new(), &file).body).unwrap();
+    let others: UploadReply = serde_json::from_slice(&daemon.upload(&Owner::new(), &file).body).unwrap();
     assert!(others.upload != uploads[0].upload);
-    let [uploaded, again]: [Uploaded; 2] = uploads.try_into().ok().unwrap();
-    let content = Content::Spooled { size: uploaded.size, digest: uploaded.digest };
+    let [uploaded, again]: [UploadReply; 2] = uploads.try_into().ok().unwrap();
+    let content = ContentLocation::Spooled { size: uploaded.size, digest: uploaded.digest };
     let message = create(&[1; 32], capsule(content), Some(uploaded), &json!({}));
     let post = |owner: &Owner, message: &serde_json::Value, path: &str| {
         daemon.post(path, &[("authorization", owner.header.as_str())], message)

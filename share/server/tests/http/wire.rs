@@ -1,4 +1,5 @@
-//! What a client can write that two programs could read differently, or that costs more to read than to write.
+//! What a client can write that two programs could read differently, or that costs more to read
+//! than to write.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -40,7 +41,8 @@ fn a_request_names_its_host_once() {
     }
 }
 
-/// Behind each of these stands another request, which a proxy in front may have taken for the body: it is not heard.
+/// Behind each of these stands another request, which a proxy in front may have taken for the body:
+/// it is not heard.
 #[test]
 fn what_is_hidden_behind_an_unclear_length_is_not_heard() {
     // Some are taken for the body's begin, whose rest is waited for.

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 
 use crate::bench_http::range::{self, BenchRange};
-use crate::bench_http::{self, BenchHttp, What, floor};
+use crate::bench_http::{self, BenchHttp, Workload, floor};
 use crate::bench_store::{self, BenchStore};
 
 /// Measure the store and the daemon
@@ -29,11 +29,11 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: &Bench) -> Result<(), String> {
     match bench {
         Bench::Store(arguments) => bench_store::run(arguments),
-        Bench::Http(arguments) => bench_http::run(arguments, What::Share),
-        Bench::HttpFetch(arguments) => bench_http::run(arguments, What::Fetch),
-        Bench::HttpFlow(arguments) => bench_http::run(arguments, What::Flow),
-        Bench::HttpGet(arguments) => bench_http::run(arguments, What::Get),
-        Bench::HttpBatch(arguments) => bench_http::run(arguments, What::Batch),
+        Bench::Http(arguments) => bench_http::run(arguments, Workload::Share),
+        Bench::HttpFetch(arguments) => bench_http::run(arguments, Workload::Fetch),
+        Bench::HttpFlow(arguments) => bench_http::run(arguments, Workload::Flow),
+        Bench::HttpGet(arguments) => bench_http::run(arguments, Workload::Get),
+        Bench::HttpBatch(arguments) => bench_http::run(arguments, Workload::Batch),
         Bench::HttpRange(arguments) => range::run(arguments),
         Bench::Floor => floor::run(),
     }

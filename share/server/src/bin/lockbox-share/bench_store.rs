@@ -1,4 +1,5 @@
-//! Measures the store alone: deposits, claims, and both in turn, on a store that may hold many shares already.
+//! Measures the store alone: deposits, claims, and both in turn, on a store that may hold many
+//! shares already.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use clap::Args;
-use lockbox_share::store::segments::{SegmentStore, Settings};
+use lockbox_share::store::segments::{SegmentSettings, SegmentStore};
 use lockbox_share::store::{
-    Claimed, Created, NewShare, Pending, Result, ShareStore, StoreError, Upkeep, random_handle,
+    ClaimGrant, NewShare, PendingReply, Result, ShareStore, ShareTimes, StoreError, StoreMaintenance, random_handle,
 };
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::{Auth, ClaimId, Verifier};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 
-use crate::measuring::{StateDirectory, processor_seconds};
 use crate::serve::{Mode, processors};
 
 /// Measure how many shares the store takes and gives away each second
@@ -70,7 +72,7 @@ pub(crate) fn run(arguments: &BenchStore) -> std::result::Result<(), String> {
 }
 
 fn measure(arguments: &BenchStore, directory: &Path) -> std::result::Result<(), String> {
-    let settings = Settings { durability: arguments.durability.into(), ..Settings::default() };
+    let settings = SegmentSettings { durability: arguments.durability.into(), ..SegmentSettings::default() };
     let store = SegmentStore::open(directory, &settings).map_err(|e| e.to_string())?;
     let threads = arguments.threads.unwrap_or_else(processors);
     let threads = threads.clamp(1, arguments.concurrency);
@@ -85,13 +87,13 @@ fn measure(arguments: &BenchStore, directory: &Path) -> std::result::Result<(), 
     if arguments.preload_shares > 0 {
         part.create(arguments.preload_shares).map_err(failed)?;
     }
-    print("live_before", store.figures().live);
+    print("live_before", store.stats().live);
     print("rss_bytes_before", resident());
     let created = timed("create", arguments.requests, || part.create(arguments.requests)).map_err(failed)?;
     timed("fetch", arguments.requests, || part.fetch(&created)).map_err(failed)?;
     timed("flow", arguments.requests, || part.flow()).map_err(failed)?;
     store.flush().wait().map_err(failed)?;
-    let figures = store.figures();
+    let figures = store.stats();
     print("live_after", figures.live);
     print("segment_bytes", figures.segment_bytes);
     print("index_bytes", figures.index_bytes);
@@ -130,7 +132,7 @@ impl Part<'_> {
         NewShare { auth, owner, ttl: TTL, claims: 1, capsule: capsule.clone(), payload: None }
     }
 
-    fn deposit(&self, number: u64, capsule: &Bytes) -> Result<(Handle, Pending<Created>)> {
+    fn deposit(&self, number: u64, capsule: &Bytes) -> Result<(Handle, PendingReply<ShareTimes>)> {
         let handle = random_handle(0, self.arguments.share_code_digits)?;
         Ok((handle, self.store.create(handle, self.share(number, capsule))))
     }
@@ -165,7 +167,7 @@ impl Part<'_> {
         self.each(created.len() as u64, |range, slots| {
             let mut under_way = UnderWay::new(slots);
             for (number, handle) in &created[range.start as usize..range.end as usize] {
-                let pending: Pending<Claimed> = self.store.claim(*handle, &auth(*number), claim_id(*number));
+                let pending: PendingReply<ClaimGrant> = self.store.claim(*handle, &auth(*number), claim_id(*number));
                 under_way.add((*number, *handle), pending)?;
             }
             under_way.finish().map(|_| ())
@@ -229,7 +231,7 @@ impl Part<'_> {
 
 /// Requests of one thread that wait for their answer, oldest first.
 struct UnderWay<T> {
-    pending: std::collections::VecDeque<((u64, Handle), Pending<T>)>,
+    pending: std::collections::VecDeque<((u64, Handle), PendingReply<T>)>,
     slots: usize,
     taken: Vec<Handle>,
 }
@@ -239,7 +241,7 @@ impl<T: Unpin> UnderWay<T> {
         UnderWay { pending: std::collections::VecDeque::with_capacity(slots), slots, taken: Vec::new() }
     }
 
-    fn add(&mut self, which: (u64, Handle), mut pending: Pending<T>) -> Result<()> {
+    fn add(&mut self, which: (u64, Handle), mut pending: PendingReply<T>) -> Result<()> {
         // Most answers are ready at once when no barrier is waited for.
         let mut context = Context::from_waker(Waker::noop());
         if let Poll::Ready(answer) = std::pin::Pin::new(&mut pending).poll(&mut context) {
@@ -289,4 +291,35 @@ fn resident() -> u64 {
 #[allow(clippy::print_stdout)] // the result of the program
 fn print(name: &str, value: impl std::fmt::Display) {
     println!("{name}={value}");
+}
+
+/// The daemon's state, temporary unless it was named.
+pub(crate) struct StateDirectory {
+    pub(crate) path: PathBuf,
+    temporary: bool,
+}
+
+impl StateDirectory {
+    pub(crate) fn new(named: Option<&Path>) -> std::result::Result<StateDirectory, String> {
+        if let Some(path) = named {
+            return Ok(StateDirectory { path: path.into(), temporary: false });
+        }
+        let path = std::env::temp_dir().join(format!("lockbox-share-bench-{}", std::process::id()));
+        std::fs::create_dir(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
+        Ok(StateDirectory { path, temporary: true })
+    }
+}
+
+impl Drop for StateDirectory {
+    fn drop(&mut self) {
+        if self.temporary {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Seconds of processor time that this process has used.
+pub(crate) fn processor_seconds() -> f64 {
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
 }

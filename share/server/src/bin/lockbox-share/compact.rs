@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use lockbox_share::store::Upkeep;
-use lockbox_share::store::segments::{SegmentStore, Settings};
+use lockbox_share::store::StoreMaintenance;
+use lockbox_share::store::segments::{SegmentSettings, SegmentStore};
 
 /// Compact the store of a daemon that does not run
 #[derive(Args)]
@@ -18,11 +18,11 @@ pub(crate) fn run(arguments: &Compact) -> Result<(), String> {
     if !arguments.state_dir.is_dir() {
         return Err(format!("{}: there is no such directory", arguments.state_dir.display()));
     }
-    let settings = Settings { background: None, ..Settings::default() };
+    let settings = SegmentSettings { background: None, ..SegmentSettings::default() };
     let store = SegmentStore::open(&arguments.state_dir, &settings).map_err(|error| error.to_string())?;
-    let before = store.figures();
+    let before = store.stats();
     store.compact().map_err(|error| error.to_string())?;
-    let after = store.figures();
+    let after = store.stats();
     #[allow(clippy::print_stdout)] // the result of the command
     {
         println!("live={}", after.live);

@@ -1,4 +1,4 @@
-//! `lockbox-share doctor`: looks for what would keep the daemon from serving, and says what to do.
+//! `lockbox-share doctor`: checks the host's prerequisites of the daemon and prints remedies.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -11,7 +11,6 @@ mod bench_http;
 mod bench_store;
 mod compact;
 mod doctor;
-mod measuring;
 mod serve;
 mod setup;
 

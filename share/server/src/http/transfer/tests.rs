@@ -1,22 +1,22 @@
-//! Answers that go out, by a clock that the tests turn: what ends them, what renews their lease, what they count.
+//! Answers that go out, by a clock that the tests turn: what ends them, what renews their lease,
+//! what they count.
 
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
 
 use bytes::Bytes;
-use lockbox_share_protocol::message::{ClaimState, State};
+use lockbox_share_protocol::message::{ClaimState, ShareState};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::super::daemon::Settings;
-use super::super::file::{FileBody, PART};
+use super::super::daemon::DaemonSettings;
+use super::super::transfer::{FileBody, PART};
 use super::*;
 use crate::store::conformance::{MINUTE, auth, handle, id, large, owner};
-use crate::store::manual_clock::ManualClock;
 use crate::store::memory::MemoryStore;
 use crate::store::segments::{self, SegmentStore};
-use crate::store::simulated::SimulatedDisk;
+use crate::store::simulated::{ManualClock, SimulatedDisk};
 use crate::store::spool::Spool;
 use crate::store::{Durability, NewShare, Periods, ShareStore, SpoolEntry};
 
@@ -48,7 +48,7 @@ impl Rig {
         let share = NewShare { payload: Some(entry), ttl: 24 * 60 * MINUTE, ..large(1) };
         store.create(handle(1), share).wait().unwrap();
         let token = store.claim(handle(1), &auth(1), id(1)).wait().unwrap().lease.unwrap().token;
-        let daemon = Arc::new(Daemon::by(clock.clone(), store, spool, Settings::default(), [1; 16]));
+        let daemon = Arc::new(Daemon::by(clock.clone(), store, spool, DaemonSettings::default(), [1; 16]));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         Rig { daemon, clock, content, entry, token, runtime, _directory: directory }
     }
@@ -98,7 +98,7 @@ impl Rig {
         });
     }
 
-    fn state(&self) -> (State, Option<ClaimState>) {
+    fn state(&self) -> (ShareState, Option<ClaimState>) {
         let info = self.daemon.store.info(handle(1), &owner(1)).wait().unwrap();
         (info.state, info.events.first().map(|event| event.state))
     }
@@ -133,7 +133,7 @@ fn a_file_that_was_cut_is_an_error_and_no_end() {
     assert!(rig.next(&mut body).unwrap().is_err());
     rig.ends(body);
     rig.clock.pass(2 * MINUTE);
-    assert_eq!(rig.state(), (State::Leased, Some(ClaimState::Sending)));
+    assert_eq!(rig.state(), (ShareState::Leased, Some(ClaimState::Sending)));
     assert_eq!(rig.completed(), 0);
 }
 
@@ -146,15 +146,15 @@ fn a_lease_is_renewed_while_bytes_flow_and_completed_at_the_end() {
     for _ in 0..40 {
         received.extend_from_slice(&rig.part(&mut body));
         rig.clock.pass(10 * MINUTE);
-        assert_eq!(rig.state(), (State::Leased, Some(ClaimState::Sending)));
+        assert_eq!(rig.state(), (ShareState::Leased, Some(ClaimState::Sending)));
         let other = rig.daemon.store.claim(handle(1), &auth(1), id(2)).wait();
         assert!(matches!(other.err(), Some(StoreError::Busy { .. })));
     }
     assert!(received == rig.content && rig.next(&mut body).is_none());
     rig.ends(body);
-    assert_eq!((rig.state().0, rig.completed()), (State::Leased, 1));
+    assert_eq!((rig.state().0, rig.completed()), (ShareState::Leased, 1));
     rig.clock.pass(MINUTE);
-    assert_eq!(rig.state(), (State::Consumed, Some(ClaimState::Completed)));
+    assert_eq!(rig.state(), (ShareState::Consumed, Some(ClaimState::Completed)));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn ten_seconds_after_its_lease_is_gone_an_answer_hands_nothing_over() {
         rig.stops(&mut body);
         rig.stops(&mut body);
         rig.ends(body);
-        assert_eq!(rig.state().0, if rearmed { State::Armed } else { State::Revoked });
+        assert_eq!(rig.state().0, if rearmed { ShareState::Armed } else { ShareState::Revoked });
         assert_eq!((rig.completed(), rig.daemon.leases.running()), (0, 0));
     }
 }
@@ -197,13 +197,13 @@ fn what_this_daemon_took_back_stops_at_the_next_part() {
     let mut body = rig.begin(0..rig.content.len());
     rig.part(&mut body);
     rig.daemon.store.revoke(handle(1), &owner(1)).wait().unwrap();
-    rig.daemon.changes.withdraw(handle(1));
+    rig.daemon.notifier.withdraw(handle(1));
     rig.stops(&mut body);
     // Of another share with the same number: it is asked, and goes on.
     let rig = Rig::new(PART * 3);
     let mut body = rig.begin(0..rig.content.len());
     rig.part(&mut body);
-    rig.daemon.changes.withdraw(handle(1));
+    rig.daemon.notifier.withdraw(handle(1));
     assert_eq!(rig.rest(&mut body).len(), PART * 2);
 }
 
@@ -229,19 +229,19 @@ fn an_answer_that_stands_still_renews_nothing() {
     let mut body = rig.begin(0..rig.content.len());
     rig.part(&mut body);
     rig.clock.pass(60 * MINUTE);
-    assert_eq!(rig.state(), (State::Consumed, Some(ClaimState::Interrupted)));
+    assert_eq!(rig.state(), (ShareState::Consumed, Some(ClaimState::Interrupted)));
     rig.stops(&mut body);
 }
 
 #[test]
 fn a_store_that_cannot_renew_takes_no_lease_away_before_its_time() {
     let clock = Arc::new(ManualClock::new());
-    let settings = segments::Settings {
+    let settings = segments::SegmentSettings {
         durability: Durability::None,
         background: None,
         clock: clock.clone(),
         cache: 1,
-        ..segments::Settings::default()
+        ..segments::SegmentSettings::default()
     };
     let disk = Arc::new(SimulatedDisk::new());
     let store = Arc::new(SegmentStore::open_on(disk.clone(), None, &settings).unwrap());
@@ -269,11 +269,11 @@ fn a_lease_stands_until_the_last_of_the_answers_that_run_together_ends() {
     for _ in 0..8 {
         rig.part(&mut first);
         rig.clock.pass(2 * MINUTE);
-        assert_eq!(rig.state(), (State::Leased, Some(ClaimState::Sending)));
+        assert_eq!(rig.state(), (ShareState::Leased, Some(ClaimState::Sending)));
     }
     assert_eq!(rig.completed(), 0);
     rig.ends(first);
     assert_eq!(rig.completed(), 1);
     rig.clock.pass(MINUTE);
-    assert_eq!(rig.state(), (State::Consumed, Some(ClaimState::Completed)));
+    assert_eq!(rig.state(), (ShareState::Consumed, Some(ClaimState::Completed)));
 }

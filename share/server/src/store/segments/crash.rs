@@ -1,4 +1,5 @@
-//! Stops the disk at every step of a history, as a kill and as a power cut, and asks what survived. Then real kills.
+//! Tests: stops the disk at every step of a history, as a kill and as a power cut, and checks the
+//! surviving state. Then real kills.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,11 +12,11 @@ use super::*;
 use crate::seeded::{fresh_seed, numbers};
 use crate::store::{Durability, NewShare, ShareStore};
 
-/// What the outside was told of a share.
+/// State of a share as its clients observed it.
 #[derive(Clone, Copy, Default)]
 struct Told {
     created: bool,
-    /// A claim, a revocation or a rearm was asked for, whatever came of it.
+    /// A claim, a revocation or a rearm was requested, with any result.
     touched: bool,
     consumed: bool,
     revoked: bool,
@@ -152,7 +153,7 @@ fn a_killed_process_has_given_nothing_away_twice() {
         // What it had said before the kill still counts.
         reader.for_each(|line| note(line.unwrap_or_default()));
         child.wait().unwrap();
-        let settings = Settings { background: None, ..Settings::default() };
+        let settings = SegmentSettings { background: None, ..SegmentSettings::default() };
         let store = SegmentStore::open(directory.path(), &settings).unwrap();
         for (number, told) in &told {
             let claimed = store.claim(handle(*number), &auth(*number), id(u64::MAX - 1)).wait();
@@ -174,7 +175,7 @@ fn the_process_that_is_killed() {
     let Ok(told) = std::env::var(CHILD) else { return };
     let (directory, round) = told.rsplit_once(':').unwrap();
     let round: u64 = round.parse().unwrap();
-    let settings = Settings { background: Some(Duration::from_millis(5)), ..Settings::default() };
+    let settings = SegmentSettings { background: Some(Duration::from_millis(5)), ..SegmentSettings::default() };
     let store = Arc::new(SegmentStore::open(Path::new(directory), &settings).unwrap());
     std::thread::scope(|scope| {
         for thread in 0..4u64 {

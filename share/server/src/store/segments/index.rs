@@ -1,8 +1,10 @@
-//! Finds the newest record of a share: a hash table on disk that grows one page at a time, with a small write-back cache.
+//! Index of the newest record of each share: a hash table on disk that grows one page at a time,
+//! with a small write-back cache.
 //!
-//! It is scratch. Each start makes it anew from the segments, so it needs no barrier and nothing in it is trusted across a crash.
-//! Linear hashing: with level L and s pages split, a hash belongs to page `hash mod 2^L`, or `hash mod 2^(L+1)` when the former
-//! is below s. Pages that are full continue in overflow pages, which lie in a second file.
+//! The index is scratch data. Each start rebuilds it from the segments, so it needs no barrier and
+//! nothing in it is trusted across a crash. Linear hashing: with level L and s pages split, a hash
+//! belongs to page `hash mod 2^L`, or `hash mod 2^(L+1)` when the former is below s. Full pages
+//! continue in overflow pages, which are in a second file.
 
 use std::io;
 use std::sync::Arc;
@@ -15,13 +17,14 @@ const PAGE: usize = 1024;
 const HEAD: usize = 16;
 const ENTRY: usize = 16;
 const ENTRIES: usize = (PAGE - HEAD) / ENTRY;
-/// Entries for each page on average before one more is split: at 0.7 of their space few pages overflow.
+/// Entries for each page on average before one more is split: at 0.7 of their space few pages
+/// overflow.
 const TARGET: u64 = (ENTRIES * 7 / 10) as u64;
 /// Tells a page of the overflow file from one of the main file.
 const OVERFLOW: u32 = 1 << 31;
 const EMPTY: u32 = u32::MAX;
 
-/// Where a record is.
+/// Position of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) segment: u32,
@@ -46,7 +49,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// An empty index in two empty files, whose cache has room for `pages`.
+    /// Creates an empty index in two empty files, with a cache of `pages` pages.
     pub(crate) fn new(files: [Arc<dyn DiskFile>; 2], pages: usize) -> io::Result<Index> {
         let pages = pages.max(8);
         let mut index = Index {
@@ -98,10 +101,10 @@ impl Index {
         }
     }
 
-    /// Makes sure that the next [`Index::insert`] of `hash` needs no more space on the disk.
+    /// Reserves disk space for the next [`Index::insert`] of `hash`.
     ///
     /// # Errors
-    /// The disk's, with the index unchanged in what it says.
+    /// The disk's error; the entries of the index are unchanged.
     pub(crate) fn reserve(&mut self, hash: u64) -> io::Result<()> {
         if self.entries >= self.pages() * TARGET {
             self.grow()?;
@@ -224,7 +227,8 @@ impl Index {
         Ok(page)
     }
 
-    /// Writes an empty page, so that the disk's space for it is taken before anything depends on it.
+    /// Writes an empty page, so that the disk's space for it is taken before anything depends on
+    /// it.
     fn add(&mut self, page: u32) -> io::Result<()> {
         let slot = self.evict(page)?;
         self.file(page).write_at(&[0; PAGE], offset(page))?;

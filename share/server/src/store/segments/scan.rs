@@ -1,74 +1,76 @@
-//! Walks over the records of one segment file, and over what is torn or damaged between them.
+//! Scans the records of one segment file, and skips torn or damaged bytes between them.
 
 use std::io;
 use std::sync::Arc;
 
-use crate::store::clock::Time;
 use crate::store::disk::DiskFile;
-use crate::store::record::{FIXED, MAX_RECORD, Position, Record, length, parse, sound};
+use crate::store::env::StoreTime;
+use crate::store::record::{FIXED, MAX_RECORD, Record, RecordPosition, is_sound, parse, record_length};
 
 /// Bytes of the head of a segment file.
 pub(super) const HEAD: u64 = 64;
 const MAGIC: &[u8; 8] = b"LBXSHR1\0";
 const WINDOW: usize = 256 * 1024;
-/// Places that may look like a record and not be one, before a file is given up: a hostile file must not cost a hash of 9 KiB for
-/// each 8 bytes.
+/// Places that may look like a record and not be one, before a file is given up: a hostile file
+/// must not cost a hash of 9 KiB for each 8 bytes.
 const MAX_FALSE: u32 = 4096;
 
-/// What a segment is for.
+/// Purpose of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Class {
+pub(crate) enum SegmentClass {
     /// Shares with their content.
     Content,
-    /// What is left of shares without content.
+    /// Audit records of shares, without content.
     Audit,
 }
 
-/// The head of a segment file: magic, nonce u64, minute u64, class u8, shard u8, zeros, and their checksum.
+/// The head of a segment file: magic, nonce u64, minute u64, class u8, shard u8, zeros, and their
+/// checksum.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct SegmentHeader {
     pub(crate) nonce: u64,
     /// Of the store's time; from then on the content of the file is dead.
     pub(crate) minute: u64,
-    pub(crate) class: Class,
+    pub(crate) class: SegmentClass,
     pub(crate) shard: u8,
 }
 
-impl Head {
+impl SegmentHeader {
     pub(crate) fn encode(&self) -> [u8; HEAD as usize] {
         let mut out = [0; HEAD as usize];
         out[..8].copy_from_slice(MAGIC);
         out[8..16].copy_from_slice(&self.nonce.to_le_bytes());
         out[16..24].copy_from_slice(&self.minute.to_le_bytes());
-        out[24] = u8::from(self.class == Class::Audit);
+        out[24] = u8::from(self.class == SegmentClass::Audit);
         out[25] = self.shard;
         let sum = crate::store::record::head_checksum(&out[..56]);
         out[56..].copy_from_slice(&sum.to_le_bytes());
         out
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Head> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<SegmentHeader> {
         let bytes: &[u8; HEAD as usize] = bytes.first_chunk()?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| bytes[at + n]));
         if &bytes[..8] != MAGIC || word(56) != crate::store::record::head_checksum(&bytes[..56]) {
             return None;
         }
         let class = match bytes[24] {
-            0 => Class::Content,
-            1 => Class::Audit,
+            0 => SegmentClass::Content,
+            1 => SegmentClass::Audit,
             _ => return None,
         };
-        Some(Head { nonce: word(8), minute: word(16), class, shard: bytes[25] })
+        Some(SegmentHeader { nonce: word(8), minute: word(16), class, shard: bytes[25] })
     }
 
-    /// When the content of the file is dead. A share that never ends is rounded up to a minute behind the last millisecond.
-    pub(super) fn end(&self) -> Time {
-        Time(self.minute.saturating_mul(60_000))
+    /// When the content of the file is dead. A share that never ends is rounded up to a minute
+    /// behind the last millisecond.
+    pub(super) fn end(&self) -> StoreTime {
+        StoreTime(self.minute.saturating_mul(60_000))
     }
 }
 
 /// Reads a segment from front to back with one bounded buffer.
-pub(super) struct Scanner {
+pub(super) struct RecordScanner {
     file: Arc<dyn DiskFile>,
     nonce: u64,
     /// Where `buffer` begins in the file.
@@ -85,9 +87,9 @@ pub(super) struct Scanner {
     false_starts: u32,
 }
 
-impl Scanner {
-    pub(super) fn new(file: Arc<dyn DiskFile>, nonce: u64) -> Scanner {
-        Scanner {
+impl RecordScanner {
+    pub(super) fn new(file: Arc<dyn DiskFile>, nonce: u64) -> RecordScanner {
+        RecordScanner {
             file,
             nonce,
             start: HEAD,
@@ -108,9 +110,9 @@ impl Scanner {
             if window.len() < FIXED || self.at > u64::from(u32::MAX) || self.false_starts > MAX_FALSE {
                 return Ok(None);
             }
-            if let Some(length) = length(window) {
-                let place = Position { nonce: self.nonce, at: self.at };
-                if sound(window, place) && parse(window).is_some() {
+            if let Some(length) = record_length(window) {
+                let place = RecordPosition { nonce: self.nonce, at: self.at };
+                if is_sound(window, place) && parse(window).is_some() {
                     break (self.at, length);
                 }
                 self.false_starts += u32::from(length <= window.len());
@@ -121,11 +123,13 @@ impl Scanner {
         self.at = at + length as u64;
         self.end = self.at;
         let window = &self.buffer[(at - self.start) as usize..];
-        // Parsed a second time only to lend it: the first loan would have to end before the loop goes on.
+        // Parsed a second time only to lend it: the first loan would have to end before the loop
+        // goes on.
         Ok(parse(window).map(|record| (at as u32, record)))
     }
 
-    /// Sets the scan back to the end of the newest sound record, because the file may have grown over what looked torn.
+    /// Resets the scan to the end of the newest valid record, because new records may have
+    /// overwritten a torn tail.
     pub(super) fn again(&mut self) {
         self.at = self.end;
         self.over = false;

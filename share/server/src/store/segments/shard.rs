@@ -7,29 +7,28 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::files;
 use super::index::{Index, Location};
-use super::scan::{Class, HEAD, Head};
-use crate::store::clock::Time;
+use super::meta_files;
+use super::scan::{HEAD, SegmentClass, SegmentHeader};
+use crate::store::barrier_group::{BarrierGroup, Syncable};
 use crate::store::disk::{Disk, DiskFile};
+use crate::store::env::{StoreTime, random};
 use crate::store::error::{Result, StoreError, is_full};
-use crate::store::group::{Group, Syncable};
-use crate::store::random::random;
-use crate::store::record::{Content, FIXED, MAX_RECORD, Position, decode, encode, length};
+use crate::store::record::{CapsuleRef, FIXED, MAX_RECORD, RecordPosition, decode, encode, record_length};
 use crate::store::share::{Key, Share};
 
 /// No more shares are added to a segment of this size, so that compaction works on pieces.
 const FULL: u64 = 64 * 1024 * 1024;
-/// What is noted of shares beyond this goes to another segment: places are 32 bits.
+/// Segment length beyond which changed shares move to another segment: positions are 32 bits.
 const END: u64 = 1 << 30;
 /// Segment files that are open at a time in each shard.
 const OPEN: usize = 64;
 /// A record with a capsule of usual size is read at once.
 const GUESS: usize = 1024;
-/// What all shards use.
-pub(super) struct Shared {
+/// Context shared by all shards.
+pub(super) struct ShardContext {
     pub(super) disk: Arc<dyn Disk>,
-    pub(super) group: Arc<Group>,
+    pub(super) group: Arc<BarrierGroup>,
     pub(super) names: Arc<dyn Syncable>,
     /// The next segment's number.
     pub(super) ids: AtomicU32,
@@ -37,31 +36,31 @@ pub(super) struct Shared {
     pub(super) pages: usize,
 }
 
-/// One file, and what of it is worth keeping.
+/// State of one segment file.
 pub(super) struct Segment {
-    pub(super) head: Head,
+    pub(super) head: SegmentHeader,
     file: Option<Arc<dyn DiskFile>>,
     pub(super) length: u64,
     /// Shares that live here.
     pub(super) live: u64,
     /// Bytes of their content.
     pub(super) live_bytes: u64,
-    /// The newest barrier that somebody who read from here may have to wait for.
+    /// Epoch of the newest barrier that a reader of this segment may have to wait for.
     noted: u64,
-    /// Until then repeated claims may need what looks dead.
-    pub(super) quiet: Time,
+    /// End of the time in which repeated claims may need dead records.
+    pub(super) quiet: StoreTime,
 }
 
 /// A share as its newest record says. The buffer of the shard holds the record.
-pub(super) struct Stored {
+pub(super) struct LocatedShare {
     pub(super) key: Key,
     pub(super) location: Location,
     pub(super) share: Share,
-    capsule: Where,
+    capsule: CapsuleLocation,
 }
 
 #[derive(Clone)]
-enum Where {
+enum CapsuleLocation {
     Buffer(Range<usize>),
     At(u32),
     Nowhere,
@@ -69,24 +68,24 @@ enum Where {
 
 pub(super) struct Shard {
     pub(super) number: u8,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ShardContext>,
     pub(super) index: Index,
     pub(super) segments: HashMap<u32, Segment>,
-    /// Where new records go.
-    pub(super) active: HashMap<(Class, u64), u32>,
+    /// Active segment per class and minute.
+    pub(super) active: HashMap<(SegmentClass, u64), u32>,
     opened: VecDeque<u32>,
     buffer: Vec<u8>,
     out: Vec<u8>,
     /// When the shares of payloads may have ended by time alone.
-    pub(super) due: BinaryHeap<Reverse<(Time, Key)>>,
-    /// Of the times in `due` the one that counts for each share: the earliest.
-    due_of: HashMap<Key, Time>,
+    pub(super) due: BinaryHeap<Reverse<(StoreTime, Key)>>,
+    /// Earliest time in `due` for each share; the others are stale.
+    due_of: HashMap<Key, StoreTime>,
     /// Shares that expired unused.
     pub(super) expired: u64,
 }
 
 impl Shard {
-    pub(super) fn new(number: u8, shared: Arc<Shared>) -> io::Result<Shard> {
+    pub(super) fn new(number: u8, shared: Arc<ShardContext>) -> io::Result<Shard> {
         let index = empty_index(number, &shared)?;
         Ok(Shard {
             number,
@@ -103,7 +102,7 @@ impl Shard {
         })
     }
 
-    /// Gives back what the index took on the disk, when it is empty.
+    /// Releases the disk space of an empty index.
     pub(super) fn shrink(&mut self) -> io::Result<()> {
         if self.segments.is_empty() && self.index.entries() == 0 && self.index.bytes() > 64 * 1024 {
             self.index = empty_index(self.number, &self.shared)?;
@@ -111,9 +110,10 @@ impl Shard {
         Ok(())
     }
 
-    /// Has a share looked at when it may have ended. A later time than the one that is known already is found then: who holds a lease moves
-    /// its end as often as it asks, and may not fill the memory by that.
-    pub(super) fn look_at(&mut self, key: Key, due: Time) {
+    /// Schedules a check at the time at which a share may have ended. A later time than the
+    /// scheduled one is found by that check: the holder of a lease moves its end with each request,
+    /// and must not fill the memory by that.
+    pub(super) fn schedule_check(&mut self, key: Key, due: StoreTime) {
         if self.due_of.get(&key).is_none_or(|known| due < *known) {
             self.due_of.insert(key, due);
             self.due.push(Reverse((due, key)));
@@ -121,7 +121,7 @@ impl Shard {
     }
 
     /// A share that is to be looked at by now.
-    pub(super) fn next_due(&mut self, now: Time) -> Option<Key> {
+    pub(super) fn take_due(&mut self, now: StoreTime) -> Option<Key> {
         while let Some(Reverse((due, key))) = self.due.peek().copied().filter(|Reverse((due, _))| *due <= now) {
             self.due.pop();
             if self.due_of.get(&key) == Some(&due) {
@@ -132,13 +132,13 @@ impl Shard {
         None
     }
 
-    pub(super) fn adopt(&mut self, id: u32, head: Head, length: u64) {
-        let segment = Segment { head, file: None, length, live: 0, live_bytes: 0, noted: 0, quiet: Time(0) };
+    pub(super) fn add_segment(&mut self, id: u32, head: SegmentHeader, length: u64) {
+        let segment = Segment { head, file: None, length, live: 0, live_bytes: 0, noted: 0, quiet: StoreTime(0) };
         self.segments.insert(id, segment);
     }
 
     /// The newest record of a share.
-    pub(super) fn find(&mut self, key: &Key) -> io::Result<Option<Stored>> {
+    pub(super) fn find(&mut self, key: &Key) -> io::Result<Option<LocatedShare>> {
         for location in self.index.find(key.hash())?.iter() {
             if let Some(found) = self.read(location)?.filter(|found| found.key == *key) {
                 return Ok(Some(found));
@@ -148,13 +148,14 @@ impl Shard {
     }
 
     /// The record at a place; None when it is not sound there.
-    pub(super) fn read(&mut self, location: Location) -> io::Result<Option<Stored>> {
+    pub(super) fn read(&mut self, location: Location) -> io::Result<Option<LocatedShare>> {
         let Some(segment) = self.segments.get(&location.segment) else { return Ok(None) };
-        let place = Position { nonce: segment.head.nonce, at: u64::from(location.at) };
+        let place = RecordPosition { nonce: segment.head.nonce, at: u64::from(location.at) };
         let file = self.file(location.segment)?;
         self.buffer.resize(MAX_RECORD, 0);
         let mut filled = file.read_at(&mut self.buffer[..GUESS], place.at)?;
-        if let Some(length) = length(&self.buffer[..filled]).filter(|length| *length > filled && filled == GUESS) {
+        if let Some(length) = record_length(&self.buffer[..filled]).filter(|length| *length > filled && filled == GUESS)
+        {
             filled += file.read_at(&mut self.buffer[GUESS..length], place.at + GUESS as u64)?;
         }
         let Some(record) = decode(&self.buffer[..filled], place) else {
@@ -166,25 +167,26 @@ impl Shard {
             return Ok(None);
         };
         let capsule = match record.content {
-            Content::Here(capsule) => {
+            CapsuleRef::Here(capsule) => {
                 let start = capsule.as_ptr().addr() - self.buffer.as_ptr().addr();
-                Where::Buffer(start..start + capsule.len())
+                CapsuleLocation::Buffer(start..start + capsule.len())
             }
-            Content::At(at) => Where::At(at),
-            Content::Nowhere => Where::Nowhere,
+            CapsuleRef::At(at) => CapsuleLocation::At(at),
+            CapsuleRef::Nowhere => CapsuleLocation::Nowhere,
         };
-        Ok(Some(Stored { key: record.key, location, share: record.share, capsule }))
+        Ok(Some(LocatedShare { key: record.key, location, share: record.share, capsule }))
     }
 
     /// The capsule of the share that was found last; None when it is gone.
-    pub(super) fn capsule(&mut self, found: &Stored) -> io::Result<Option<bytes::Bytes>> {
+    pub(super) fn capsule(&mut self, found: &LocatedShare) -> io::Result<Option<bytes::Bytes>> {
         let range = match &found.capsule {
-            Where::Buffer(range) => range.clone(),
-            Where::Nowhere => return Ok(None),
-            // What somebody forged may name the content of another share, or content of another length: a copy of the record with it
-            // would be no record, and the share would be lost with the segment.
-            Where::At(at) => match self.read(Location { at: *at, ..found.location })? {
-                Some(Stored { capsule: Where::Buffer(range), key, .. })
+            CapsuleLocation::Buffer(range) => range.clone(),
+            CapsuleLocation::Nowhere => return Ok(None),
+            // What somebody forged may name the content of another share, or content of another
+            // length: a copy of the record with it would be no record, and the share would be lost
+            // with the segment.
+            CapsuleLocation::At(at) => match self.read(Location { at: *at, ..found.location })? {
+                Some(LocatedShare { capsule: CapsuleLocation::Buffer(range), key, .. })
                     if key == found.key && range.len() == found.share.capsule_bytes as usize =>
                 {
                     range
@@ -196,47 +198,48 @@ impl Shard {
     }
 
     /// Adds a share that is new to this shard.
-    pub(super) fn insert(&mut self, key: &Key, share: &Share, capsule: &[u8], until: Time) -> Result<Location> {
+    pub(super) fn insert(&mut self, key: &Key, share: &Share, capsule: &[u8], until: StoreTime) -> Result<Location> {
         self.index.reserve(key.hash())?;
         let location = self.put(key, share, capsule, until)?;
-        self.index.insert(key.hash(), location).map_err(|error| self.lost(error))?;
+        self.index.insert(key.hash(), location).map_err(|error| self.latch_index_error(error))?;
         Ok(location)
     }
 
-    /// Writes a whole record to the segment whose content is dead at `until`, and counts it.
-    pub(super) fn put(&mut self, key: &Key, share: &Share, capsule: &[u8], until: Time) -> io::Result<Location> {
-        let id = self.active(Class::Content, until.0.div_ceil(60_000))?;
-        let location = self.append(id, key, share, Content::Here(capsule))?;
+    /// Writes a complete record to the segment with the expiry `until`, and counts it as live.
+    pub(super) fn put(&mut self, key: &Key, share: &Share, capsule: &[u8], until: StoreTime) -> io::Result<Location> {
+        let id = self.active(SegmentClass::Content, until.0.div_ceil(60_000))?;
+        let location = self.append(id, key, share, CapsuleRef::Here(capsule))?;
         self.count(location.segment, share, true);
         Ok(location)
     }
 
-    /// Notes what a share became. The record goes behind its content; in front of a reply comes the barrier `noted`.
+    /// Appends the new state of a share to its segment. The reply must wait for the barrier
+    /// `noted`.
     pub(super) fn change(
         &mut self,
-        found: &Stored,
+        found: &LocatedShare,
         before: &Share,
         drop_content: bool,
-        quiet: Time,
+        quiet: StoreTime,
     ) -> Result<Location> {
         let home = found.location.segment;
         let content = match &found.capsule {
-            _ if drop_content => Content::Nowhere,
-            Where::Buffer(_) => Content::At(found.location.at),
-            Where::At(at) => Content::At(*at),
-            Where::Nowhere => Content::Nowhere,
+            _ if drop_content => CapsuleRef::Nowhere,
+            CapsuleLocation::Buffer(_) => CapsuleRef::At(found.location.at),
+            CapsuleLocation::At(at) => CapsuleRef::At(*at),
+            CapsuleLocation::Nowhere => CapsuleRef::Nowhere,
         };
         if self.segments.get(&home).is_some_and(|segment| segment.length > END) {
-            return self.change_elsewhere(found, before);
+            return self.change_in_new_segment(found, before);
         }
         let location = match self.append(home, &found.key, &found.share, content) {
-            Err(error) if is_full(&error) && files::give_up_reserve(&*self.shared.disk) => {
+            Err(error) if is_full(&error) && meta_files::give_up_reserve(&*self.shared.disk) => {
                 self.append(home, &found.key, &found.share, content)
             }
             other => other,
         };
         let location = location?;
-        self.moved(&found.key, found.location, Some(location))?;
+        self.update_index(&found.key, found.location, Some(location))?;
         if before.live() && !found.share.live() {
             self.count(home, before, false);
             if let Some(segment) = self.segments.get_mut(&home) {
@@ -247,57 +250,59 @@ impl Shard {
     }
 
     /// A segment that grew to the end of its places hands the share on.
-    fn change_elsewhere(&mut self, found: &Stored, before: &Share) -> Result<Location> {
+    fn change_in_new_segment(&mut self, found: &LocatedShare, before: &Share) -> Result<Location> {
         let capsule = self.capsule(found)?.unwrap_or_default();
-        let end = self.segments.get(&found.location.segment).map_or(Time(0), |segment| segment.head.end());
+        let end = self.segments.get(&found.location.segment).map_or(StoreTime(0), |segment| segment.head.end());
         let location = self.put(&found.key, &found.share, &capsule, end)?;
-        self.moved(&found.key, found.location, Some(location))?;
+        self.update_index(&found.key, found.location, Some(location))?;
         self.count(found.location.segment, before, false);
         Ok(location)
     }
 
-    pub(super) fn moved(&mut self, key: &Key, old: Location, new: Option<Location>) -> Result<()> {
+    pub(super) fn update_index(&mut self, key: &Key, old: Location, new: Option<Location>) -> Result<()> {
         match self.index.replace(key.hash(), old, new) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(self.lost(io::Error::other("an entry of the index is missing"))),
-            Err(error) => Err(self.lost(error)),
+            Ok(false) => Err(self.latch_index_error(io::Error::other("an entry of the index is missing"))),
+            Err(error) => Err(self.latch_index_error(error)),
         }
     }
 
-    /// What is on the disk and what the index says differ now, and only a new start brings them together (Store rule 9).
-    fn lost(&self, error: io::Error) -> StoreError {
+    /// Latches the store: disk and index differ, and only a restart rebuilds the index (Store rule
+    /// 9).
+    fn latch_index_error(&self, error: io::Error) -> StoreError {
         let why = format!("the index failed: {error}");
         self.shared.group.latch(why.clone());
         StoreError::Unavailable(why)
     }
 
-    /// Writes a record without content to the audit. None when the disk has no space even after the reserve was given up: expired
-    /// content must go all the same, and what happened to it is forgotten.
-    pub(super) fn put_audit(&mut self, key: &Key, share: &Share, until: Time) -> io::Result<Option<Location>> {
+    /// Writes an audit record without content. `None` when the disk has no space even without the
+    /// reserve: expired content must be removed nevertheless, and its audit is lost.
+    pub(super) fn put_audit(&mut self, key: &Key, share: &Share, until: StoreTime) -> io::Result<Option<Location>> {
         match self.try_put_audit(key, share, until) {
             Err(error) if is_full(&error) => {}
             other => return other.map(Some),
         }
-        files::give_up_reserve(&*self.shared.disk);
+        meta_files::give_up_reserve(&*self.shared.disk);
         match self.try_put_audit(key, share, until) {
             Err(error) if is_full(&error) => Ok(None),
             other => other.map(Some),
         }
     }
 
-    fn try_put_audit(&mut self, key: &Key, share: &Share, until: Time) -> io::Result<Location> {
+    fn try_put_audit(&mut self, key: &Key, share: &Share, until: StoreTime) -> io::Result<Location> {
         // One file for each hour: nobody needs the end of an audit on the minute.
-        let id = self.active(Class::Audit, until.0.div_ceil(3_600_000) * 60)?;
-        self.append(id, key, share, Content::Nowhere)
+        let id = self.active(SegmentClass::Audit, until.0.div_ceil(3_600_000) * 60)?;
+        self.append(id, key, share, CapsuleRef::Nowhere)
     }
 
-    fn append(&mut self, id: u32, key: &Key, share: &Share, content: Content<'_>) -> io::Result<Location> {
+    fn append(&mut self, id: u32, key: &Key, share: &Share, content: CapsuleRef<'_>) -> io::Result<Location> {
         let file = self.file(id)?;
-        let segment = self.segments.get_mut(&id).ok_or_else(gone)?;
+        let segment = self.segments.get_mut(&id).ok_or_else(missing_segment)?;
         let at = segment.length;
         self.out.clear();
-        encode(key, share, content, Position { nonce: segment.head.nonce, at }, &mut self.out);
-        // A failed write leaves its traces behind the end: the next one goes over them, and no part of them can pass for a record.
+        encode(key, share, content, RecordPosition { nonce: segment.head.nonce, at }, &mut self.out);
+        // A failed write leaves its traces behind the end: the next one goes over them, and no part
+        // of them can pass for a record.
         file.write_at(&self.out, at)?;
         segment.length += self.out.len() as u64;
         let target: Arc<dyn Syncable> = file;
@@ -311,39 +316,40 @@ impl Shard {
     }
 
     /// The segment that takes new records of this class and minute.
-    fn active(&mut self, class: Class, minute: u64) -> io::Result<u32> {
+    fn active(&mut self, class: SegmentClass, minute: u64) -> io::Result<u32> {
         if let Some(id) = self.active.get(&(class, minute))
             && self.segments.get(id).is_some_and(|segment| segment.length < FULL)
         {
             return Ok(*id);
         }
         let nonce = u64::from_le_bytes(random().map_err(io::Error::other)?);
-        let head = Head { nonce, minute, class, shard: self.number };
+        let head = SegmentHeader { nonce, minute, class, shard: self.number };
         let id = self.shared.ids.fetch_add(1, Ordering::Relaxed);
         let file = self.shared.disk.create(&name(id))?;
         if let Err(error) = file.write_at(&head.encode(), 0) {
-            // Without its head the file is nothing; the next start removes it if this fails as well.
+            // Without its head the file is nothing; the next start removes it if this fails as
+            // well.
             let _ = self.shared.disk.remove(&name(id));
             return Err(error);
         }
         self.shared.group.note(&self.shared.names, 0);
-        self.adopt(id, head, HEAD);
-        self.opened(id, &file);
+        self.add_segment(id, head, HEAD);
+        self.cache_file(id, &file);
         self.active.insert((class, minute), id);
         Ok(id)
     }
 
     pub(super) fn file(&mut self, id: u32) -> io::Result<Arc<dyn DiskFile>> {
-        let segment = self.segments.get(&id).ok_or_else(gone)?;
+        let segment = self.segments.get(&id).ok_or_else(missing_segment)?;
         if let Some(file) = &segment.file {
             return Ok(Arc::clone(file));
         }
         let file = self.shared.disk.open(&name(id))?;
-        self.opened(id, &file);
+        self.cache_file(id, &file);
         Ok(file)
     }
 
-    fn opened(&mut self, id: u32, file: &Arc<dyn DiskFile>) {
+    fn cache_file(&mut self, id: u32, file: &Arc<dyn DiskFile>) {
         if self.opened.len() >= OPEN
             && let Some(old) = self.opened.pop_front()
             && let Some(segment) = self.segments.get_mut(&old)
@@ -360,7 +366,7 @@ impl Shard {
     /// Counts a share that lives in a segment, or no longer does.
     pub(super) fn count(&mut self, id: u32, share: &Share, add: bool) {
         // A share that expired unused is in the audit as it was, and lives no more.
-        let content = self.segments.get_mut(&id).filter(|segment| segment.head.class == Class::Content);
+        let content = self.segments.get_mut(&id).filter(|segment| segment.head.class == SegmentClass::Content);
         let Some(segment) = content.filter(|_| share.live()) else { return };
         let bytes = whole_length(share);
         if add {
@@ -379,7 +385,7 @@ impl Shard {
     }
 }
 
-fn empty_index(number: u8, shared: &Shared) -> io::Result<Index> {
+fn empty_index(number: u8, shared: &ShardContext) -> io::Result<Index> {
     let file = |kind| shared.disk.create(&format!("index-{number:02x}-{kind}"));
     Index::new([file("pages")?, file("overflow")?], shared.pages)
 }
@@ -391,11 +397,12 @@ pub(super) fn name(id: u32) -> String {
 /// Bytes of a record with its content and without anything claimed.
 fn whole_length(share: &Share) -> u64 {
     let payload = if share.payload.is_some() { 56 } else { 0 };
-    (FIXED + payload + 2 * usize::from(share.cell.allowed()) + share.capsule_bytes as usize).next_multiple_of(8) as u64
+    (FIXED + payload + 2 * usize::from(share.claims.allowed()) + share.capsule_bytes as usize).next_multiple_of(8)
+        as u64
 }
 
 impl Key {
-    /// What the index knows it by.
+    /// Returns the index hash of this key.
     pub(super) fn hash(&self) -> u64 {
         u64::from_le_bytes(std::array::from_fn(|n| self.0[n]))
     }
@@ -406,6 +413,6 @@ impl Key {
     }
 }
 
-fn gone() -> io::Error {
+fn missing_segment() -> io::Error {
     io::Error::other("a segment is gone")
 }

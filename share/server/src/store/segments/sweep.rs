@@ -1,42 +1,45 @@
-//! Expiry and compaction: what is still needed moves out of a segment, then the file goes.
+//! Expiry and compaction: live records move out of a segment, then the file is removed.
 //!
-//! Copies carry the version of what they copy, and their barrier comes before the unlink. So a crash at any step leaves a record in
-//! one file or in both, and replay takes either.
+//! A copy carries the version of its original, and its barrier comes before the unlink. So after a
+//! crash at any step a record is in one file or in both, and replay accepts either.
 
 use std::time::Duration;
 
-use lockbox_share_protocol::message::State;
+use lockbox_share_protocol::message::ShareState;
 
-use super::files;
+use super::engine::SegmentEngine;
 use super::index::Location;
-use super::inner::Inner;
-use super::scan::{Class, HEAD, Scanner};
+use super::meta_files;
+use super::scan::{HEAD, RecordScanner, SegmentClass};
 use super::shard::{Shard, name};
-use crate::store::clock::Time;
+use crate::store::env::StoreTime;
 use crate::store::error::Result;
 use crate::store::share::Share;
 
 /// Dead bytes below this are left alone in the background.
 const WORTHWHILE: u64 = 256 * 1024;
 
-/// Where so little lives, what is dead goes as soon as no claim can be repeated that needs it: to move the rest costs little, and a text that was
-/// read or taken back would lie here until its expiry, days perhaps, for whoever gets the disk and has the link.
+/// Live bytes below which a segment is compacted as soon as no repeated claim needs its dead
+/// records: moving the rest costs little, and a text that was read or revoked would otherwise stay
+/// on disk until its expiry, days perhaps, readable for an attacker with the disk and the link.
 const LITTLE: u64 = 64 * 1024;
 
 /// Files that wait for a barrier, before the sweep makes one.
 const MAX_UNSYNCED: usize = 32;
 
-impl Inner {
-    /// Removes what is over, and with `all` everything that is dead; else only segments that are mostly dead.
+impl SegmentEngine {
+    /// Removes expired shares, and compacts: with `all` every segment with dead records, else only
+    /// mostly dead ones.
     ///
     /// # Errors
-    /// The first one that was met. What was done until then stays done.
+    /// The first error. Completed steps are not undone.
     pub(super) fn sweep(&self, all: bool) -> Result<()> {
         self.shared.group.check()?;
-        let now = self.rules.clock.now();
+        let now = self.timing.clock.now();
         let saved = self.save_clock();
         if self.shared.group.unsynced() > MAX_UNSYNCED {
-            // In mode none nobody else asks for a barrier, and what waits for one holds its file open.
+            // In mode none nobody else asks for a barrier, and what waits for one holds its file
+            // open.
             self.shared.group.barrier()?;
         }
         let mut removed = false;
@@ -50,22 +53,23 @@ impl Inner {
         note(saved);
         for number in 0..self.shards.len() {
             note(self.drop_ended_payloads(number, now));
-            for id in self.candidates(number, now, all) {
-                let emptied = self.empty_segment(number, id, now);
+            for id in self.sweep_candidates(number, now, all) {
+                let emptied = self.evacuate_segment(number, id, now);
                 removed |= !matches!(emptied, Ok(false));
                 note(emptied.map(drop));
             }
             note(self.shards[number].lock().shrink().map_err(Into::into));
         }
         if removed {
-            // Before the next unlink this one is durable: an older file must not come back after a newer one went.
+            // Before the next unlink this one is durable: an older file must not come back after a
+            // newer one went.
             note(self.shared.names.sync().map_err(Into::into));
         }
-        files::restore_reserve(&*self.shared.disk);
+        meta_files::restore_reserve(&*self.shared.disk);
         outcome
     }
 
-    fn candidates(&self, number: usize, now: Time, all: bool) -> Vec<u32> {
+    fn sweep_candidates(&self, number: usize, now: StoreTime, all: bool) -> Vec<u32> {
         let shard = self.shards[number].lock();
         let mut found: Vec<u32> = Vec::new();
         for (id, segment) in &shard.segments {
@@ -73,10 +77,10 @@ impl Inner {
             let dead = segment.length.saturating_sub(segment.live_bytes);
             let worthwhile = dead >= WORTHWHILE && dead * 2 >= segment.length && segment.quiet <= now;
             // Zero until something in it died.
-            let settled = Time(0) < segment.quiet && segment.quiet <= now;
+            let settled = StoreTime(0) < segment.quiet && segment.quiet <= now;
             let little = settled && segment.live_bytes <= LITTLE;
             let overhead = HEAD + segment.live * 8;
-            let content = segment.head.class == Class::Content;
+            let content = segment.head.class == SegmentClass::Content;
             if over || (content && (worthwhile || ((all || little) && dead > overhead))) {
                 found.push(*id);
             }
@@ -85,8 +89,8 @@ impl Inner {
         found
     }
 
-    /// Moves what is needed out of a segment and removes its file.
-    fn empty_segment(&self, number: usize, id: u32, now: Time) -> Result<bool> {
+    /// Moves live records out of a segment and removes its file.
+    fn evacuate_segment(&self, number: usize, id: u32, now: StoreTime) -> Result<bool> {
         let (file, nonce) = {
             let mut shard = self.shards[number].lock();
             shard.active.retain(|_, active| *active != id);
@@ -94,7 +98,7 @@ impl Inner {
             let nonce = segment.head.nonce;
             (shard.file(id)?, nonce)
         };
-        let mut scanner = Scanner::new(file, nonce);
+        let mut scanner = RecordScanner::new(file, nonce);
         let mut seen = 0;
         loop {
             while let Some((at, record)) = scanner.next()? {
@@ -121,21 +125,21 @@ impl Inner {
     }
 
     /// Takes one current share out of its segment: with content, without, or for good.
-    fn move_share(&self, shard: &mut Shard, location: Location, now: Time) -> Result<()> {
+    fn move_share(&self, shard: &mut Shard, location: Location, now: StoreTime) -> Result<()> {
         let Some(mut found) = shard.read(location)? else { return Ok(()) };
         let before = found.share;
-        found.share.cell.end_overdue(now);
-        let content_until = found.share.content_until(&self.rules.periods);
-        let audit_until = found.share.audit_until(&self.rules.periods);
+        found.share.claims.end_overdue(now);
+        let content_until = found.share.content_until(&self.timing.periods);
+        let audit_until = found.share.audit_until(&self.timing.periods);
         let capsule = if content_until > now { shard.capsule(&found)? } else { None };
         let moved = match capsule {
             Some(capsule) => {
-                let kept = Share { cell: before.cell, ..found.share };
+                let kept = Share { claims: before.claims, ..found.share };
                 Some(shard.put(&found.key, &kept, &capsule, content_until)?)
             }
             None => {
                 let class = shard.segments.get(&location.segment).map(|segment| segment.head.class);
-                if found.share.state(now) == State::Expired && class == Some(Class::Content) {
+                if found.share.state(now) == ShareState::Expired && class == Some(SegmentClass::Content) {
                     shard.expired += 1;
                 }
                 self.drop_payload(&found.share);
@@ -143,28 +147,28 @@ impl Inner {
             }
         };
         shard.count(location.segment, &before, false);
-        shard.moved(&found.key, location, moved)
+        shard.update_index(&found.key, location, moved)
     }
 
-    /// Removes payloads of shares that ended by time alone, or whose repeats are over.
-    fn drop_ended_payloads(&self, number: usize, now: Time) -> Result<()> {
+    /// Removes payloads of shares that ended by time alone or have no more repeats.
+    fn drop_ended_payloads(&self, number: usize, now: StoreTime) -> Result<()> {
         loop {
             let mut shard = self.shards[number].lock();
-            let Some(key) = shard.next_due(now) else { return Ok(()) };
+            let Some(key) = shard.take_due(now) else { return Ok(()) };
             let Some(mut found) = shard.find(&key)? else { continue };
-            found.share.cell.end_overdue(now);
+            found.share.claims.end_overdue(now);
             self.schedule_payload(&mut shard, &found.key, &found.share, now);
         }
     }
 
-    /// Bytes on disk of content whose time is over.
+    /// Returns the bytes on disk of expired content.
     pub(super) fn expired_bytes(&self, shard: &Shard) -> u64 {
-        let now = self.rules.clock.now();
+        let now = self.timing.clock.now();
         let over = shard.segments.values().filter(|segment| segment.head.end() <= now);
-        over.filter(|segment| segment.head.class == Class::Content).map(|segment| segment.length).sum()
+        over.filter(|segment| segment.head.class == SegmentClass::Content).map(|segment| segment.length).sum()
     }
 
-    /// What the background thread does until it is stopped.
+    /// Runs the background sweeper until the store is stopped.
     pub(super) fn background(&self, every: Duration) {
         let mut failed = false;
         loop {

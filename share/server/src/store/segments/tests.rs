@@ -1,28 +1,34 @@
-//! The built-in store against the suite, on disks that are full, read-only or failing, and over restarts.
+//! The built-in store against the suite, on disks that are full, read-only or failing, and over
+//! restarts.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use lockbox_share_protocol::message::State;
+use lockbox_share_protocol::message::ShareState;
 
 use super::super::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
-use super::super::manual_clock::ManualClock;
-use super::super::simulated::SimulatedDisk;
+use super::super::simulated::{ManualClock, SimulatedDisk};
 use super::*;
 use crate::store::disk::Disk;
-use crate::store::{Claimed, Durability, Finish, NewShare, Result, ShareStore, StoreError, Upkeep};
+use crate::store::{ClaimGrant, Durability, LeaseFinish, NewShare, Result, ShareStore, StoreError, StoreMaintenance};
 
 pub(super) struct Rig {
     pub(super) disk: Arc<SimulatedDisk>,
     pub(super) clock: Arc<ManualClock>,
-    pub(super) settings: Settings,
+    pub(super) settings: SegmentSettings,
 }
 
 impl Rig {
     pub(super) fn new(durability: Durability) -> Rig {
         let clock = Arc::new(ManualClock::new());
-        let settings = Settings { durability, background: None, clock: clock.clone(), cache: 1, ..Settings::default() };
+        let settings = SegmentSettings {
+            durability,
+            background: None,
+            clock: clock.clone(),
+            cache: 1,
+            ..SegmentSettings::default()
+        };
         Rig { disk: Arc::new(SimulatedDisk::new()), clock, settings }
     }
 
@@ -36,7 +42,7 @@ impl Rig {
     }
 }
 
-fn claim(store: &SegmentStore, number: u64, attempt: u64) -> Result<Claimed> {
+fn claim(store: &SegmentStore, number: u64, attempt: u64) -> Result<ClaimGrant> {
     store.claim(handle(number), &auth(number), id(attempt)).wait()
 }
 
@@ -58,7 +64,8 @@ fn the_segment_store_conforms_on_a_real_disk() {
     suite(&|periods| {
         let clock = Arc::new(ManualClock::new());
         let directory = tempfile::tempdir().unwrap();
-        let settings = Settings { periods, background: None, clock: clock.clone(), ..Settings::default() };
+        let settings =
+            SegmentSettings { periods, background: None, clock: clock.clone(), ..SegmentSettings::default() };
         let store = Arc::new(SegmentStore::open(directory.path(), &settings).unwrap());
         let swept = Arc::clone(&store);
         // The directory lives as long as the store.
@@ -85,7 +92,7 @@ fn shares_are_what_they_were_after_a_restart() {
     }
     drop(store);
     let store = rig.open();
-    assert_eq!(store.figures().live, 150);
+    assert_eq!(store.stats().live, 150);
     for number in 0..300 {
         let claimed = claim(&store, number, number + 1000);
         match number {
@@ -111,17 +118,17 @@ fn a_consumed_backlog_shrinks_to_nothing() {
     rig.clock.pass(MINUTE);
     store.compact().unwrap();
     // What is left tells until the expiry that the shares were used.
-    assert_eq!(store.figures().live, 0);
+    assert_eq!(store.stats().live, 0);
     assert!(matches!(claim(&store, 7, 9999).err(), Some(StoreError::Used { .. })));
     let content = rig.disk.bytes("segment-");
     rig.clock.pass(MINUTE * 60);
     store.compact().unwrap();
     assert_eq!(rig.disk.bytes("segment-"), 0, "{content} before");
-    let figures = store.figures();
+    let figures = store.stats();
     assert_eq!((figures.segment_files, figures.segment_bytes, figures.expired_bytes_pending), (0, 0, 0));
     assert!(figures.index_bytes <= 4 * 64 * 1024);
     drop(store);
-    assert_eq!(rig.open().figures().live, 0);
+    assert_eq!(rig.open().stats().live, 0);
 }
 
 #[test]
@@ -131,19 +138,19 @@ fn expired_bytes_are_pending_until_they_are_gone() {
     for number in 0..50 {
         store.create(handle(number), small(number)).wait().unwrap();
     }
-    assert_eq!(store.figures().expired_bytes_pending, 0);
+    assert_eq!(store.stats().expired_bytes_pending, 0);
     rig.clock.pass(MINUTE * 17);
-    assert!(store.figures().expired_bytes_pending > 50 * 136);
+    assert!(store.stats().expired_bytes_pending > 50 * 136);
     store.sweep().unwrap();
-    let figures = store.figures();
+    let figures = store.stats();
     assert_eq!((figures.expired_bytes_pending, figures.live, figures.expired), (0, 0, 50));
     // Their audit is no life, whoever reads it.
     drop(store);
     let store = rig.open();
-    assert_eq!(store.figures().live, 0);
+    assert_eq!(store.stats().live, 0);
     rig.clock.pass(MINUTE * 60 * 26);
     store.sweep().unwrap();
-    assert_eq!((rig.disk.bytes("segment-"), store.figures().expired), (0, 0));
+    assert_eq!((rig.disk.bytes("segment-"), store.stats().expired), (0, 0));
 }
 
 #[test]
@@ -210,15 +217,15 @@ fn time_goes_on_over_restarts_whatever_the_clock_says() {
         let store = rig.open();
         store.sweep().unwrap();
         rig.clock.pass(MINUTE * 14);
-        assert_eq!(store.info(handle(1), &owner(1)).wait().unwrap().state, State::Armed);
+        assert_eq!(store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Armed);
         rig.clock.pass(MINUTE);
-        assert_eq!(store.info(handle(1), &owner(1)).wait().unwrap().state, State::Expired);
+        assert_eq!(store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Expired);
     }
     // The machine was off: that time has gone by as well.
     let rig = Rig::new(Durability::Commit);
     rig.open().create(handle(1), small(1)).wait().unwrap();
     rig.clock.reboot(MINUTE * 16);
-    assert_eq!(rig.open().info(handle(1), &owner(1)).wait().unwrap().state, State::Expired);
+    assert_eq!(rig.open().info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Expired);
 }
 
 #[test]
@@ -240,7 +247,7 @@ fn a_full_disk_refuses_deposits_and_still_serves() {
     }
     drop(store);
     let store = rig.open();
-    assert_eq!(store.figures().live, 0);
+    assert_eq!(store.stats().live, 0);
     assert!(matches!(claim(&store, 0, 999).err(), Some(StoreError::Used { .. })));
     assert_eq!(claim(&store, deposited, 999).err(), Some(StoreError::Unknown));
 }
@@ -253,7 +260,7 @@ fn a_read_only_disk_gives_nothing_away() {
     rig.disk.set_read_only(true);
     assert!(matches!(claim(&store, 1, 1).err(), Some(StoreError::Unavailable(_))));
     assert!(matches!(store.create(handle(2), small(2)).wait().err(), Some(StoreError::Unavailable(_))));
-    assert_eq!(store.info(handle(1), &owner(1)).wait().unwrap().state, State::Armed);
+    assert_eq!(store.info(handle(1), &owner(1)).wait().unwrap().state, ShareState::Armed);
     rig.disk.set_read_only(false);
     assert!(claim(&store, 1, 1).is_ok());
 }
@@ -274,7 +281,7 @@ fn a_failed_barrier_ends_all_changes() {
 #[test]
 fn one_process_has_the_directory() {
     let directory = tempfile::tempdir().unwrap();
-    let settings = Settings { background: None, ..Settings::default() };
+    let settings = SegmentSettings { background: None, ..SegmentSettings::default() };
     let store = SegmentStore::open(directory.path(), &settings).unwrap();
     let second = SegmentStore::open(directory.path(), &settings).err().unwrap();
     assert!(second.to_string().contains("another lockbox-share uses this state directory"), "{second}");
@@ -309,7 +316,7 @@ fn a_handle_that_is_used_again_outlives_the_records_of_before() {
 fn payloads_go_with_their_share() {
     let directory = tempfile::tempdir().unwrap();
     let clock = Arc::new(ManualClock::new());
-    let settings = Settings { background: None, clock: clock.clone(), ..Settings::default() };
+    let settings = SegmentSettings { background: None, clock: clock.clone(), ..SegmentSettings::default() };
     let open = || SegmentStore::open(directory.path(), &settings).unwrap();
     let store = open();
     let payload = || {
@@ -322,34 +329,35 @@ fn payloads_go_with_their_share() {
         store.create(handle(number), NewShare { payload: payload(), ttl, ..large(number) }).wait().unwrap();
     }
     let orphan = payload().unwrap();
-    assert_eq!(store.figures().spool_bytes, 7000);
+    assert_eq!(store.stats().spool_bytes, 7000);
     store.revoke(handle(0), &owner(0)).wait().unwrap();
-    assert_eq!(store.figures().spool_bytes, 6000, "revoked: at once");
+    assert_eq!(store.stats().spool_bytes, 6000, "revoked: at once");
     let lease = |number| store.claim(handle(number), &auth(number), id(1)).wait().unwrap().lease.unwrap();
     let (one, two) = (lease(1), lease(2));
     store.payload(handle(1), &one.token).wait().unwrap();
-    store.finish(handle(1), &one.token, Finish::Now).wait().unwrap();
+    store.finish(handle(1), &one.token, LeaseFinish::Now).wait().unwrap();
     store.payload(handle(2), &two.token).wait().unwrap();
-    store.finish(handle(2), &two.token, Finish::After(MINUTE / 2)).wait().unwrap();
+    store.finish(handle(2), &two.token, LeaseFinish::After(MINUTE / 2)).wait().unwrap();
     clock.pass(MINUTE * 2);
     store.sweep().unwrap();
-    assert_eq!(store.figures().spool_bytes, 3000, "completed, completed by time, expired");
+    assert_eq!(store.stats().spool_bytes, 3000, "completed, completed by time, expired");
     drop(store);
     let store = open();
-    assert_eq!(store.figures().spool_bytes, 2000, "the orphan goes at the start");
+    assert_eq!(store.stats().spool_bytes, 2000, "the orphan goes at the start");
     assert!(store.spool().unwrap().read(&orphan).is_err());
     clock.pass(MINUTE * 300);
     store.sweep().unwrap();
-    assert_eq!(store.figures().spool_bytes, 0);
+    assert_eq!(store.stats().spool_bytes, 0);
 }
 
-/// Whoever holds a lease may ask for the last byte again and again, and is not counted by the limiter.
+/// Whoever holds a lease may ask for the last byte again and again, and is not counted by the
+/// limiter.
 #[test]
 fn a_receiver_that_asks_for_the_end_over_and_over_takes_no_memory() {
     let directory = tempfile::tempdir().unwrap();
     let clock = Arc::new(ManualClock::new());
     let durability = Durability::None;
-    let settings = Settings { durability, background: None, clock: clock.clone(), ..Settings::default() };
+    let settings = SegmentSettings { durability, background: None, clock: clock.clone(), ..SegmentSettings::default() };
     let store = SegmentStore::open(directory.path(), &settings).unwrap();
     let mut deposit = store.spool().unwrap().begin().unwrap();
     deposit.write(&[4; 1000]).unwrap();
@@ -359,23 +367,24 @@ fn a_receiver_that_asks_for_the_end_over_and_over_takes_no_memory() {
     for _ in 0..30 {
         for _ in 0..100 {
             store.payload(handle(1), &lease.token).wait().unwrap();
-            store.finish(handle(1), &lease.token, Finish::After(MINUTE)).wait().unwrap();
+            store.finish(handle(1), &lease.token, LeaseFinish::After(MINUTE)).wait().unwrap();
         }
         clock.pass(MINUTE / 2);
         store.sweep().unwrap();
     }
     assert!(store.due() < 64, "{}", store.due());
-    assert_eq!(store.figures().spool_bytes, 1000);
+    assert_eq!(store.stats().spool_bytes, 1000);
     // The end is found although it was moved behind what was known.
     clock.pass(MINUTE * 3);
     store.sweep().unwrap();
-    assert_eq!(store.figures().spool_bytes, 0);
+    assert_eq!(store.stats().spool_bytes, 0);
 }
 
 #[test]
 fn no_step_of_the_wall_clock_removes_a_payload() {
     let directory = tempfile::tempdir().unwrap();
-    let settings = Settings { background: None, clock: Arc::new(ManualClock::new()), ..Settings::default() };
+    let settings =
+        SegmentSettings { background: None, clock: Arc::new(ManualClock::new()), ..SegmentSettings::default() };
     let store = SegmentStore::open(directory.path(), &settings).unwrap();
     let mut deposit = store.spool().unwrap().begin().unwrap();
     deposit.write(&[4; 1000]).unwrap();
@@ -396,12 +405,12 @@ fn expired_content_goes_from_a_full_disk_as_well() {
     for number in 0..50 {
         store.create(handle(number), small(number)).wait().unwrap();
     }
-    rig.disk.remove(files::RESERVE).unwrap();
+    rig.disk.remove(meta_files::RESERVE).unwrap();
     rig.disk.set_room(Some(0));
     rig.clock.pass(MINUTE * 17);
     store.sweep().unwrap();
     // The first files that went made room for the audit of the others.
-    assert_eq!(store.figures().expired_bytes_pending, 0);
+    assert_eq!(store.stats().expired_bytes_pending, 0);
     let told = (0..50).filter(|number| store.info(handle(*number), &owner(*number)).wait().is_ok()).count();
     assert!((1..50).contains(&told), "{told} audits");
 }
@@ -446,9 +455,9 @@ fn one_damaged_segment_does_not_keep_the_others() {
         assert!(names.count() > 2);
         rig.disk.remove(&victim).unwrap();
         rig.clock.pass(MINUTE * 17);
-        let before = store.figures().expired_bytes_pending;
+        let before = store.stats().expired_bytes_pending;
         assert!(store.sweep().is_err(), "{victim}");
-        let after = store.figures().expired_bytes_pending;
+        let after = store.stats().expired_bytes_pending;
         assert!(after * 2 < before, "{victim}: {before} -> {after}");
         number += 1;
     }

@@ -1,15 +1,14 @@
-//! Keeps shares in a Valkey (or Redis) server, for daemons on several machines that serve the same links.
+//! Store in a Valkey (or Redis) server, for daemons on several machines that serve the same links.
 //!
-//! A share is one hash with its version and its record. A change reads it, decides here, and writes by a script that compares the
-//! version first (Store rule 1); a request that comes second decides again. Requests that wait together share their round trips. Time is the
-//! daemons' own, so their machines must agree on it; a failover of the server may lose what its replica did not have yet.
+//! A share is one hash with its version and its record. A change reads it, decides in this process,
+//! and writes with a script that compares the version first (Store rule 1); a request that loses
+//! the race decides again. Requests that wait together share their round trips. Time is that of the
+//! daemons, so the clocks of their machines must agree; a failover of the server may lose changes
+//! that its replica had not received.
 
-mod exchange;
-mod job;
-mod open;
-mod payloads;
-mod server;
+mod pipeline;
+mod store;
 #[cfg(test)]
 mod tests;
 
-pub use open::{ValkeySettings, ValkeyStore};
+pub use store::{ValkeySettings, ValkeyStore};

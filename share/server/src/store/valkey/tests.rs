@@ -1,4 +1,5 @@
-//! The suite against a real server, which each test starts for itself on a socket in a directory of its own.
+//! The suite against a real server, which each test starts for itself on a socket in a directory of
+//! its own.
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -6,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::conformance::{Subject, auth, handle, id, owner, small, suite};
-use super::super::manual_clock::ManualClock;
+use super::super::simulated::ManualClock;
 use super::*;
 use crate::store::spool::Spool;
-use crate::store::{Durability, NewShare, Pending, Periods, Result, ShareStore, StoreError, Upkeep};
+use crate::store::{Durability, NewShare, PendingReply, Periods, Result, ShareStore, StoreError, StoreMaintenance};
 
 /// A server that ends with the test.
 struct Server {
@@ -93,7 +94,7 @@ fn two_daemons_serve_the_same_links_and_one_wins() {
         stores[number as usize % 2].create(handle(number), small(number)).wait().unwrap();
         let claims: Vec<_> =
             (0..10).map(|n| stores[n as usize % 2].claim(handle(number), &auth(number), id(n))).collect();
-        assert_eq!(claims.into_iter().map(Pending::wait).filter(Result::is_ok).count(), 1, "share {number}");
+        assert_eq!(claims.into_iter().map(PendingReply::wait).filter(Result::is_ok).count(), 1, "share {number}");
     }
 }
 

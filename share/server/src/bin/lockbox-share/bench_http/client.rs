@@ -1,4 +1,5 @@
-//! Asks as fast as answers come, over a fixed number of connections at a time, and keeps the latencies.
+//! Asks as fast as answers come, over a fixed number of connections at a time, and keeps the
+//! latencies.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,44 +12,44 @@ use tokio::net::TcpStream;
 use super::messages::Messages;
 use crate::serve::processors;
 
-/// What is asked.
+/// Workload of a measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum Workload {
     /// Shares are made.
     Share,
     /// Shares that were made before are claimed.
     Fetch,
     /// Each share is made and then claimed.
     Flow,
-    /// The server is asked what it allows.
+    /// Requests of the server's limits.
     Get,
-    /// A hundred shares are made by each request, beside the same number one by one.
+    /// Batches of a hundred new shares, compared with the same number created one by one.
     Batch,
 }
 
-impl What {
+impl Workload {
     pub(super) fn word(self) -> &'static str {
         match self {
-            What::Share => "share",
-            What::Fetch => "fetch",
-            What::Flow => "flow",
-            What::Get => "get",
-            What::Batch => "batch",
+            Workload::Share => "share",
+            Workload::Fetch => "fetch",
+            Workload::Flow => "flow",
+            Workload::Get => "get",
+            Workload::Batch => "batch",
         }
     }
 
     pub(super) fn requests_each(self) -> u64 {
-        if self == What::Flow { 2 } else { 1 }
+        if self == Workload::Flow { 2 } else { 1 }
     }
 }
 
-/// What is to be asked.
+/// Load of one run: requests, concurrency and rate.
 pub(super) struct Load {
     pub(super) address: SocketAddr,
     pub(super) messages: Messages,
     /// Handles to claim, for `Fetch`.
     pub(super) handles: Vec<String>,
-    pub(super) what: What,
+    pub(super) workload: Workload,
     pub(super) requests: u64,
     pub(super) concurrency: usize,
     pub(super) keep_alive: bool,
@@ -58,8 +59,8 @@ pub(super) struct Load {
     pub(super) begin: Instant,
 }
 
-/// What came of it.
-pub(super) struct Measured {
+/// Counts, duration and latencies of one run.
+pub(super) struct LoadResult {
     pub(super) done: u64,
     pub(super) failed: u64,
     pub(super) took: Duration,
@@ -67,7 +68,7 @@ pub(super) struct Measured {
     latencies: Vec<u32>,
 }
 
-impl Measured {
+impl LoadResult {
     pub(super) fn percentile(&self, percent: f64) -> u32 {
         let place = (self.latencies.len() as f64 * percent / 100.0) as usize;
         self.latencies.get(place.min(self.latencies.len().saturating_sub(1))).copied().unwrap_or(0)
@@ -87,26 +88,29 @@ pub(super) fn event_loop() -> Result<tokio::runtime::Runtime, String> {
 /// One share made and claimed.
 pub(super) fn sample(address: SocketAddr, messages: &Messages) -> Result<Sample, String> {
     event_loop()?.block_on(async {
-        let mut asker = Asker::new(address, false);
+        let mut client_connection = BenchClient::new(address, false);
         let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
-        asker.ask(messages.create(false).as_bytes()).await.map_err(silent)?;
-        let created = asker.answer.clone();
+        client_connection.ask(messages.create(false).as_bytes()).await.map_err(silent)?;
+        let created = client_connection.answer.clone();
         let handle = handles_in(&created).next().ok_or("the daemon made no share")?;
-        asker.ask(messages.claim(&handle, 0, false).as_bytes()).await.map_err(silent)?;
-        Ok(Sample { created, claimed: asker.answer })
+        client_connection.ask(messages.claim(&handle, 0, false).as_bytes()).await.map_err(silent)?;
+        Ok(Sample { created, claimed: client_connection.answer })
     })
 }
 
 /// Makes shares a hundred at a time; their handles.
 pub(super) fn preload(address: SocketAddr, messages: &Messages, shares: u64) -> Result<Vec<String>, String> {
     event_loop()?.block_on(async {
-        let mut asker = Asker::new(address, true);
+        let mut client_connection = BenchClient::new(address, true);
         let mut handles = Vec::new();
         let batch = messages.batch(true);
         while (handles.len() as u64) < shares {
-            asker.ask(batch.as_bytes()).await.map_err(|error| format!("the daemon does not answer: {error}"))?;
+            client_connection
+                .ask(batch.as_bytes())
+                .await
+                .map_err(|error| format!("the daemon does not answer: {error}"))?;
             let before = handles.len();
-            handles.extend(handles_in(&asker.answer));
+            handles.extend(handles_in(&client_connection.answer));
             if handles.len() == before {
                 return Err("the daemon made no shares".into());
             }
@@ -122,7 +126,7 @@ fn handles_in(answer: &[u8]) -> impl Iterator<Item = String> {
 }
 
 /// Runs the load on as many threads as there are processors.
-pub(super) fn run(load: Load) -> Result<Measured, String> {
+pub(super) fn run(load: Load) -> Result<LoadResult, String> {
     let threads = processors().min(load.concurrency);
     let load = Arc::new(load);
     let (next, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -151,16 +155,16 @@ pub(super) fn run(load: Load) -> Result<Measured, String> {
     }
     let took = began.elapsed();
     latencies.sort_unstable();
-    Ok(Measured { done: latencies.len() as u64, failed: failed.load(Relaxed), took, latencies })
+    Ok(LoadResult { done: latencies.len() as u64, failed: failed.load(Relaxed), took, latencies })
 }
 
 /// One connection's worth of the load. A failure is counted and not repeated.
 async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -> Vec<u32> {
     let mut latencies = Vec::new();
-    let mut asker = Asker::new(load.address, load.keep_alive);
+    let mut client_connection = BenchClient::new(load.address, load.keep_alive);
     let create = load.messages.create(load.keep_alive);
-    let whole = match load.what {
-        What::Batch => load.messages.batch(load.keep_alive),
+    let whole = match load.workload {
+        Workload::Batch => load.messages.batch(load.keep_alive),
         _ => Messages::get(load.keep_alive),
     };
     loop {
@@ -177,19 +181,23 @@ async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -
             }
             None => Instant::now(),
         };
-        let done = match load.what {
-            What::Share => asker.succeeds(create.as_bytes()).await,
-            What::Get | What::Batch => asker.succeeds(whole.as_bytes()).await,
-            What::Fetch => match load.handles.get(usize::try_from(number).unwrap_or(usize::MAX)) {
-                Some(handle) => asker.succeeds(load.messages.claim(handle, number, load.keep_alive).as_bytes()).await,
+        let done = match load.workload {
+            Workload::Share => client_connection.succeeds(create.as_bytes()).await,
+            Workload::Get | Workload::Batch => client_connection.succeeds(whole.as_bytes()).await,
+            Workload::Fetch => match load.handles.get(usize::try_from(number).unwrap_or(usize::MAX)) {
+                Some(handle) => {
+                    client_connection.succeeds(load.messages.claim(handle, number, load.keep_alive).as_bytes()).await
+                }
                 None => false,
             },
-            What::Flow => {
-                let made = asker.succeeds(create.as_bytes()).await;
-                let handle = handles_in(&asker.answer).next();
+            Workload::Flow => {
+                let made = client_connection.succeeds(create.as_bytes()).await;
+                let handle = handles_in(&client_connection.answer).next();
                 match handle.filter(|_| made) {
                     Some(handle) => {
-                        asker.succeeds(load.messages.claim(&handle, number, load.keep_alive).as_bytes()).await
+                        client_connection
+                            .succeeds(load.messages.claim(&handle, number, load.keep_alive).as_bytes())
+                            .await
                     }
                     None => false,
                 }
@@ -204,19 +212,19 @@ async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -
 }
 
 /// One connection, or one after the other.
-pub(super) struct Asker {
+pub(super) struct BenchClient {
     address: SocketAddr,
     stream: Option<TcpStream>,
     keep_alive: bool,
     pub(super) answer: Vec<u8>,
 }
 
-impl Asker {
-    pub(super) fn new(address: SocketAddr, keep_alive: bool) -> Asker {
-        Asker { address, stream: None, keep_alive, answer: Vec::new() }
+impl BenchClient {
+    pub(super) fn new(address: SocketAddr, keep_alive: bool) -> BenchClient {
+        BenchClient { address, stream: None, keep_alive, answer: Vec::new() }
     }
 
-    /// What came behind the head.
+    /// Body of the last response.
     pub(super) fn body(&self) -> &[u8] {
         split(&self.answer).map_or(&[], |(_, body)| body)
     }
@@ -226,7 +234,8 @@ impl Asker {
         done && (self.answer.starts_with(b"HTTP/1.1 200") || self.answer.starts_with(b"HTTP/1.1 201"))
     }
 
-    /// Sends a request, and reads the answer: to the end of the connection, or to its length on one that is kept.
+    /// Sends a request, and reads the answer: to the end of the connection, or to its length on one
+    /// that is kept.
     pub(super) async fn ask(&mut self, request: &[u8]) -> std::io::Result<()> {
         let mut stream = match self.stream.take() {
             Some(stream) => stream,
@@ -250,7 +259,7 @@ impl Asker {
     }
 }
 
-/// Whether head and body have come.
+/// Returns whether head and body are complete.
 fn is_whole(answer: &[u8]) -> bool {
     let Some((head, body)) = split(answer) else { return false };
     let head = std::str::from_utf8(head).unwrap_or_default();
@@ -258,7 +267,8 @@ fn is_whole(answer: &[u8]) -> bool {
     body.len() >= length.unwrap_or(0)
 }
 
-/// Head, and what came of the body; None while the head is not whole.
+/// Splits a response into its head and the body received so far; `None` while the head is
+/// incomplete.
 fn split(answer: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
     Some((&answer[..end], &answer[end + 4..]))

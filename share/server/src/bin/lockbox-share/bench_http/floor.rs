@@ -1,5 +1,5 @@
-//! The least that a server can do, as a process: the daemon's sockets and event loops, and one ready-made answer, from standard input,
-//! to whatever comes.
+//! Baseline server in a process of its own: the daemon's sockets and event loops, and one fixed
+//! response, read from standard input, to every request.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -50,7 +50,8 @@ async fn serve(mut stream: TcpStream, answer: &'static [u8]) -> io::Result<()> {
     stream.shutdown().await
 }
 
-/// Whether head and body of the one request have come. The benchmark's client writes `content-length` in small letters.
+/// Whether head and body of the one request have come. The benchmark's client writes
+/// `content-length` in small letters.
 fn is_whole(request: &[u8]) -> bool {
     let Some(end) = request.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
     const NAME: &[u8] = b"content-length: ";

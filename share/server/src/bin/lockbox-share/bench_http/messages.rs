@@ -1,12 +1,12 @@
 //! The requests of the measurements, written once and then copied.
 
-use lockbox_share_protocol::capsule::{Capsule, Content};
+use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{Batch, Create, Lease, MAX_BATCH, Uploaded};
+use lockbox_share_protocol::message::{Batch, CreateRequest, Lease, MAX_BATCH, UploadReply};
 use lockbox_share_protocol::token::{Auth, ClaimId, OwnerToken};
 use lockbox_share_protocol::{age, api};
 
-/// One claimant for all shares: the proof costs the daemon the same whatever it is.
+/// Proof of all shares: its value does not change the daemon's work.
 const AUTH: [u8; 32] = [0x51; 32];
 const OWNER: [u8; 32] = [0x52; 32];
 
@@ -22,9 +22,9 @@ impl Messages {
     pub(super) fn new(payload_bytes: usize) -> Result<Messages, String> {
         // Nonce and tag of a payload of one part.
         let sealed = age_file(payload_bytes + 32);
-        let capsule = Capsule::new(Content::Inline, &sealed).map_err(|error| error.to_string())?;
+        let capsule = Capsule::new(ContentLocation::Inline, &sealed).map_err(|error| error.to_string())?;
         let auth = Auth::new(AUTH);
-        let create = || Create {
+        let create = || CreateRequest {
             capsule: capsule.clone(),
             verifier: auth.verifier(),
             expires_in: Some(3600),
@@ -68,9 +68,9 @@ impl Messages {
     }
 
     /// Makes the share of an upload.
-    pub(super) fn create_of(&self, uploaded: Uploaded) -> Result<String, String> {
-        let content = Content::Spooled { size: uploaded.size, digest: uploaded.digest };
-        let create = Create {
+    pub(super) fn create_of(&self, uploaded: UploadReply) -> Result<String, String> {
+        let content = ContentLocation::Spooled { size: uploaded.size, digest: uploaded.digest };
+        let create = CreateRequest {
             capsule: Capsule::new(content, &age_file(100)).map_err(|error| error.to_string())?,
             verifier: Auth::new(AUTH).verifier(),
             expires_in: Some(3600),
@@ -85,7 +85,7 @@ impl Messages {
     pub(super) fn range(handle: Handle, lease: &Lease, start: u64, length: u64) -> String {
         format!(
             "GET {} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\nrange: bytes={start}-{}\r\n\r\n",
-            api::OfShare::Ciphertext.path(handle),
+            api::ShareEndpoint::Ciphertext.path(handle),
             *lease.token.to_text(),
             start + length - 1
         )

@@ -1,4 +1,5 @@
-//! Measures the daemon over HTTP beside a server that answers everything with ready-made bytes: same client, same sockets.
+//! Measures the daemon over HTTP, compared with a server of fixed responses: same client, same
+//! sockets.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,13 +13,13 @@ mod messages;
 pub(crate) mod range;
 mod server;
 
-pub(crate) use client::What;
-use client::{Load, Measured};
+pub(crate) use client::Workload;
+use client::{Load, LoadResult};
 use lockbox_share_protocol::message::MAX_BATCH;
 use messages::Messages;
 use server::{Server, serve};
 
-use crate::measuring::{StateDirectory, processor_seconds};
+use crate::bench_store::{StateDirectory, processor_seconds};
 use crate::serve::Mode;
 
 /// Options of the measurements
@@ -58,7 +59,7 @@ pub(crate) struct BenchHttp {
 
 /// Runs one measurement and prints `name=value` lines.
 #[allow(clippy::print_stdout)] // the result
-pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
+pub(crate) fn run(arguments: &BenchHttp, workload: Workload) -> Result<(), String> {
     let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
     let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
     let mut command = serve(&program, &directory.path, arguments.durability);
@@ -68,15 +69,15 @@ pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
     let began = Instant::now();
     client::preload(daemon.address, &messages, arguments.preload_shares)?;
     let preload = began.elapsed();
-    let handles = match what {
-        What::Fetch => client::preload(daemon.address, &messages, arguments.requests)?,
+    let handles = match workload {
+        Workload::Fetch => client::preload(daemon.address, &messages, arguments.requests)?,
         _ => Vec::new(),
     };
-    let load_of = |what, server: &Server, handles: &[String], requests| Load {
+    let load_of = |workload, server: &Server, handles: &[String], requests| Load {
         address: server.address,
         messages: messages.clone(),
         handles: handles.to_vec(),
-        what,
+        workload,
         requests,
         concurrency: arguments.concurrency,
         keep_alive: arguments.keep_alive,
@@ -85,28 +86,28 @@ pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
     };
     // What the ready-made answer is made of: one real answer.
     let sample = client::sample(daemon.address, &messages)?;
-    let floor = |handles: &[String]| -> Result<Option<Figures>, String> {
+    let floor = |handles: &[String]| -> Result<Option<CpuResult>, String> {
         // There is one ready-made answer, of a kind that closes the connection.
         if arguments.no_floor
             || arguments.keep_alive
             || arguments.rate.is_some()
-            || matches!(what, What::Get | What::Batch)
+            || matches!(workload, Workload::Get | Workload::Batch)
         {
             return Ok(None);
         }
         let mut command = Command::new(&program);
         command.args(["bench", "floor"]);
-        let answer = if what == What::Fetch { &sample.claimed } else { &sample.created };
+        let answer = if workload == Workload::Fetch { &sample.claimed } else { &sample.created };
         let server = Server::start(command, Some(answer))?;
-        measure(&server, load_of(what, &server, handles, arguments.requests)).map(Some)
+        measure(&server, load_of(workload, &server, handles, arguments.requests)).map(Some)
     };
     let before = floor(&handles)?;
-    let result = measure(&daemon, load_of(what, &daemon, &handles, arguments.requests))?;
+    let result = measure(&daemon, load_of(workload, &daemon, &handles, arguments.requests))?;
     let after = floor(&handles)?;
-    report(arguments, what, preload, &result, before.zip(after));
-    if what == What::Batch {
+    report(arguments, workload, preload, &result, before.zip(after));
+    if workload == Workload::Batch {
         let shares = MAX_BATCH as f64;
-        let singly = measure(&daemon, load_of(What::Share, &daemon, &[], arguments.requests * MAX_BATCH as u64))?;
+        let singly = measure(&daemon, load_of(Workload::Share, &daemon, &[], arguments.requests * MAX_BATCH as u64))?;
         println!("shares_per_second={:.0}", result.rate() * shares);
         println!("shares_per_second_singly={:.0}", singly.rate());
         println!("times_singly={:.2}", result.rate() * shares / singly.rate());
@@ -115,28 +116,38 @@ pub(crate) fn run(arguments: &BenchHttp, what: What) -> Result<(), String> {
 }
 
 /// One run against one server.
-struct Figures {
-    measured: Measured,
+struct CpuResult {
+    measured: LoadResult,
     server_cpu: f64,
     client_cpu: f64,
 }
 
-impl Figures {
+impl CpuResult {
     fn rate(&self) -> f64 {
         self.measured.done as f64 / self.measured.took.as_secs_f64()
     }
 }
 
-fn measure(server: &Server, load: Load) -> Result<Figures, String> {
+fn measure(server: &Server, load: Load) -> Result<CpuResult, String> {
     let (server_before, client_before) = (server.cpu(), processor_seconds());
     let measured = client::run(load)?;
-    Ok(Figures { measured, server_cpu: server.cpu() - server_before, client_cpu: processor_seconds() - client_before })
+    Ok(CpuResult {
+        measured,
+        server_cpu: server.cpu() - server_before,
+        client_cpu: processor_seconds() - client_before,
+    })
 }
 
 #[allow(clippy::print_stdout)] // the result
-fn report(arguments: &BenchHttp, what: What, preload: Duration, result: &Figures, floors: Option<(Figures, Figures)>) {
-    let requests = (result.measured.done * what.requests_each()) as f64;
-    println!("benchmark=http-{}", what.word());
+fn report(
+    arguments: &BenchHttp,
+    workload: Workload,
+    preload: Duration,
+    result: &CpuResult,
+    floors: Option<(CpuResult, CpuResult)>,
+) {
+    let requests = (result.measured.done * workload.requests_each()) as f64;
+    println!("benchmark=http-{}", workload.word());
     println!("durability={}", arguments.durability.word());
     println!("payload_bytes={}", arguments.payload_bytes);
     println!("concurrency={}", arguments.concurrency);

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use lockbox_share_protocol::message::{Claimed, Created, Lease, Uploaded};
+use lockbox_share_protocol::message::{ClaimReply, CreateReply, Lease, UploadReply};
 
-use super::client::{Asker, event_loop};
+use super::client::{BenchClient, event_loop};
 use super::messages::{Messages, age_file};
 use super::server::{Server, serve};
-use crate::measuring::{StateDirectory, processor_seconds};
+use crate::bench_store::{StateDirectory, processor_seconds};
 use crate::serve::Mode;
 
 /// Leases allow so many bodies at a time.
@@ -66,7 +66,12 @@ pub(crate) fn run(arguments: &BenchRange) -> Result<(), String> {
                         Messages::range(created.handle, &lease, start, arguments.range_bytes)
                     })
                     .collect();
-                tokio::spawn(ranges(Asker::new(daemon.address, true), requests, share(place), arguments.range_bytes))
+                tokio::spawn(ranges(
+                    BenchClient::new(daemon.address, true),
+                    requests,
+                    share(place),
+                    arguments.range_bytes,
+                ))
             })
             .collect();
         let mut done = 0;
@@ -89,25 +94,34 @@ pub(crate) fn run(arguments: &BenchRange) -> Result<(), String> {
 }
 
 /// Uploads, shares and claims.
-async fn offer(daemon: &Server, messages: &Messages, ciphertext: &[u8]) -> Result<(Created, Lease), String> {
-    let mut asker = Asker::new(daemon.address, true);
+async fn offer(daemon: &Server, messages: &Messages, ciphertext: &[u8]) -> Result<(CreateReply, Lease), String> {
+    let mut client_connection = BenchClient::new(daemon.address, true);
     let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
     let text = |error: serde_json::Error| format!("the daemon's answer is not understood: {error}");
-    asker.ask(&messages.upload(ciphertext)).await.map_err(silent)?;
-    let uploaded: Uploaded = serde_json::from_slice(asker.body()).map_err(text)?;
-    asker.ask(messages.create_of(uploaded)?.as_bytes()).await.map_err(silent)?;
-    let created: Created = serde_json::from_slice(asker.body()).map_err(text)?;
-    asker.ask(messages.claim(&created.handle.to_string(), 0, true).as_bytes()).await.map_err(silent)?;
-    let claimed: Claimed = serde_json::from_slice(asker.body()).map_err(text)?;
+    client_connection.ask(&messages.upload(ciphertext)).await.map_err(silent)?;
+    let uploaded: UploadReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
+    client_connection.ask(messages.create_of(uploaded)?.as_bytes()).await.map_err(silent)?;
+    let created: CreateReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
+    client_connection.ask(messages.claim(&created.handle.to_string(), 0, true).as_bytes()).await.map_err(silent)?;
+    let claimed: ClaimReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
     Ok((created, claimed.lease.ok_or("the daemon gave no lease")?))
 }
 
 /// Asks `count` times, one request after the other; the number of whole answers.
-async fn ranges(mut asker: Asker, requests: Vec<String>, count: u64, bytes: u64) -> Result<u64, String> {
+async fn ranges(
+    mut client_connection: BenchClient,
+    requests: Vec<String>,
+    count: u64,
+    bytes: u64,
+) -> Result<u64, String> {
     for request in requests.iter().cycle().take(usize::try_from(count).unwrap_or(usize::MAX)) {
-        asker.ask(request.as_bytes()).await.map_err(|error| format!("the daemon does not answer: {error}"))?;
-        if !asker.answer.starts_with(b"HTTP/1.1 206") || asker.body().len() as u64 != bytes {
-            let head = String::from_utf8_lossy(&asker.answer[..asker.answer.len().min(200)]).into_owned();
+        client_connection
+            .ask(request.as_bytes())
+            .await
+            .map_err(|error| format!("the daemon does not answer: {error}"))?;
+        if !client_connection.answer.starts_with(b"HTTP/1.1 206") || client_connection.body().len() as u64 != bytes {
+            let head = String::from_utf8_lossy(&client_connection.answer[..client_connection.answer.len().min(200)])
+                .into_owned();
             return Err(format!("the daemon does not answer with the range: {head}"));
         }
     }

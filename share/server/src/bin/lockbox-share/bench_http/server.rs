@@ -49,14 +49,15 @@ impl Server {
     /// Seconds of processor time that the process has used.
     pub(super) fn cpu(&self) -> f64 {
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // Behind the name, which is in brackets and may hold anything: fields 14 and 15 of proc(5), in ticks of 10 ms.
+        // Behind the name, which is in brackets and may hold anything: fields 14 and 15 of proc(5),
+        // in ticks of 10 ms.
         let fields: Vec<&str> = text.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
         let ticks = |place: usize| fields.get(place).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
         (ticks(11) + ticks(12)) / 100.0
     }
 }
 
-/// A daemon that refuses nobody.
+/// Returns the command of a daemon without rate limits.
 pub(super) fn serve(program: &Path, state: &Path, durability: Mode) -> Command {
     let mut command = Command::new(program);
     command.args(["serve", "--listen", "127.0.0.1:0", "--unix-socket", "none", "--metrics-listen", "none"]);

@@ -1,11 +1,13 @@
-//! What the daemon asks of its host: descriptors, processors, a runtime directory, a service manager that listens.
+//! Host resources of the daemon: descriptors, processors, the runtime directory, the service
+//! manager.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 
 use lockbox_share::http::{LINGERING, LOCAL_CONNECTIONS};
 
-/// Every connection takes a descriptor, and the usual soft limit is 1,024. How many there may be now.
+/// Every connection takes a descriptor, and the usual soft limit is 1,024. How many there may be
+/// now.
 pub(super) fn raise_descriptors() -> usize {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return USUAL_DESCRIPTORS };
@@ -19,19 +21,21 @@ pub(super) fn raise_descriptors() -> usize {
     usize::try_from(most).unwrap_or(usize::MAX)
 }
 
-/// Where the limit cannot be told.
+/// Assumed limit when it cannot be read.
 const USUAL_DESCRIPTORS: usize = 1024;
-/// Descriptors beside the connections of the network: those of the Unix socket, refused ones that linger, running downloads and uploads
-/// with their files, the store.
+/// Descriptors not available to network connections: the Unix socket, refused connections
+/// that linger, running downloads and uploads with their files, the store.
 const BESIDE: usize = LOCAL_CONNECTIONS + LINGERING + 1024 + 64 + 256;
 
-/// Connections of the network that leave descriptors to all else, so that no number of them keeps the Unix socket from being served.
+/// Connections of the network that leave descriptors to all else, so that no number of them keeps
+/// the Unix socket from being served.
 pub(super) fn connections_that_fit(wanted: usize, descriptors: usize) -> usize {
     wanted.min(descriptors.saturating_sub(BESIDE).max(descriptors / 2))
 }
 
-/// Closes what whoever started the daemon left open: it could keep a file, a pipe or a lock for as long as the daemon lives. To be called
-/// before anything is opened. Nothing is expected from a service manager but the three standard ones and a name in `NOTIFY_SOCKET`.
+/// Closes inherited descriptors: they could keep a file, a pipe or a lock open for the daemon's
+/// lifetime. Call it before anything is opened. A service manager passes only the three standard
+/// descriptors and a name in `NOTIFY_SOCKET`.
 pub(crate) fn close_inherited() {
     let most = std::fs::read_dir("/proc/self/fd").map_or_else(
         |_| (3..USUAL_DESCRIPTORS as i32).collect::<Vec<_>>(),
@@ -48,7 +52,8 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID`, which must be this user's alone.
+/// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID`, which must be this user's
+/// alone.
 pub(crate) fn runtime_directory() -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
         && path.is_absolute()
@@ -67,7 +72,8 @@ pub(crate) fn runtime_directory() -> Result<PathBuf, String> {
         }
         _ => {}
     }
-    // Anybody may make a name in /tmp first: a directory of somebody else, or a link to one, is not taken.
+    // Anybody may make a name in /tmp first: a directory of somebody else, or a link to one, is not
+    // taken.
     let metadata =
         std::fs::symlink_metadata(&path).map_err(|error| format!("cannot inspect {}: {error}", path.display()))?;
     if !metadata.is_dir() || metadata.uid() != uid.as_raw() || metadata.mode() & 0o077 != 0 {

@@ -3,7 +3,6 @@
 mod host;
 mod options;
 mod run;
-mod stores;
 
 pub(crate) use host::{close_inherited, processors, runtime_directory};
 pub(crate) use options::{Mode, Serve};

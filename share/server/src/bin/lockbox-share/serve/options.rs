@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lockbox_share::http::{Creators, Network, Settings, is_loopback_authority};
+use lockbox_share::http::{CreatorPolicy, DaemonSettings, Network, is_loopback_authority};
 use lockbox_share::limiter::Rates;
 use lockbox_share::store::{Durability, MAX_TTL};
 use lockbox_share_protocol::api::DEFAULT_PORT;
@@ -88,7 +88,7 @@ pub(crate) struct Serve {
     pub(super) proxy_user: Vec<String>,
     /// Who may make shares; without it `local`, and `socket` with a public URL or trusted proxies
     #[arg(long, value_enum)]
-    pub(super) creators: Option<Who>,
+    pub(super) creators: Option<CreatorsOption>,
     /// Connections of the network that may be open at a time; one address (IPv6: one /64) has a quarter of them at most
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     pub(super) max_connections: usize,
@@ -139,7 +139,7 @@ impl From<Mode> for Durability {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Who {
+pub(super) enum CreatorsOption {
     /// All who reach the daemon
     Everybody,
     /// All on this machine: over its Unix socket or a loopback address, not through a proxy
@@ -157,14 +157,14 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 /// The daemon's settings, for one that has these addresses of the network, each with whether it is for HTTPS.
-pub(super) fn settings(arguments: &Serve, open: &[(SocketAddr, bool)]) -> Settings {
+pub(super) fn settings(arguments: &Serve, open: &[(SocketAddr, bool)]) -> DaemonSettings {
     let local = || match open.iter().find(|(_, is_tls)| *is_tls).or(open.first()) {
         Some((address, true)) => format!("https://{address}"),
         Some((address, false)) => format!("http://{address}"),
         None => format!("http://127.0.0.1:{DEFAULT_PORT}"),
     };
     let public_url = arguments.public_url.clone().unwrap_or_else(local);
-    Settings {
+    DaemonSettings {
         public_url: public_url.trim_end_matches('/').to_owned(),
         routing: arguments.routing_digit,
         digits: arguments.share_code_digits,
@@ -191,15 +191,16 @@ pub(super) fn settings(arguments: &Serve, open: &[(SocketAddr, bool)]) -> Settin
     }
 }
 
-/// Who may make shares: no strangers, unless somebody said so. With a public name or a listed proxy there is a proxy in front of the
-/// daemon, of which a request over loopback need show no trace, and then the Unix socket alone tells who is on this machine.
-fn creators(said: Option<Who>, public_url: Option<&str>, has_proxies: bool) -> Creators {
+/// Chooses the default policy for creating shares: no remote clients unless the option allows them.
+/// With a public name or a listed proxy there is a proxy in front of the daemon, and its requests
+/// over loopback need show no trace of it; then only the Unix socket proves that a client is local.
+fn creators(said: Option<CreatorsOption>, public_url: Option<&str>, has_proxies: bool) -> CreatorPolicy {
     match said {
-        Some(Who::Everybody) => Creators::Everybody,
-        Some(Who::Local) => Creators::ThisMachine,
-        Some(Who::Socket) => Creators::UnixSocket,
-        None if has_proxies || public_url.is_some_and(|url| !is_loopback_url(url)) => Creators::UnixSocket,
-        None => Creators::ThisMachine,
+        Some(CreatorsOption::Everybody) => CreatorPolicy::Anyone,
+        Some(CreatorsOption::Local) => CreatorPolicy::ThisMachine,
+        Some(CreatorsOption::Socket) => CreatorPolicy::UnixSocket,
+        None if has_proxies || public_url.is_some_and(|url| !is_loopback_url(url)) => CreatorPolicy::UnixSocket,
+        None => CreatorPolicy::ThisMachine,
     }
 }
 
@@ -214,17 +215,17 @@ mod tests {
 
     #[test]
     fn strangers_make_shares_only_when_somebody_said_so() {
-        assert_eq!(creators(None, None, false), Creators::ThisMachine);
+        assert_eq!(creators(None, None, false), CreatorPolicy::ThisMachine);
         for url in ["http://127.0.0.1:7377", "https://localhost", "http://[::1]:7377/x"] {
-            assert_eq!(creators(None, Some(url), false), Creators::ThisMachine, "{url}");
+            assert_eq!(creators(None, Some(url), false), CreatorPolicy::ThisMachine, "{url}");
         }
         let public = Some("https://share.example.org");
         for url in ["https://share.example.org", "http://192.0.2.1:7377", "http://127.0.0.1.example.org", "x"] {
-            assert_eq!(creators(None, Some(url), false), Creators::UnixSocket, "{url}");
+            assert_eq!(creators(None, Some(url), false), CreatorPolicy::UnixSocket, "{url}");
         }
-        assert_eq!(creators(None, None, true), Creators::UnixSocket);
-        assert_eq!(creators(Some(Who::Local), public, true), Creators::ThisMachine);
-        assert_eq!(creators(Some(Who::Socket), None, false), Creators::UnixSocket);
-        assert_eq!(creators(Some(Who::Everybody), public, true), Creators::Everybody);
+        assert_eq!(creators(None, None, true), CreatorPolicy::UnixSocket);
+        assert_eq!(creators(Some(CreatorsOption::Local), public, true), CreatorPolicy::ThisMachine);
+        assert_eq!(creators(Some(CreatorsOption::Socket), None, false), CreatorPolicy::UnixSocket);
+        assert_eq!(creators(Some(CreatorsOption::Everybody), public, true), CreatorPolicy::Anyone);
     }
 }

@@ -1,20 +1,26 @@
 //! Starts the daemon that the options ask for, says where it is, and stops it at a signal.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use lockbox_share::http::listen::{self, UnixSocket};
-use lockbox_share::http::running::{self, Open, Running};
-use lockbox_share::http::{Creators, Daemon, tls};
+use lockbox_share::http::server::{self, ListeningSockets, RunningServer};
+use lockbox_share::http::{CreatorPolicy, Daemon};
+use lockbox_share::store::env::SystemClock;
+use lockbox_share::store::segments::{self, SegmentStore};
+use lockbox_share::store::spool::Spool;
+use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
+use lockbox_share::store::{Durability, Periods, ShareStore};
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
-use lockbox_share_protocol::reach::Reach;
+use lockbox_share_protocol::link_scope::LinkScope;
+use zeroize::Zeroizing;
 
 use super::host::{connections_that_fit, notify, processors, raise_descriptors, runtime_directory};
 use super::options::{Serve, settings};
-use super::stores;
 
-/// The daemon's own figures are beside its port.
+/// Default port of health and metrics, next to the daemon's.
 const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
 
 /// Starts the daemon, says where it is, and serves until a signal.
@@ -58,7 +64,7 @@ impl Signals {
     }
 }
 
-fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), String> {
+fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, CreatorPolicy), String> {
     let workers = arguments.workers.unwrap_or_else(processors);
     let mut tcp = Vec::new();
     for address in addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))? {
@@ -67,7 +73,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
     let admin: Vec<String> = arguments.metrics_listen.iter().cloned().collect();
     let admin = addresses(&admin, SocketAddr::from(([127, 0, 0, 1], ADMIN_PORT)))?.first().copied();
     if let (Some(certificate), Some(key)) = (&arguments.tls_cert, &arguments.tls_key) {
-        let acceptor = tls::acceptor(certificate, key)?;
+        let acceptor = listen::tls_acceptor(certificate, key)?;
         for address in &arguments.tls_listen {
             tcp.push((listen::tcp(*address, workers)?, Some(acceptor.clone())));
         }
@@ -90,14 +96,14 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
             Some((UnixSocket::bind_for_all(path).map_err(refused(path))?, users))
         }
     };
-    let (store, spool) = stores::open(arguments)?;
+    let (store, spool) = open_store(arguments)?;
     let mut settings = settings(arguments, &open);
     settings.max_connections = connections_that_fit(arguments.max_connections, descriptors);
     if settings.max_connections < arguments.max_connections {
         let most = settings.max_connections;
         tracing::warn!("{descriptors} descriptors are enough for {most} connections: raise LimitNOFILE for more");
     }
-    if let Some(told) = Reach::warning(&settings.public_url) {
+    if let Some(told) = LinkScope::warning(&settings.public_url) {
         tracing::warn!("{told}");
     }
     let creators = settings.creators;
@@ -105,7 +111,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
     if !somebody_may(creators, unix.is_some(), &open) {
         return Err("nobody could reach the daemon and make shares there: say who may, with --creators".into());
     }
-    if creators == Creators::Everybody
+    if creators == CreatorPolicy::Anyone
         && let Some(address) = open.iter().find(|address| !address.ip().is_loopback())
     {
         tracing::warn!("everybody who reaches {address} may make shares");
@@ -113,7 +119,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(Running, Creators), S
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
     let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
-    Ok((running::start(daemon, Open { tcp, unix, proxies, admin }, workers)?, creators))
+    Ok((server::start(daemon, ListeningSockets { tcp, unix, proxies, admin }, workers)?, creators))
 }
 
 /// Returns the number of a user, given by name or number.
@@ -139,19 +145,20 @@ fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, S
     }
 }
 
-/// Whether anybody who may make shares can connect.
-fn somebody_may(creators: Creators, has_socket: bool, open: &[SocketAddr]) -> bool {
+/// Returns whether any client that may create shares can connect.
+fn somebody_may(creators: CreatorPolicy, has_socket: bool, open: &[SocketAddr]) -> bool {
     let near = |address: &SocketAddr| address.ip().is_loopback() || address.ip().is_unspecified();
     has_socket
         || match creators {
-            Creators::Everybody => true,
-            Creators::ThisMachine => open.iter().any(near),
-            Creators::UnixSocket => false,
+            CreatorPolicy::Anyone => true,
+            CreatorPolicy::ThisMachine => open.iter().any(near),
+            CreatorPolicy::UnixSocket => false,
         }
 }
 
-/// One `name=value` line for each listener and for who may make shares, for people and for programs that start the daemon.
-fn announce(running: &Running, creators: Creators) {
+/// Prints one `name=value` line per listener and one for the creator policy, for people and for
+/// programs that start the daemon.
+fn announce(running: &RunningServer, creators: CreatorPolicy) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
     let scheme = |is_tls| if is_tls { "https" } else { "http" };
@@ -161,15 +168,67 @@ fn announce(running: &Running, creators: Creators) {
     lines.extend(running.proxies().map(|path| format!("proxies={}", path.display())));
     lines.extend(running.admin.map(|address| format!("metrics={address}")));
     let creators = match creators {
-        Creators::Everybody => "everybody",
-        Creators::ThisMachine => "local",
-        Creators::UnixSocket => "socket",
+        CreatorPolicy::Anyone => "everybody",
+        CreatorPolicy::ThisMachine => "local",
+        CreatorPolicy::UnixSocket => "socket",
     };
     lines.push(format!("creators={creators}"));
     lines.push("ready=1".into());
     // Nobody may be listening, which is no reason not to serve.
     let _ = writeln!(out, "{}", lines.join("\n"));
     let _ = out.flush();
+}
+
+type Stores = (Arc<dyn ShareStore>, Arc<Spool>);
+
+/// The store that the options name, and the spool of this daemon.
+fn open_store(arguments: &Serve) -> Result<Stores, String> {
+    let state = &arguments.state_dir;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(state)
+        .map_err(|error| format!("cannot create {}: {error}", state.display()))?;
+    let durability = arguments.durability.into();
+    if let Some(url) = &arguments.store {
+        return open_valkey(url, arguments, durability);
+    }
+    let settings = segments::SegmentSettings {
+        durability,
+        spool_capacity: arguments.spool_size,
+        ..segments::SegmentSettings::default()
+    };
+    let store = SegmentStore::open(state, &settings).map_err(|error| error.to_string())?;
+    let spool = store.spool().cloned().ok_or("the store has no spool")?;
+    let store: Arc<dyn ShareStore> = Arc::new(store);
+    Ok((store, spool))
+}
+
+fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<Stores, String> {
+    let password = arguments
+        .store_password_file
+        .as_ref()
+        .map(|path| {
+            let text = std::fs::read_to_string(path).map(Zeroizing::new);
+            let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            Ok::<_, String>(Zeroizing::new(text.trim_end_matches('\n').to_owned()))
+        })
+        .transpose()?;
+    let settings = ValkeySettings {
+        url: url.to_owned(),
+        password,
+        durability,
+        periods: Periods::default(),
+        clock: Arc::new(SystemClock),
+    };
+    let mut store = ValkeyStore::connect(&settings).map_err(|error| error.to_string())?;
+    let directory = arguments.state_dir.join("spool");
+    // Daemons that serve the same links may share it.
+    let spool = Spool::open_shared(&directory, arguments.spool_size)
+        .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
+    store.sweep_in_background(spool.clone()).map_err(|error| error.to_string())?;
+    let store: Arc<dyn ShareStore> = Arc::new(store);
+    Ok((store, spool))
 }
 
 #[cfg(test)]
@@ -181,14 +240,16 @@ mod tests {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let (near, any, far) = (address("127.0.0.1:1"), address("0.0.0.0:1"), address("192.0.2.1:1"));
         assert!(
-            somebody_may(Creators::UnixSocket, true, &[far]) && !somebody_may(Creators::UnixSocket, false, &[near])
+            somebody_may(CreatorPolicy::UnixSocket, true, &[far])
+                && !somebody_may(CreatorPolicy::UnixSocket, false, &[near])
         );
         assert!(
-            somebody_may(Creators::ThisMachine, false, &[far, near])
-                && somebody_may(Creators::ThisMachine, false, &[any])
+            somebody_may(CreatorPolicy::ThisMachine, false, &[far, near])
+                && somebody_may(CreatorPolicy::ThisMachine, false, &[any])
         );
         assert!(
-            !somebody_may(Creators::ThisMachine, false, &[far]) && somebody_may(Creators::Everybody, false, &[far])
+            !somebody_may(CreatorPolicy::ThisMachine, false, &[far])
+                && somebody_may(CreatorPolicy::Anyone, false, &[far])
         );
     }
 

@@ -4,15 +4,16 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use lockbox_terminal::sentence;
 
-/// Who is shown what would be done, and asked.
-pub(super) trait Asks {
-    /// Whether somebody can be asked.
-    fn is_there(&self) -> bool;
+/// Interactive user, or its absence.
+pub(super) trait Prompter {
+    /// Returns whether a user can answer questions.
+    fn is_interactive(&self) -> bool;
 
-    /// Asks until `check` takes the answer; an empty one means `usual`. Without anybody, `usual` is the answer.
+    /// Asks until `check` accepts the answer; an empty answer means `usual`. Without a user,
+    /// returns `usual`.
     ///
     /// # Errors
-    /// When nobody is there and nothing is usual; the sentence names the option that says it.
+    /// When there is neither a user nor a default; the message names the option to set.
     fn ask(
         &mut self,
         question: &str,
@@ -21,21 +22,21 @@ pub(super) trait Asks {
         check: &dyn Fn(&str) -> Result<(), String>,
     ) -> Result<String, String>;
 
-    /// A question for yes or no; None without anybody.
+    /// Asks for yes or no; `None` without a user.
     fn confirm(&mut self, question: &str) -> Option<bool>;
 
     /// One sentence or one file.
-    fn tell(&mut self, text: &str);
+    fn print(&mut self, text: &str);
 }
 
 /// Standard input and output.
 pub(super) struct Terminal {
-    is_there: bool,
+    is_interactive: bool,
 }
 
 impl Terminal {
     pub(super) fn new() -> Terminal {
-        Terminal { is_there: io::stdin().is_terminal() && io::stdout().is_terminal() }
+        Terminal { is_interactive: io::stdin().is_terminal() && io::stdout().is_terminal() }
     }
 
     fn answer(&mut self, question: &str) -> Result<String, String> {
@@ -50,9 +51,9 @@ impl Terminal {
     }
 }
 
-impl Asks for Terminal {
-    fn is_there(&self) -> bool {
-        self.is_there
+impl Prompter for Terminal {
+    fn is_interactive(&self) -> bool {
+        self.is_interactive
     }
 
     fn ask(
@@ -62,7 +63,7 @@ impl Asks for Terminal {
         option: &str,
         check: &dyn Fn(&str) -> Result<(), String>,
     ) -> Result<String, String> {
-        if !self.is_there {
+        if !self.is_interactive {
             return usual.map(str::to_owned).ok_or_else(|| format!("{option} is needed where nobody can be asked"));
         }
         let question = usual.map_or_else(|| question.to_owned(), |usual| format!("{question} [{usual}]"));
@@ -71,13 +72,13 @@ impl Asks for Terminal {
             let said = if said.is_empty() { usual.unwrap_or_default().to_owned() } else { said };
             match check(&said) {
                 Ok(()) => return Ok(said),
-                Err(told) => self.tell(&told),
+                Err(told) => self.print(&told),
             }
         }
     }
 
     fn confirm(&mut self, question: &str) -> Option<bool> {
-        if !self.is_there {
+        if !self.is_interactive {
             return None;
         }
         // Without an answer nothing is done.
@@ -86,7 +87,7 @@ impl Asks for Terminal {
     }
 
     #[allow(clippy::print_stdout)] // the result
-    fn tell(&mut self, text: &str) {
+    fn print(&mut self, text: &str) {
         text.lines().for_each(|line| println!("{}", sentence(line)));
     }
 }

@@ -1,18 +1,16 @@
-//! `lockbox-share setup`: leads from a machine to links that others open: a name, a certificate, a proxy, a unit. It shows each file before it
-//! writes it.
+//! `lockbox-share setup`: leads from a machine to links that others open: a name, a certificate, a
+//! proxy, a unit. It shows each file before it writes it.
 
 mod asking;
 mod files;
-mod writing;
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use lockbox_share_protocol::reach::Reach;
+use lockbox_share_protocol::link_scope::LinkScope;
 
-use self::asking::Asks;
-use self::files::{Plan, Tls};
-use self::writing::{Outcome, Place};
+use self::asking::Prompter;
+use self::files::{CertificatePaths, FileStatus, SetupPlan, TargetRoot};
 
 /// Lead through name, certificate, proxy and unit, so that others can open the links
 ///
@@ -60,28 +58,29 @@ pub(crate) enum Proxy {
     None,
 }
 
-/// Asks, shows, writes, and says what comes next.
+/// Asks for missing values, shows and writes the files, and prints the next steps.
 ///
 /// # Errors
-/// When something is not said and nobody can be asked, or a file cannot be written or is left as it is.
+/// When a value is missing and there is no terminal, or a file cannot be written or is left
+/// unchanged.
 pub(crate) fn run(arguments: &Setup) -> Result<(), String> {
     setup(arguments, &mut asking::Terminal::new())
 }
 
-fn setup(arguments: &Setup, person: &mut dyn Asks) -> Result<(), String> {
+fn setup(arguments: &Setup, person: &mut dyn Prompter) -> Result<(), String> {
     let plan = plan(arguments, person)?;
     for advice in plan.advice(&arguments.root) {
-        person.tell(&advice);
+        person.print(&advice);
     }
-    let mut place = Place::new(&arguments.root);
+    let mut place = TargetRoot::new(&arguments.root);
     let mut left = Vec::new();
     for file in plan.files(&arguments.root) {
         let shown = place.show(&file, person)?;
-        if shown == Outcome::Same || arguments.dry_run {
+        if shown == FileStatus::Same || arguments.dry_run {
             continue;
         }
-        let question = if shown == Outcome::New { "Write it?" } else { "Replace what is there?" };
-        let may = if arguments.yes { shown == Outcome::New } else { person.confirm(question).unwrap_or(false) };
+        let question = if shown == FileStatus::New { "Write it?" } else { "Replace what is there?" };
+        let may = if arguments.yes { shown == FileStatus::New } else { person.confirm(question).unwrap_or(false) };
         if may {
             place.write(&file)?;
         } else {
@@ -90,19 +89,19 @@ fn setup(arguments: &Setup, person: &mut dyn Asks) -> Result<(), String> {
     }
     if arguments.dry_run || left.is_empty() {
         for next in plan.next() {
-            person.tell(&next);
+            person.print(&next);
         }
         return Ok(());
     }
-    if !arguments.yes && !person.is_there() {
-        person.tell("nothing was written: --yes writes these files, and on a terminal each is asked about");
+    if !arguments.yes && !person.is_interactive() {
+        person.print("nothing was written: --yes writes these files, and on a terminal each is asked about");
         return Ok(());
     }
     Err(format!("not written: {}", left.join(", ")))
 }
 
-/// What the options say, and a person for the rest.
-fn plan(arguments: &Setup, person: &mut dyn Asks) -> Result<Plan, String> {
+/// Builds the plan from the options and the user's answers.
+fn plan(arguments: &Setup, person: &mut dyn Prompter) -> Result<SetupPlan, String> {
     let name = match &arguments.name {
         Some(name) => name.clone(),
         None => person.ask(
@@ -137,7 +136,7 @@ fn plan(arguments: &Setup, person: &mut dyn Asks) -> Result<Plan, String> {
         }
     };
     let proxy_user = arguments.proxy_user.clone().unwrap_or_else(|| usual_user(proxy, &arguments.root));
-    Ok(Plan { name, proxy, proxy_user, tls, program })
+    Ok(SetupPlan { name, proxy, proxy_user, tls, program })
 }
 
 /// User of the distributions' packages: nginx runs as www-data in Debian and its derivatives, as
@@ -163,7 +162,7 @@ fn user_name(text: &str) -> Result<String, String> {
 }
 
 /// Where certbot and most others that get certificates put them.
-fn certificate(arguments: &Setup, name: &str, person: &mut dyn Asks) -> Result<Tls, String> {
+fn certificate(arguments: &Setup, name: &str, person: &mut dyn Prompter) -> Result<CertificatePaths, String> {
     let mut file = |given: &Option<PathBuf>, usual: &str, what: &str, option: &str| match given {
         Some(path) => Ok(path.clone()),
         None => {
@@ -171,7 +170,7 @@ fn certificate(arguments: &Setup, name: &str, person: &mut dyn Asks) -> Result<T
             person.ask(what, Some(&usual), option, &|text| absolute(text).map(drop)).map(PathBuf::from)
         }
     };
-    Ok(Tls {
+    Ok(CertificatePaths {
         certificate: file(&arguments.cert, "fullchain.pem", "Certificate chain, PEM", "--cert")?,
         key: file(&arguments.key, "privkey.pem", "Its private key, PEM", "--key")?,
     })
@@ -187,8 +186,8 @@ fn host_name(text: &str) -> Result<String, String> {
     if text.len() > 253 || !text.contains('.') || is_number || !text.split('.').all(is_part) {
         return Err("a name with a dot is expected, such as share.example.org, without https:// and port".into());
     }
-    match Reach::of(&format!("https://{text}")) {
-        Reach::Everybody => Ok(text.to_ascii_lowercase()),
+    match LinkScope::of_url(&format!("https://{text}")) {
+        LinkScope::Anyone => Ok(text.to_ascii_lowercase()),
         _ => Err(format!("{text} is a name of one network alone, which others cannot open")),
     }
 }

@@ -20,8 +20,8 @@ impl Person {
     }
 }
 
-impl Asks for Person {
-    fn is_there(&self) -> bool {
+impl Prompter for Person {
+    fn is_interactive(&self) -> bool {
         self.is_there
     }
 
@@ -40,7 +40,7 @@ impl Asks for Person {
             let said = if said.is_empty() { usual.unwrap_or_default() } else { said };
             match check(said) {
                 Ok(()) => return Ok(said.to_owned()),
-                Err(told) => self.tell(&told),
+                Err(told) => self.print(&told),
             }
         }
     }
@@ -49,7 +49,7 @@ impl Asks for Person {
         self.is_there.then(|| self.answers.pop() == Some("y"))
     }
 
-    fn tell(&mut self, text: &str) {
+    fn print(&mut self, text: &str) {
         self.shown.push_str(text);
         self.shown.push('\n');
     }

@@ -1,14 +1,14 @@
-//! The small files of the built-in store beside its segments: its identity, its clock, the decoy's record and the reserve.
+//! Small files of the built-in store next to its segments: identity, clock, decoy record and
+//! reserve.
 
 use std::io;
 use std::sync::Arc;
 
-use crate::store::clock::{Clock, StoreClock};
+use crate::store::barrier_group::Syncable;
 use crate::store::disk::{Disk, DiskFile};
+use crate::store::env::{Clock, StoreClock, random};
 use crate::store::error::{Result, StoreError};
-use crate::store::group::Syncable;
-use crate::store::random::random;
-use crate::store::record::{Content, Position, encode, head_checksum};
+use crate::store::record::{CapsuleRef, RecordPosition, encode, head_checksum};
 use crate::store::share::{Key, Share};
 
 /// Few enough that a group of changes has few files to sync, enough that two threads seldom meet.
@@ -17,7 +17,8 @@ const IDENTITY: &str = "store";
 const MAGIC: &[u8; 8] = b"LBXSHS1\0";
 /// The record of the decoy, as long as that of a usual capsule.
 const DECOY_CAPSULE: usize = 512;
-/// A file of this many bytes is given up when the disk is full, so that shares can still be claimed, revoked and cleaned away.
+/// A file of this many bytes is given up when the disk is full, so that shares can still be
+/// claimed, revoked and cleaned away.
 const RESERVE_BYTES: usize = 1024 * 1024;
 pub(super) const RESERVE: &str = "reserve";
 
@@ -45,7 +46,7 @@ pub(super) fn identity(disk: &dyn Disk, names: &dyn Syncable) -> Result<[u8; 16]
     Ok(secret)
 }
 
-/// Writes a file whose name never stands for half of its content.
+/// Replaces a file atomically.
 fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<()> {
     let fresh = format!("{name}.new");
     let file = disk.create(&fresh)?;
@@ -72,12 +73,18 @@ pub(super) fn save_clock(disk: &dyn Disk, clock: &StoreClock) -> Result<()> {
     }
 }
 
-/// A record to read for whoever asks for a share that is missing.
+/// Creates the decoy record that is read for a missing share.
 pub(super) fn decoy(disk: &dyn Disk, decoy: &Share) -> io::Result<Arc<dyn DiskFile>> {
     let file = disk.create("decoy")?;
     let mut bytes = Vec::new();
     let share = Share { capsule_bytes: DECOY_CAPSULE as u32, ..*decoy };
-    encode(&Key([0; 16]), &share, Content::Here(&[0; DECOY_CAPSULE]), Position { nonce: 0, at: 0 }, &mut bytes);
+    encode(
+        &Key([0; 16]),
+        &share,
+        CapsuleRef::Here(&[0; DECOY_CAPSULE]),
+        RecordPosition { nonce: 0, at: 0 },
+        &mut bytes,
+    );
     file.write_at(&bytes, 0)?;
     Ok(file)
 }

@@ -1,18 +1,18 @@
-//! Refuses requests that do not say for which host they are, and changes that a browser asks for on behalf of another site.
+//! Rejects requests that name no host, and cross-site changes.
 //!
-//! A browser names in `Origin` the site whose script or form sends a request, and in `Sec-Fetch-Site` how that site stands to the one that is
-//! asked; no script can write either. Programs send neither. So a page of another site can neither use up a share nor make one through
-//! the browser of somebody who may.
+//! A browser sends in `Origin` the site of the script or form that makes the request, and in
+//! `Sec-Fetch-Site` the relation of that site to the target; no script can write either. Other
+//! programs send neither. So a page of another site can neither use up nor create a share through
+//! the browser of a user that may.
 
-use hyper::header;
 use hyper::http::uri::Authority;
-use hyper::{HeaderMap, Method, Request, Version};
+use hyper::{HeaderMap, Method, Request, Version, header};
 use lockbox_share_protocol::message::ErrorCode;
 
-use super::message::only;
-use super::refusal::Refusal;
+use super::request::{Refusal, only};
 
-/// `public_url` begins the links: the page may have been loaded by that name when a proxy changed `Host`.
+/// `public_url` begins the links: the page may have been loaded by that name when a proxy changed
+/// `Host`.
 pub(super) fn check<B>(request: &Request<B>, public_url: &str) -> Result<(), Refusal> {
     let host = host(request)?;
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
@@ -24,7 +24,8 @@ pub(super) fn check<B>(request: &Request<B>, public_url: &str) -> Result<(), Ref
     Ok(())
 }
 
-/// For whom the request is. Two programs in a row must not understand it differently, so it is said once.
+/// Returns the host that the request names. It is named once, so that two programs in a row cannot
+/// understand it differently.
 fn host<B>(request: &Request<B>) -> Result<Option<Authority>, Refusal> {
     let named = match only(request.headers(), header::HOST)? {
         None if request.version() == Version::HTTP_10 => None,
@@ -50,33 +51,34 @@ fn is_of_another_site(headers: &HeaderMap, host: Option<&Authority>, public_url:
         return Ok(true);
     }
     let Some(origin) = only(headers, header::ORIGIN)? else { return Ok(false) };
-    let Some(origin) = std::str::from_utf8(origin).ok().and_then(Site::of) else { return Ok(true) };
-    let is_public = Site::of(public_url).is_some_and(|public| public == origin);
-    // Without a proxy's word it is not known whether the browser came by TLS, so the scheme is the origin's.
-    let is_host = host.is_some_and(|host| Site::new(origin.scheme, host) == origin);
+    let Some(origin) = std::str::from_utf8(origin).ok().and_then(WebOrigin::of) else { return Ok(true) };
+    let is_public = WebOrigin::of(public_url).is_some_and(|public| public == origin);
+    // Without a proxy's word it is not known whether the browser came by TLS, so the scheme is the
+    // origin's.
+    let is_host = host.is_some_and(|host| WebOrigin::new(origin.scheme, host) == origin);
     Ok(!is_public && !is_host)
 }
 
 /// A scheme, a name and a port.
 #[derive(PartialEq, Eq)]
-struct Site<'a> {
+struct WebOrigin<'a> {
     scheme: &'a str,
     name: String,
     port: u16,
 }
 
-impl<'a> Site<'a> {
-    /// Of an origin, or of a URL with a path.
-    fn of(text: &'a str) -> Option<Site<'a>> {
+impl<'a> WebOrigin<'a> {
+    /// Parses an origin, or a URL with a path.
+    fn of(text: &'a str) -> Option<WebOrigin<'a>> {
         let (scheme, rest) = text.split_once("://")?;
         let authority = rest.split('/').next().unwrap_or_default().parse().ok()?;
-        matches!(scheme, "http" | "https").then(|| Site::new(scheme, &authority))
+        matches!(scheme, "http" | "https").then(|| WebOrigin::new(scheme, &authority))
     }
 
-    fn new(scheme: &'a str, authority: &Authority) -> Site<'a> {
+    fn new(scheme: &'a str, authority: &Authority) -> WebOrigin<'a> {
         let usual = if scheme == "https" { 443 } else { 80 };
         let port = authority.port_u16().unwrap_or(usual);
-        Site { scheme, name: authority.host().to_ascii_lowercase(), port }
+        WebOrigin { scheme, name: authority.host().to_ascii_lowercase(), port }
     }
 }
 

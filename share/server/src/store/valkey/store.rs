@@ -1,4 +1,4 @@
-//! Connects to the server, and makes requests of what the contract asks.
+//! Valkey store: connects to the server, and queues the requests of the contract.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -10,22 +10,21 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 use zeroize::Zeroizing;
 
-use super::exchange::Inner;
-use super::job::{Decide, Request};
-use super::server::{Promise, open, promise, share_name, shared_secret, unavailable};
-use crate::store::clock::{Clock, StoreClock};
-use crate::store::contract::{Created, Durability, Figures, NewShare, Periods, Upkeep};
+use super::pipeline::{
+    Decide, DurabilityMethod, Request, SECRET, ValkeyEngine, durability_method, open, payload_name, share_name,
+    shared_secret, unavailable,
+};
+use crate::store::barrier_group::PendingReply;
+use crate::store::contract::{Durability, NewShare, Periods, ShareTimes, StoreMaintenance, StoreStats};
+use crate::store::env::{Clock, StoreClock, random};
 use crate::store::error::{Result, StoreError};
-use crate::store::pending::Pending;
-use crate::store::random::random;
-use crate::store::requests::{Answer, Keeper};
-use crate::store::share::{Key, Rules, Share};
+use crate::store::share::{Key, Share, ShareBackend, StepReply, StoreTiming};
 use crate::store::spool::Spool;
 
 /// Connections, each with a thread.
 const CONNECTIONS: usize = 4;
 
-/// Where the server is and what is asked of it.
+/// Address, password and durability of the server.
 pub struct ValkeySettings {
     /// `valkey://HOST:PORT/DB` or `valkey+unix:///PATH?db=DB`, without a password.
     pub url: String,
@@ -38,15 +37,16 @@ pub struct ValkeySettings {
 
 /// Shares on a server.
 pub struct ValkeyStore {
-    inner: Arc<Inner>,
+    inner: Arc<ValkeyEngine>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl ValkeyStore {
-    /// Connects and asks the server what it can promise.
+    /// Connects and checks which durability the server can provide.
     ///
     /// # Errors
-    /// `Invalid` for an address that is none, `Unavailable` when the server does not answer or cannot promise what is asked.
+    /// `Invalid` for a malformed address, `Unavailable` when the server does not answer or cannot
+    /// provide the requested durability.
     pub fn connect(settings: &ValkeySettings) -> Result<ValkeyStore> {
         use redis::IntoConnectionInfo;
         let address = "the store's address is valkey://HOST:PORT/DB or valkey+unix:///PATH, without a password";
@@ -63,31 +63,32 @@ impl ValkeyStore {
         };
         let client = redis::Client::open(info).map_err(unavailable)?;
         let mut connection = open(&client)?;
-        let promise = match settings.durability {
-            Durability::Commit => promise(&mut connection)?,
-            Durability::None | Durability::Periodic => Promise::Nothing,
+        let durability_method = match settings.durability {
+            Durability::Commit => durability_method(&mut connection)?,
+            Durability::None | Durability::Periodic => DurabilityMethod::Nothing,
         };
         let secret = shared_secret(&mut connection)?;
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(ValkeyEngine {
             client,
             queue: Mutex::default(),
             wanted: Condvar::new(),
             ended: Condvar::new(),
-            rules: Rules { clock: StoreClock::fresh(Arc::clone(&settings.clock)), periods: settings.periods },
+            timing: StoreTiming { clock: StoreClock::fresh(Arc::clone(&settings.clock)), periods: settings.periods },
             secret,
             decoy: Share::decoy(random()?),
-            promise,
-            trouble: Mutex::new(None),
+            durability_method,
+            last_error: Mutex::new(None),
         });
         let mut store = ValkeyStore { inner, threads: Vec::new() };
         for _ in 0..CONNECTIONS {
             let inner = Arc::clone(&store.inner);
-            store.spawn("valkey", move || inner.work())?;
+            store.spawn("valkey", move || inner.serve_connection())?;
         }
         Ok(store)
     }
 
-    /// Has a thread remove payloads that no share needs. Daemons that serve the same links share this directory as well.
+    /// Has a thread remove payloads that no share needs. Daemons that serve the same links share
+    /// this directory as well.
     ///
     /// # Errors
     /// `Unavailable` when there can be no thread.
@@ -110,13 +111,13 @@ impl ValkeyStore {
         self.inner.sweep_spool(spool, young)
     }
 
-    fn ask<T: Send + 'static>(&self, key: Key, decide: Decide<T>) -> Pending<T> {
+    fn ask<T: Send + 'static>(&self, key: Key, decide: Decide<T>) -> PendingReply<T> {
         let (sender, receiver) = oneshot::channel();
         let name = share_name(&key);
         let job = Box::new(Request { key, name, decide, answer: None, sender });
         self.inner.queue.lock().jobs.push_back(job);
         self.inner.wanted.notify_one();
-        Pending::remote(async move {
+        PendingReply::remote(async move {
             receiver.await.unwrap_or_else(|_| Err(StoreError::Unavailable("the store was closed".into())))
         })
     }
@@ -133,34 +134,34 @@ impl Drop for ValkeyStore {
     }
 }
 
-impl Keeper for ValkeyStore {
-    fn deposit(&self, handle: Handle, share: NewShare) -> Pending<Created> {
+impl ShareBackend for ValkeyStore {
+    fn deposit(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes> {
         let mut deposited: Option<Share> = None;
-        let decide = move |rules: &Rules, stored: Option<(&Share, &Bytes)>| match (stored, &deposited) {
+        let decide = move |timing: &StoreTiming, stored: Option<(&Share, &Bytes)>| match (stored, &deposited) {
             // Our own, whose answer was lost with the connection.
-            (Some((there, _)), Some(kept)) if there == kept => (Ok(kept.created(&rules.clock)), None),
+            (Some((there, _)), Some(kept)) if there == kept => (Ok(kept.created(&timing.clock)), None),
             (Some(_), _) => (Err(StoreError::Taken), None),
             (None, _) => {
-                let kept = *deposited.insert(Share::new(&share, rules.clock.now()));
-                (Ok(kept.created(&rules.clock)), Some((kept, share.capsule.clone())))
+                let kept = *deposited.insert(Share::new(&share, timing.clock.now()));
+                (Ok(kept.created(&timing.clock)), Some((kept, share.capsule.clone())))
             }
         };
         self.ask(Key::of(handle, &self.inner.secret), Box::new(decide))
     }
 
-    fn step<T: Answer>(
+    fn step<T: StepReply>(
         &self,
         handle: Handle,
-        mut step: impl FnMut(&Rules, &mut Share) -> Result<T> + Send + 'static,
-    ) -> Pending<T> {
+        mut step: impl FnMut(&StoreTiming, &mut Share) -> Result<T> + Send + 'static,
+    ) -> PendingReply<T> {
         let decoy = self.inner.decoy;
-        let decide = move |rules: &Rules, stored: Option<(&Share, &Bytes)>| {
+        let decide = move |timing: &StoreTiming, stored: Option<(&Share, &Bytes)>| {
             let Some((share, capsule)) = stored else {
                 // Nobody has proof of the decoy (Store rule 5).
-                return (Err(step(rules, &mut decoy.clone()).err().unwrap_or(StoreError::Unknown)), None);
+                return (Err(step(timing, &mut decoy.clone()).err().unwrap_or(StoreError::Unknown)), None);
             };
             let mut changed = *share;
-            let mut answer = step(rules, &mut changed);
+            let mut answer = step(timing, &mut changed);
             if let Ok(answer) = &mut answer {
                 answer.add_capsule(capsule.clone());
             }
@@ -170,21 +171,70 @@ impl Keeper for ValkeyStore {
     }
 }
 
-impl Upkeep for ValkeyStore {
-    fn figures(&self) -> Figures {
-        Figures::default()
+impl StoreMaintenance for ValkeyStore {
+    fn stats(&self) -> StoreStats {
+        StoreStats::default()
     }
 
     fn ready(&self) -> Result<()> {
-        match &*self.inner.trouble.lock() {
+        match &*self.inner.last_error.lock() {
             Some(why) => Err(StoreError::Unavailable(why.clone())),
             None => Ok(()),
         }
     }
 
-    fn flush(&self) -> Pending<()> {
+    fn flush(&self) -> PendingReply<()> {
         // Every answer was given after its change: a request of any kind comes after all of them.
         let probe = Key([0; 16]);
         self.ask(probe, Box::new(|_, _| (Ok(()), None)))
+    }
+}
+
+/// How often payloads that no share needs are looked for.
+const SPOOL_SWEEP: Duration = Duration::from_secs(30);
+/// A payload is younger than its share: it is not looked for before the share must be there.
+const YOUNG: Duration = Duration::from_secs(lockbox_share_protocol::api::UPLOAD_SECONDS + 300);
+
+impl ValkeyEngine {
+    /// Runs the spool sweeper until the store is closed.
+    pub(super) fn sweep_in_background(&self, spool: &Spool) {
+        loop {
+            {
+                let mut queue = self.queue.lock();
+                if !queue.stopped {
+                    self.ended.wait_for(&mut queue, SPOOL_SWEEP);
+                }
+                if queue.stopped {
+                    return;
+                }
+            }
+            if let Err(error) = self.sweep_spool(spool, YOUNG) {
+                tracing::warn!("the spool was not swept: {error}");
+            }
+        }
+    }
+
+    pub(super) fn sweep_spool(&self, spool: &Spool, young: Duration) -> Result<()> {
+        spool.remove_abandoned()?;
+        let ids = spool.older_than(young)?;
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let mut connection = open(&self.client)?;
+        // A server that came back empty, or another one, needs no payload at all: that is no reason
+        // to remove them.
+        let secret: Option<Vec<u8>> = redis::cmd("GET").arg(SECRET).query(&mut connection).map_err(unavailable)?;
+        if secret.as_deref() != Some(&self.secret[..]) {
+            return Err(StoreError::Unavailable("the server is not the one that these shares are on".into()));
+        }
+        for ids in ids.chunks(1000) {
+            let mut asked = redis::Pipeline::with_capacity(ids.len());
+            for id in ids {
+                asked.cmd("EXISTS").arg(payload_name(id));
+            }
+            let needed: Vec<bool> = asked.query(&mut connection).map_err(unavailable)?;
+            ids.iter().zip(needed).filter(|(_, needed)| !needed).for_each(|(id, _)| spool.remove(id));
+        }
+        Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! What a user remembers of the shares they made: one owner token for each server, handles and labels.
+//! Share history of one user: an owner token per server, and the handles and labels of the created
+//! shares.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,46 +12,47 @@ use lockbox_terminal::quantity::Span;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::http::Server;
+use crate::http::ServerAddress;
 use crate::state;
 
 const VERSION: u32 = 1;
-/// A server tells about a share for a day after its end; the user sees for a week that there was one.
-const KEPT: u64 = 7 * 86_400;
+/// A server tells about a share for a day after its end; the user sees for a week that there was
+/// one.
+const RETENTION: u64 = 7 * 86_400;
 
 /// One share that this user made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct HistoryEntry {
     /// Its public name.
     pub handle: Handle,
-    /// Where it is, as [`Book::server`] reads it.
+    /// Server key, as [`HistoryEntry::server`] reads it.
     server: String,
-    /// What the user calls it. The file's name is not kept: it may be a secret of the archive it came from.
+    /// Label set by the user. The file's name is not stored: it may be a secret of its archive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: UnixSeconds,
-    /// When it ends by itself.
+    /// Expiry.
     pub expires_at: UnixSeconds,
-    /// For how long it was made, as its user named it; programs of before did not note it.
+    /// Lifetime as the user wrote it; earlier versions did not store it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lifetime: Option<String>,
 }
 
-impl Entry {
-    /// Where it is.
-    pub fn server(&self) -> Server {
-        named(&self.server)
+impl HistoryEntry {
+    /// Returns its address.
+    pub fn server(&self) -> ServerAddress {
+        parse_server_key(&self.server)
     }
 
-    /// For how long it was made, when that is known.
+    /// Returns the lifetime, if it was stored.
     pub fn lifetime(&self) -> Option<Span> {
         Span::parse(self.lifetime.as_deref()?)
     }
 }
 
 #[derive(Serialize, Deserialize)]
-struct Owner {
+struct OwnerRecord {
     server: String,
     token: OwnerToken,
     /// User that listened at the socket when this user named it; none noted for other sockets, and
@@ -60,125 +62,133 @@ struct Owner {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Pages {
+struct HistoryFile {
     version: u32,
-    owners: Vec<Owner>,
-    shares: Vec<Entry>,
+    owners: Vec<OwnerRecord>,
+    shares: Vec<HistoryEntry>,
 }
 
 /// The remembered shares, locked against other programs of this user while it is open.
-pub struct Book {
+pub struct ShareHistory {
     path: PathBuf,
-    pages: Pages,
+    file: HistoryFile,
     _lock: File,
 }
 
-fn name(server: &Server) -> String {
+fn server_key(server: &ServerAddress) -> String {
     match server {
-        Server::Url(url) => url.clone(),
-        Server::Socket(path) => format!("unix:{}", path.display()),
+        ServerAddress::Url(url) => url.clone(),
+        ServerAddress::Socket(path) => format!("unix:{}", path.display()),
     }
 }
 
-fn named(name: &str) -> Server {
+fn parse_server_key(name: &str) -> ServerAddress {
     match name.strip_prefix("unix:") {
-        Some(path) => Server::Socket(path.into()),
-        None => Server::Url(name.to_owned()),
+        Some(path) => ServerAddress::Socket(path.into()),
+        None => ServerAddress::Url(name.to_owned()),
     }
 }
 
-impl Book {
+impl ShareHistory {
     /// Opens the book in a directory of this user, and makes both when they are missing.
     ///
     /// # Errors
     /// When the host fails, or the file is not understood.
-    pub fn open(directory: &Path) -> Result<Book> {
-        state::make_directory(directory)?;
+    pub fn open(directory: &Path) -> Result<ShareHistory> {
+        state::create_private_directory(directory)?;
         let lock_path = directory.join("shares.lock");
         let failed = || Error::io(format!("cannot lock {}", lock_path.display()));
         let lock = File::options().create(true).append(true).mode(0o600).open(&lock_path).map_err(failed())?;
         lock.lock().map_err(failed())?;
         let path = directory.join("shares.json");
-        let pages = state::read::<Pages>(&path)?;
-        let pages = pages.unwrap_or(Pages { version: VERSION, owners: Vec::new(), shares: Vec::new() });
-        if pages.version != VERSION {
+        let file = state::read_json::<HistoryFile>(&path)?;
+        let file = file.unwrap_or(HistoryFile { version: VERSION, owners: Vec::new(), shares: Vec::new() });
+        if file.version != VERSION {
             let shown = path.display();
-            return Err(Error::Invalid(format!("{shown} was written by a newer program (version {})", pages.version)));
+            return Err(Error::Invalid(format!("{shown} was written by a newer program (version {})", file.version)));
         }
-        Ok(Book { path, pages, _lock: lock })
+        Ok(ShareHistory { path, file, _lock: lock })
     }
 
-    /// The token by which a server knows this user, made at first use. Each server has its own: none can speak for the user at another.
+    /// The token by which a server knows this user, made at first use. Each server has its own:
+    /// none can speak for the user at another.
     ///
     /// # Errors
     /// When the system has no randomness or the token cannot be saved.
-    pub fn owner(&mut self, server: &Server) -> Result<&OwnerToken> {
-        let at = self.entry_of(server)?;
-        Ok(&self.pages.owners[at].token)
+    pub fn owner_token(&mut self, server: &ServerAddress) -> Result<&OwnerToken> {
+        let at = self.owner_index(server)?;
+        Ok(&self.file.owners[at].token)
     }
 
     /// The user noted for a server's socket.
-    pub fn listener(&self, server: &Server) -> Option<u32> {
-        let server = name(server);
-        self.pages.owners.iter().find(|owner| owner.server == server)?.listener
+    pub fn listener_uid(&self, server: &ServerAddress) -> Option<u32> {
+        let server = server_key(server);
+        self.file.owners.iter().find(|owner| owner.server == server)?.listener
     }
 
     /// Notes the user that listens at a server's socket: from now on no other user but this one
     /// gets requests with the owner token.
     ///
     /// # Errors
-    /// As of [`Book::owner`].
-    pub fn note_listener(&mut self, server: &Server, user: u32) -> Result<()> {
-        let at = self.entry_of(server)?;
-        self.pages.owners[at].listener = Some(user);
-        state::write(&self.path, &self.pages)
+    /// As for [`ShareHistory::owner_token`].
+    pub fn record_listener(&mut self, server: &ServerAddress, user: u32) -> Result<()> {
+        let at = self.owner_index(server)?;
+        self.file.owners[at].listener = Some(user);
+        state::write_json(&self.path, &self.file)
     }
 
     /// Returns the index of a server among the servers that know this user, with a new token where
     /// it does not.
-    fn entry_of(&mut self, server: &Server) -> Result<usize> {
-        let server = name(server);
-        if let Some(known) = self.pages.owners.iter().position(|owner| owner.server == server) {
+    fn owner_index(&mut self, server: &ServerAddress) -> Result<usize> {
+        let server = server_key(server);
+        if let Some(known) = self.file.owners.iter().position(|owner| owner.server == server) {
             return Ok(known);
         }
         let mut token = zeroize::Zeroizing::new([0; OwnerToken::LENGTH]);
         getrandom::fill(&mut token[..]).map_err(|_| Error::NoRandomness)?;
-        self.pages.owners.push(Owner { server, token: OwnerToken::new(*token), listener: None });
-        state::write(&self.path, &self.pages)?;
-        Ok(self.pages.owners.len() - 1)
+        self.file.owners.push(OwnerRecord { server, token: OwnerToken::new(*token), listener: None });
+        state::write_json(&self.path, &self.file)?;
+        Ok(self.file.owners.len() - 1)
     }
 
-    /// Adds a share, and forgets those that ended more than a week before `now`.
+    /// Adds a share, and removes those that ended more than a week before `now`.
     ///
     /// # Errors
     /// When it cannot be saved.
     pub fn add(
         &mut self,
-        server: &Server,
+        server: &ServerAddress,
         handle: Handle,
         label: Option<&str>,
         created_at: UnixSeconds,
         expires_at: UnixSeconds,
         lifetime: Span,
     ) -> Result<()> {
-        self.pages.shares.retain(|entry| entry.expires_at.saturating_add(KEPT) > created_at);
+        self.file.shares.retain(|entry| entry.expires_at.saturating_add(RETENTION) > created_at);
         let label = label.map(str::to_owned);
         let lifetime = Some(lifetime.to_string());
-        self.pages.shares.push(Entry { handle, server: name(server), label, created_at, expires_at, lifetime });
-        state::write(&self.path, &self.pages)
+        self.file.shares.push(HistoryEntry {
+            handle,
+            server: server_key(server),
+            label,
+            created_at,
+            expires_at,
+            lifetime,
+        });
+        state::write_json(&self.path, &self.file)
     }
 
     /// All shares, newest first.
-    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.pages.shares.iter().rev()
+    pub fn entries(&self) -> impl Iterator<Item = &HistoryEntry> {
+        self.file.shares.iter().rev()
     }
 
     /// The one share with this handle or, if no other has it, this label.
     ///
     /// # Errors
     /// When there is none or more than one.
-    pub fn find(&self, wanted: &str) -> Result<&Entry> {
-        let by_handle = |entry: &&Entry| entry.handle.to_string() == wanted;
+    pub fn find(&self, wanted: &str) -> Result<&HistoryEntry> {
+        let by_handle = |entry: &&HistoryEntry| entry.handle.to_string() == wanted;
         if let Some(entry) = self.entries().find(by_handle) {
             return Ok(entry);
         }
@@ -213,57 +223,57 @@ mod tests {
         let entry = r#"{"handle":"1000000000001","server":"https://x","created_at":1,"expires_at":2}"#;
         let text = format!(r#"{{"version":1,"owners":[],"shares":[{entry}]}}"#);
         fs::write(place.path().join("shares.json"), text).unwrap();
-        let book = Book::open(place.path()).unwrap();
-        assert_eq!(book.entries().map(Entry::lifetime).collect::<Vec<_>>(), [None]);
+        let book = ShareHistory::open(place.path()).unwrap();
+        assert_eq!(book.entries().map(HistoryEntry::lifetime).collect::<Vec<_>>(), [None]);
     }
 
     #[test]
     fn a_book_remembers_and_forgets() {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("a/b");
-        let socket = Server::Socket("/run/x.sock".into());
-        let url = Server::Url("https://example.org".into());
+        let socket = ServerAddress::Socket("/run/x.sock".into());
+        let url = ServerAddress::Url("https://example.org".into());
         let token = {
-            let mut book = Book::open(&directory).unwrap();
-            let token = book.owner(&socket).unwrap().to_text();
-            assert_ne!(book.owner(&url).unwrap().to_text(), token);
+            let mut book = ShareHistory::open(&directory).unwrap();
+            let token = book.owner_token(&socket).unwrap().to_text();
+            assert_ne!(book.owner_token(&url).unwrap().to_text(), token);
             book.add(&socket, handle("1000000000001"), Some("tax"), 100, 200, day()).unwrap();
             book.add(&url, handle("1000000000002"), Some("tax"), 101, 200, day()).unwrap();
             book.add(&url, handle("1000000000003"), Some("keys"), 102, 200, day()).unwrap();
             token
         };
-        let mut book = Book::open(&directory).unwrap();
+        let mut book = ShareHistory::open(&directory).unwrap();
         assert!(book.entries().all(|entry| entry.lifetime() == Some(day())));
-        assert_eq!(book.owner(&socket).unwrap().to_text(), token);
-        assert_eq!(book.listener(&socket), None);
-        book.note_listener(&socket, 998).unwrap();
+        assert_eq!(book.owner_token(&socket).unwrap().to_text(), token);
+        assert_eq!(book.listener_uid(&socket), None);
+        book.record_listener(&socket, 998).unwrap();
         drop(book);
-        let mut book = Book::open(&directory).unwrap();
-        assert_eq!((book.listener(&socket), book.listener(&url)), (Some(998), None));
-        assert_eq!(book.owner(&socket).unwrap().to_text(), token);
+        let mut book = ShareHistory::open(&directory).unwrap();
+        assert_eq!((book.listener_uid(&socket), book.listener_uid(&url)), (Some(998), None));
+        assert_eq!(book.owner_token(&socket).unwrap().to_text(), token);
         assert_eq!(book.entries().next().unwrap().handle, handle("1000000000003"));
         assert_eq!(book.find("1000000000001").unwrap().server(), socket);
         assert_eq!(book.find("keys").unwrap().server(), url);
         assert!(book.find("tax").unwrap_err().to_string().contains("more than one"));
         assert!(book.find("none").unwrap_err().to_string().contains("no share none"));
-        book.add(&url, handle("1000000000004"), None, 201 + KEPT, 300 + KEPT, day()).unwrap();
+        book.add(&url, handle("1000000000004"), None, 201 + RETENTION, 300 + RETENTION, day()).unwrap();
         assert_eq!(book.entries().count(), 1);
         // A server may say anything of the time.
-        book.add(&url, handle("1000000000005"), None, 202 + KEPT, u64::MAX, day()).unwrap();
-        book.add(&url, handle("1000000000006"), None, 203 + KEPT, 300 + KEPT, day()).unwrap();
+        book.add(&url, handle("1000000000005"), None, 202 + RETENTION, u64::MAX, day()).unwrap();
+        book.add(&url, handle("1000000000006"), None, 203 + RETENTION, 300 + RETENTION, day()).unwrap();
         assert_eq!(book.entries().count(), 3);
     }
 
     #[test]
     fn a_book_is_private_and_damage_is_told() {
         let place = tempfile::tempdir().unwrap();
-        Book::open(place.path()).unwrap().owner(&Server::Url("https://x".into())).unwrap();
+        ShareHistory::open(place.path()).unwrap().owner_token(&ServerAddress::Url("https://x".into())).unwrap();
         let path = place.path().join("shares.json");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::write(&path, "{\"version\":1,\"owners\":[{\"server\":\"x\",\"token\":\"sesame\"}]}").unwrap();
-        let told = Book::open(place.path()).map(drop).unwrap_err().to_string();
+        let told = ShareHistory::open(place.path()).map(drop).unwrap_err().to_string();
         assert!(told.contains("is damaged") && !told.contains("sesame"), "{told}");
         fs::write(&path, "{\"version\":2,\"owners\":[],\"shares\":[]}").unwrap();
-        assert!(Book::open(place.path()).map(drop).unwrap_err().to_string().contains("newer program"));
+        assert!(ShareHistory::open(place.path()).map(drop).unwrap_err().to_string().contains("newer program"));
     }
 }

@@ -12,41 +12,42 @@ use lockbox_share_protocol::handle::Handle;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::files;
-use super::inner::Inner;
-use crate::store::clock::{Clock, SystemClock};
-use crate::store::contract::{Created, Durability, Figures, NewShare, Periods, Upkeep};
-use crate::store::disk::{Directory, Disk};
+use super::engine::SegmentEngine;
+use super::meta_files;
+use crate::store::barrier_group::PendingReply;
+use crate::store::contract::{Durability, NewShare, Periods, ShareTimes, StoreMaintenance, StoreStats};
+use crate::store::disk::{DirectoryDisk, Disk};
+use crate::store::env::{Clock, SystemClock};
 use crate::store::error::{Result, StoreError};
-use crate::store::pending::Pending;
-use crate::store::requests::{Answer, Keeper};
-use crate::store::share::{Rules, Share};
+use crate::store::share::{Share, ShareBackend, StepReply, StoreTiming};
 use crate::store::spool::Spool;
 
 /// How often a barrier is made in mode `periodic`.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// The index of a million live shares fits, with room for what is consumed meanwhile; what is not used is not touched. With a quarter
-/// of it flows were at 0.7 of those of an empty store, because most pages came through a system call.
+/// Default index cache: it holds a million live shares, plus space for consumed ones; unused memory
+/// is not touched. With a quarter of it the flow rate was 0.7 of that of an empty store, because
+/// most pages came through a system call.
 const CACHE: usize = 32 << 20;
 
-/// How a store is opened.
+/// Settings of the store.
 #[derive(Clone)]
-pub struct Settings {
+pub struct SegmentSettings {
     pub durability: Durability,
     pub periods: Periods,
     /// Bytes that payloads may take together.
     pub spool_capacity: u64,
     /// Bytes of memory for the index.
     pub cache: usize,
-    /// How often the sweeper runs, which expires and compacts; None leaves it to [`SegmentStore::sweep`].
+    /// How often the sweeper runs, which expires and compacts; None leaves it to
+    /// [`SegmentStore::sweep`].
     pub background: Option<Duration>,
     pub clock: Arc<dyn Clock>,
 }
 
-impl Default for Settings {
+impl Default for SegmentSettings {
     fn default() -> Self {
-        Settings {
+        SegmentSettings {
             durability: Durability::Commit,
             periods: Periods::default(),
             spool_capacity: 10 << 30,
@@ -59,23 +60,24 @@ impl Default for Settings {
 
 /// Shares in a directory of one process.
 pub struct SegmentStore {
-    inner: Arc<Inner>,
+    inner: Arc<SegmentEngine>,
     threads: Vec<JoinHandle<()>>,
     /// Held as long as the store is open.
     _lock: Option<Flock<File>>,
 }
 
 impl SegmentStore {
-    /// Opens the store in `state`, or makes one: `store/` has the shares, `spool/` the payloads.
+    /// Opens or creates the store in `state`: `store/` has the shares, `spool/` the payloads.
     ///
     /// # Errors
-    /// `Unavailable` when another process has it, when it is damaged, or with what the disk says; `Full`.
-    pub fn open(state: &Path, settings: &Settings) -> Result<SegmentStore> {
+    /// `Unavailable` when another process uses it, when it is damaged, or with the disk's error;
+    /// `Full`.
+    pub fn open(state: &Path, settings: &SegmentSettings) -> Result<SegmentStore> {
         let context = |error: io::Error| match StoreError::from(error) {
             StoreError::Unavailable(why) => StoreError::Unavailable(format!("{}: {why}", state.display())),
             other => other,
         };
-        let disk = Directory::open(&state.join("store")).map_err(context)?;
+        let disk = DirectoryDisk::open(&state.join("store")).map_err(context)?;
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(state.join("lock"));
         let lock = Flock::lock(lock.map_err(context)?, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
             let why = match errno {
@@ -90,13 +92,17 @@ impl SegmentStore {
         Ok(store)
     }
 
-    pub(crate) fn open_on(disk: Arc<dyn Disk>, spool: Option<Arc<Spool>>, settings: &Settings) -> Result<SegmentStore> {
-        let clock = files::resume_clock(&*disk, &settings.clock);
-        let rules = Rules { clock, periods: settings.periods };
-        let inner = Arc::new(Inner::new(disk, spool, settings.cache, settings.durability, rules)?);
+    pub(crate) fn open_on(
+        disk: Arc<dyn Disk>,
+        spool: Option<Arc<Spool>>,
+        settings: &SegmentSettings,
+    ) -> Result<SegmentStore> {
+        let clock = meta_files::resume_clock(&*disk, &settings.clock);
+        let timing = StoreTiming { clock, periods: settings.periods };
+        let inner = Arc::new(SegmentEngine::new(disk, spool, settings.cache, settings.durability, timing)?);
         inner.replay()?;
         inner.save_clock()?;
-        files::restore_reserve(&*inner.shared.disk);
+        meta_files::restore_reserve(&*inner.shared.disk);
         // What was replayed may be in the host's cache alone, and clients hear of it from now on.
         inner.sync_replayed()?;
         let threads = start(&inner, settings)?;
@@ -120,10 +126,11 @@ impl SegmentStore {
         self.inner.spool.as_ref()
     }
 
-    /// Removes what is over, and compacts segments that are mostly dead. The background does the same.
+    /// Removes expired shares, and compacts mostly dead segments. The background thread does the
+    /// same.
     ///
     /// # Errors
-    /// `Full`, `Unavailable`; what was done until then stays done.
+    /// `Full`, `Unavailable`; completed steps are not undone.
     pub fn sweep(&self) -> Result<()> {
         self.inner.sweep(false)
     }
@@ -149,7 +156,7 @@ impl Drop for SegmentStore {
     }
 }
 
-fn start(inner: &Arc<Inner>, settings: &Settings) -> Result<Vec<JoinHandle<()>>> {
+fn start(inner: &Arc<SegmentEngine>, settings: &SegmentSettings) -> Result<Vec<JoinHandle<()>>> {
     let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
         std::thread::Builder::new().name(name.into()).stack_size(256 * 1024).spawn(run)
     };
@@ -163,23 +170,23 @@ fn start(inner: &Arc<Inner>, settings: &Settings) -> Result<Vec<JoinHandle<()>>>
     Ok(threads)
 }
 
-impl Keeper for SegmentStore {
-    fn deposit(&self, handle: Handle, share: NewShare) -> Pending<Created> {
+impl ShareBackend for SegmentStore {
+    fn deposit(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes> {
         self.inner.deposit(handle, &share)
     }
 
-    fn step<T: Answer>(
+    fn step<T: StepReply>(
         &self,
         handle: Handle,
-        step: impl FnMut(&Rules, &mut Share) -> Result<T> + Send + 'static,
-    ) -> Pending<T> {
+        step: impl FnMut(&StoreTiming, &mut Share) -> Result<T> + Send + 'static,
+    ) -> PendingReply<T> {
         self.inner.step(handle, step)
     }
 }
 
-impl Upkeep for SegmentStore {
-    fn figures(&self) -> Figures {
-        let mut figures = Figures::default();
+impl StoreMaintenance for SegmentStore {
+    fn stats(&self) -> StoreStats {
+        let mut figures = StoreStats::default();
         for shard in &self.inner.shards {
             let shard = shard.lock();
             figures.live += shard.segments.values().map(|segment| segment.live).sum::<u64>();
@@ -190,7 +197,7 @@ impl Upkeep for SegmentStore {
             figures.expired_bytes_pending += self.inner.expired_bytes(&shard);
         }
         figures.spool_bytes = self.inner.spool.as_ref().map_or(0, |spool| spool.bytes());
-        (figures.barriers, figures.barrier_micros) = self.inner.shared.group.figures();
+        (figures.barriers, figures.barrier_micros) = self.inner.shared.group.stats();
         figures
     }
 
@@ -198,8 +205,8 @@ impl Upkeep for SegmentStore {
         self.inner.shared.group.check()
     }
 
-    fn flush(&self) -> Pending<()> {
+    fn flush(&self) -> PendingReply<()> {
         let answer = self.inner.save_clock();
-        Pending::after(answer, self.inner.shared.group.ticket_for_all())
+        PendingReply::after(answer, self.inner.shared.group.ticket_for_all())
     }
 }

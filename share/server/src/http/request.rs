@@ -1,17 +1,19 @@
-//! Reads what a request says: its message, its proof and its parameters.
+//! Parses requests (message, bearer token, query parameters), and describes their refusal.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{self, HeaderName};
 use hyper::{HeaderMap, Request};
-use lockbox_share_protocol::message::ErrorCode;
+use lockbox_share_protocol::message::{ErrorBody, ErrorCode};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
-use super::refusal::Refusal;
+use crate::limiter::RateLimited;
+use crate::store::StoreError;
 
 /// A message about one share: a capsule in base64 has 11 KiB.
 pub(super) const ONE: usize = 16 * 1024;
@@ -35,7 +37,8 @@ pub(super) async fn part(body: &mut Incoming, patience: Duration) -> Result<Opti
     }
 }
 
-/// Reads a message of at most `limit` bytes. The text is wiped afterwards, because it may hold a proof.
+/// Reads a message of at most `limit` bytes. The text is wiped afterwards, because it may hold a
+/// proof.
 pub(super) async fn json<T: DeserializeOwned>(
     request: Request<Incoming>,
     limit: usize,
@@ -91,7 +94,8 @@ pub(super) fn bearer<T: std::str::FromStr>(headers: &HeaderMap) -> Result<T, Ref
     token.trim().parse().map_err(|_| Refusal::new(ErrorCode::Unauthorized, "the bearer token has a wrong form"))
 }
 
-/// The one value of a header. Two different ones could be understood differently by two programs in a row.
+/// The one value of a header. Two different ones could be understood differently by two programs in
+/// a row.
 pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&[u8]>, Refusal> {
     let mut values = headers.get_all(&name).iter();
     let first = values.next().map(|value| value.as_bytes());
@@ -115,6 +119,77 @@ pub(super) fn parameters<'a, const N: usize>(
         }
     }
     Ok(values)
+}
+
+/// A request that is not served.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) code: ErrorCode,
+    message: Cow<'static, str>,
+    /// Seconds since 1970.
+    at: Option<u64>,
+    /// Seconds.
+    pub(super) retry_after: Option<u64>,
+    /// The methods that the path has.
+    pub(super) allow: Option<&'static str>,
+}
+
+impl Refusal {
+    pub(super) fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal { code, message: message.into(), at: None, retry_after: None, allow: None }
+    }
+
+    pub(super) fn malformed(message: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal::new(ErrorCode::Malformed, message)
+    }
+
+    pub(super) fn method(allow: &'static str) -> Refusal {
+        Refusal { allow: Some(allow), ..Refusal::new(ErrorCode::Method, "the path has other methods") }
+    }
+
+    /// The daemon is there and cannot do it at this time.
+    pub(super) fn unavailable(message: &'static str) -> Refusal {
+        Refusal { retry_after: Some(5), ..Refusal::new(ErrorCode::Unavailable, message) }
+    }
+
+    /// Converts the refusal to an error body or one result of a batch.
+    pub(super) fn failure(self) -> ErrorBody {
+        ErrorBody { error: self.code, message: self.message.into_owned(), at: self.at }
+    }
+}
+
+impl From<RateLimited> for Refusal {
+    fn from(RateLimited(wait): RateLimited) -> Refusal {
+        let seconds = wait.as_secs() + 1;
+        Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
+    }
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Refusal {
+        let since =
+            |code, message: &'static str, at: u64| Refusal { at: Some(at / 1000), ..Refusal::new(code, message) };
+        match error {
+            StoreError::Unknown => Refusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong"),
+            StoreError::Expired { at } => since(ErrorCode::Expired, "the share has expired", at.0),
+            StoreError::Revoked { at } => since(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
+            StoreError::Used { at } => since(ErrorCode::Consumed, "the share was used", at.0),
+            StoreError::Busy { until } => since(ErrorCode::Leased, "the share is being downloaded by another", until.0),
+            StoreError::NothingToRearm => {
+                Refusal::new(ErrorCode::NotInterrupted, "no download of the share was interrupted")
+            }
+            StoreError::Full => Refusal::new(ErrorCode::NoSpace, "no space is left for shares"),
+            StoreError::Invalid(message) => Refusal::malformed(message),
+            StoreError::Taken => {
+                tracing::error!("no free handle was found: more digits are needed for so many shares");
+                Refusal::new(ErrorCode::Internal, "no free handle was found")
+            }
+            StoreError::Unavailable(reason) => {
+                tracing::warn!(reason, "the store takes no changes");
+                Refusal::unavailable("the daemon can change nothing at this time")
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,43 +1,50 @@
-//! Group commit: many changes share one barrier, and each waits for the first barrier that began after it.
+//! Group commit: many changes share one barrier, and each waits for the first barrier that began
+//! after it.
 //!
-//! There is no fixed delay. While one barrier runs, changes collect for the next; a lone change waits for its own barrier only.
+//! There is no fixed delay. While one barrier runs, changes collect for the next; a lone change
+//! waits for its own barrier only.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
-
-#[cfg(not(all(test, feature = "model")))]
-use parking_lot::{Condvar, Mutex};
 
 use super::error::{Result, StoreError};
 #[cfg(all(test, feature = "model"))]
-use super::modelled::{Condvar, Mutex};
+use super::loom_sync::{Condvar, Mutex};
+#[cfg(not(all(test, feature = "model")))]
+use parking_lot::{Condvar, Mutex};
 
 /// Something that a barrier can make durable.
 pub(crate) trait Syncable: Send + Sync {
+    /// Makes earlier writes durable.
+    ///
     /// # Errors
-    /// What the medium says; nothing written since the last barrier may be relied on then.
+    /// The medium's error; after it no write since the last barrier may be relied on.
     fn sync(&self) -> std::io::Result<()>;
 }
 
 /// Numbers a barrier. Everything noted under it is durable when it is done.
 type Epoch = u64;
 
-/// Collects what is to be synced, and wakes the tasks that wait for it.
-pub(crate) struct Group {
-    state: Mutex<State>,
+/// Dirty files of the next barrier, and the tasks that wait for it.
+pub(crate) struct BarrierGroup {
+    state: Mutex<GroupState>,
     wanted: Condvar,
-    /// Held during a barrier: were a later one done first, the tasks that wait for the earlier one would be answered too soon.
+    /// Held during a barrier: were a later one done first, the tasks that wait for the earlier one
+    /// would be answered too soon.
     lead: Mutex<()>,
 }
 
-struct State {
-    /// What is noted now becomes durable with this barrier.
+struct GroupState {
+    /// Epoch of the next barrier, which covers all new writes.
     next: Epoch,
     done: Epoch,
     dirty: Vec<Arc<dyn Syncable>>,
     waiters: Vec<(Epoch, Waker)>,
-    /// Somebody waits for `next`.
+    /// A task waits for `next`.
     urgent: bool,
     failed: Option<String>,
     stopped: bool,
@@ -46,17 +53,17 @@ struct State {
 }
 
 /// Waits for one barrier.
-pub(crate) struct Ticket {
-    group: Arc<Group>,
+pub(crate) struct BarrierTicket {
+    group: Arc<BarrierGroup>,
     epoch: Epoch,
     /// The waker that waits already.
     waiting: Option<Waker>,
 }
 
-impl Group {
-    pub(crate) fn new() -> Arc<Group> {
-        Arc::new(Group {
-            state: Mutex::new(State {
+impl BarrierGroup {
+    pub(crate) fn new() -> Arc<BarrierGroup> {
+        Arc::new(BarrierGroup {
+            state: Mutex::new(GroupState {
                 next: 1,
                 done: 0,
                 dirty: Vec::new(),
@@ -72,8 +79,8 @@ impl Group {
         })
     }
 
-    /// Notes that `target` was written, and gives the number of the barrier that covers it. `noted` is the number that an earlier
-    /// call gave for the same target: it need not be listed twice.
+    /// Notes that `target` was written, and gives the number of the barrier that covers it. `noted`
+    /// is the number that an earlier call gave for the same target: it need not be listed twice.
     pub(crate) fn note(&self, target: &Arc<dyn Syncable>, noted: Epoch) -> Epoch {
         let mut state = self.state.lock();
         if noted != state.next {
@@ -83,7 +90,7 @@ impl Group {
     }
 
     /// A ticket for the barrier `epoch`, or None when it is done.
-    pub(crate) fn ticket(self: &Arc<Self>, epoch: Epoch) -> Option<Ticket> {
+    pub(crate) fn ticket(self: &Arc<Self>, epoch: Epoch) -> Option<BarrierTicket> {
         let mut state = self.state.lock();
         if epoch <= state.done && state.failed.is_none() {
             return None;
@@ -92,11 +99,11 @@ impl Group {
             state.urgent = true;
             self.wanted.notify_one();
         }
-        Some(Ticket { group: Arc::clone(self), epoch, waiting: None })
+        Some(BarrierTicket { group: Arc::clone(self), epoch, waiting: None })
     }
 
     /// A ticket for everything that was noted until now.
-    pub(crate) fn ticket_for_all(self: &Arc<Self>) -> Option<Ticket> {
+    pub(crate) fn ticket_for_all(self: &Arc<Self>) -> Option<BarrierTicket> {
         let next = self.state.lock().next;
         self.ticket(next)
     }
@@ -110,7 +117,7 @@ impl Group {
         }
     }
 
-    /// Ends all changes for the reason given, and tells everybody who waits.
+    /// Refuses all further changes with the given reason, and wakes all waiting tasks.
     pub(crate) fn latch(&self, why: String) {
         let mut state = self.state.lock();
         state.failed.get_or_insert(why);
@@ -125,7 +132,7 @@ impl Group {
     }
 
     /// Barriers so far, and the microseconds that they took.
-    pub(crate) fn figures(&self) -> (u64, u64) {
+    pub(crate) fn stats(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.barriers, state.micros)
     }
@@ -178,7 +185,8 @@ impl Group {
         ready.into_iter().for_each(Waker::wake);
     }
 
-    /// The loop of the thread that makes barriers: at once when somebody waits, else every `period`; ends after [`Group::stop`].
+    /// Runs barriers: immediately when a task waits, else every `period`; returns after
+    /// [`BarrierGroup::stop`].
     pub(crate) fn run(&self, period: Option<Duration>) {
         loop {
             {
@@ -209,7 +217,7 @@ impl Group {
     }
 }
 
-impl Ticket {
+impl BarrierTicket {
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let mut state = self.group.state.lock();
         if let Some(why) = &state.failed {
@@ -225,4 +233,81 @@ impl Ticket {
         }
         Poll::Pending
     }
+}
+
+/// Await it on any runtime, or [`PendingReply::wait`] for it without one. The change was made when
+/// the call returned; dropping this neither undoes nor hastens it.
+#[must_use = "an answer may be given only after it was awaited"]
+pub struct PendingReply<T>(ReplyState<T>);
+
+enum ReplyState<T> {
+    /// None after it was taken.
+    Ready(Option<Result<T>>),
+    Durable(Option<Result<T>>, BarrierTicket),
+    Remote(Pin<Box<dyn Future<Output = Result<T>> + Send>>),
+}
+
+impl<T> PendingReply<T> {
+    pub fn ready(answer: Result<T>) -> PendingReply<T> {
+        PendingReply(ReplyState::Ready(Some(answer)))
+    }
+
+    /// An answer, errors with it, that is given after the barrier of `ticket`.
+    pub(crate) fn after(answer: Result<T>, ticket: Option<BarrierTicket>) -> PendingReply<T> {
+        match ticket {
+            Some(ticket) => PendingReply(ReplyState::Durable(Some(answer), ticket)),
+            None => PendingReply::ready(answer),
+        }
+    }
+
+    pub fn remote(answer: impl Future<Output = Result<T>> + Send + 'static) -> PendingReply<T> {
+        PendingReply(ReplyState::Remote(Box::pin(answer)))
+    }
+
+    /// Blocks the thread until the reply; for programs without a runtime.
+    ///
+    /// # Errors
+    /// The errors of the call.
+    pub fn wait(mut self) -> Result<T>
+    where
+        T: Unpin,
+    {
+        struct Unpark(Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        if let ReplyState::Ready(answer) = &mut self.0 {
+            return answer.take().unwrap_or_else(|| Err(polled_twice()));
+        }
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            if let Poll::Ready(answer) = Pin::new(&mut self).poll(&mut context) {
+                return answer;
+            }
+            std::thread::park();
+        }
+    }
+}
+
+impl<T: Unpin> Future for PendingReply<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        match &mut self.0 {
+            ReplyState::Ready(answer) => Poll::Ready(answer.take().unwrap_or_else(|| Err(polled_twice()))),
+            ReplyState::Durable(answer, ticket) => match ticket.poll(context) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(Ok(())) => Poll::Ready(answer.take().unwrap_or_else(|| Err(polled_twice()))),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            },
+            ReplyState::Remote(answer) => answer.as_mut().poll(context),
+        }
+    }
+}
+
+fn polled_twice() -> StoreError {
+    StoreError::Unavailable("an answer was asked for twice".into())
 }

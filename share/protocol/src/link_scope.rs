@@ -1,64 +1,65 @@
-//! Tells from the address at the beginning of a link who can open it.
+//! Determines from the base URL of a link which machines can open it.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Names that mean something in one network alone: RFC 6762, RFC 8375, and what many routers give.
+/// Suffixes of names that resolve in one network only: RFC 6762, RFC 8375, and the default of many
+/// routers.
 const LOCAL_ENDINGS: [&str; 3] = [".local", ".home.arpa", ".lan"];
-/// What whoever runs the daemon can do.
-const WAY: &str = "for others the daemon needs a name and a certificate: 'lockbox-share setup' leads through both, \
+/// Remedy for the administrator of the daemon.
+const REMEDY: &str = "for others the daemon needs a name and a certificate: 'lockbox-share setup' leads through both, \
     and 'lockbox-share serve --public-url URL' tells it the name";
 
-/// Who can open what begins with an address.
+/// Set of machines that can open links of a base URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum LinkScope {
     /// Nothing in the address is against it.
-    Everybody,
-    /// As [`Reach::Everybody`], but with plain HTTP, over which the page opens nothing.
-    WithoutBrowsers,
+    Anyone,
+    /// Any client except browsers: over plain HTTP the page opens nothing.
+    NoBrowsers,
     /// Machines of one network.
     Network,
     /// The machine itself.
     Machine,
     /// The address stands for all addresses of a machine, and for none that others can use.
-    Nobody,
+    Unreachable,
 }
 
-impl Reach {
-    /// Of a URL with a host; total.
-    pub fn of(url: &str) -> Reach {
+impl LinkScope {
+    /// Returns the scope of a URL with a host; total.
+    pub fn of_url(url: &str) -> LinkScope {
         let host = host(url).to_ascii_lowercase();
         let name = host.trim_end_matches('.');
         let reach = match name.parse::<IpAddr>() {
-            Ok(address) => of_address(address.to_canonical()),
-            Err(_) if name == "localhost" || name.ends_with(".localhost") => Reach::Machine,
+            Ok(address) => address_scope(address.to_canonical()),
+            Err(_) if name == "localhost" || name.ends_with(".localhost") => LinkScope::Machine,
             Err(_) if !name.contains('.') || LOCAL_ENDINGS.iter().any(|ending| name.ends_with(ending)) => {
-                Reach::Network
+                LinkScope::Network
             }
-            Err(_) => Reach::Everybody,
+            Err(_) => LinkScope::Anyone,
         };
         let is_plain = url.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("http://"));
-        if reach == Reach::Everybody && is_plain { Reach::WithoutBrowsers } else { reach }
+        if reach == LinkScope::Anyone && is_plain { LinkScope::NoBrowsers } else { reach }
     }
 
-    /// What is to be said of links that begin with `url`; None when everybody can open them.
+    /// Returns the warning for links that begin with `url`; `None` when any client can open them.
     pub fn warning(url: &str) -> Option<String> {
-        let who = match Reach::of(url) {
-            Reach::Everybody => return None,
-            Reach::WithoutBrowsers => {
+        let who = match LinkScope::of_url(url) {
+            LinkScope::Anyone => return None,
+            LinkScope::NoBrowsers => {
                 return Some(format!(
                     "{url} is plain http: browsers do not open its links, only 'lockbox receive' does; \
                      'lockbox-share setup' leads to a certificate, and 'lockbox-share serve --public-url https://NAME' names it"
                 ));
             }
-            Reach::Network => "only who is in the same network opens links of",
-            Reach::Machine => "only who is on the machine of the share daemon opens links of",
-            Reach::Nobody => "nobody on another machine opens links of",
+            LinkScope::Network => "only who is in the same network opens links of",
+            LinkScope::Machine => "only who is on the machine of the share daemon opens links of",
+            LinkScope::Unreachable => "nobody on another machine opens links of",
         };
-        Some(format!("{who} {url}; {WAY}"))
+        Some(format!("{who} {url}; {REMEDY}"))
     }
 }
 
-/// Without scheme, user, port and path.
+/// Returns the host of a URL, without scheme, user, port and path.
 fn host(url: &str) -> &str {
     let behind = url.split_once("://").map_or(url, |(_, behind)| behind);
     let authority = behind.split(['/', '?', '#']).next().unwrap_or_default();
@@ -69,12 +70,12 @@ fn host(url: &str) -> &str {
     }
 }
 
-fn of_address(address: IpAddr) -> Reach {
+fn address_scope(address: IpAddr) -> LinkScope {
     if address.is_unspecified() {
-        return Reach::Nobody;
+        return LinkScope::Unreachable;
     }
     if address.is_loopback() {
-        return Reach::Machine;
+        return LinkScope::Machine;
     }
     let is_near = match address {
         // 100.64.0.0/10 is between a provider and its customers (RFC 6598).
@@ -83,7 +84,7 @@ fn of_address(address: IpAddr) -> Reach {
         }
         IpAddr::V6(v6) => Ipv6Addr::is_unique_local(&v6) || v6.is_unicast_link_local(),
     };
-    if is_near { Reach::Network } else { Reach::Everybody }
+    if is_near { LinkScope::Network } else { LinkScope::Anyone }
 }
 
 #[cfg(test)]
@@ -94,11 +95,11 @@ mod tests {
     fn addresses_tell_who_can_open_a_link() {
         for (reach, urls) in [
             (
-                Reach::Nobody,
+                LinkScope::Unreachable,
                 &["http://0.0.0.0:7377", "https://[::]:7377", "http://0.0.0.0", "http://[::ffff:0.0.0.0]"][..],
             ),
             (
-                Reach::Machine,
+                LinkScope::Machine,
                 &[
                     "http://127.0.0.1:7377",
                     "http://127.8.8.8",
@@ -109,7 +110,7 @@ mod tests {
                 ],
             ),
             (
-                Reach::Network,
+                LinkScope::Network,
                 &[
                     "http://10.0.0.1",
                     "https://172.16.0.1",
@@ -127,7 +128,7 @@ mod tests {
                 ],
             ),
             (
-                Reach::WithoutBrowsers,
+                LinkScope::NoBrowsers,
                 &[
                     "http://share.example.org",
                     "HTTP://192.0.2.1",
@@ -137,7 +138,7 @@ mod tests {
                 ],
             ),
             (
-                Reach::Everybody,
+                LinkScope::Anyone,
                 &[
                     "https://share.example.org/links",
                     "https://203.0.113.1:7377",
@@ -149,12 +150,12 @@ mod tests {
             ),
         ] {
             for url in urls {
-                assert_eq!(Reach::of(url), reach, "{url}");
-                assert_eq!(Reach::warning(url).is_none(), reach == Reach::Everybody, "{url}");
+                assert_eq!(LinkScope::of_url(url), reach, "{url}");
+                assert_eq!(LinkScope::warning(url).is_none(), reach == LinkScope::Anyone, "{url}");
             }
         }
         for text in ["", "://", "http://", "[", "http://[", "@", "ö", "http:/ö"] {
-            Reach::of(text);
+            LinkScope::of_url(text);
         }
     }
 
@@ -166,7 +167,7 @@ mod tests {
             ("http://10.0.0.1", "same network"),
             ("http://a.example", "browsers"),
         ] {
-            let told = Reach::warning(url).unwrap();
+            let told = LinkScope::warning(url).unwrap();
             assert!(
                 told.contains(who)
                     && told.contains(url)

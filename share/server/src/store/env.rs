@@ -1,24 +1,27 @@
-//! The store's own time, which never runs backwards and which a step of the machine's clock does not move.
+//! Time and randomness of a store. Its clock never runs backwards, and a step of the machine's
+//! clock does not move it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use lockbox_share_protocol::handle::Handle;
 use nix::time::{ClockId, clock_gettime};
 
-use super::error::WallTime;
+use super::error::{Result, StoreError, WallTime};
 
-/// Milliseconds of the store's time. It starts near the wall clock's, and the two drift apart when the latter is set.
+/// Milliseconds of the store's time. It starts near the wall clock's, and the two drift apart when
+/// the latter is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Time(pub u64);
+pub struct StoreTime(pub u64);
 
-impl Time {
-    pub fn after(self, period: Duration) -> Time {
-        Time(self.0.saturating_add(u64::try_from(period.as_millis()).unwrap_or(u64::MAX)))
+impl StoreTime {
+    pub fn after(self, period: Duration) -> StoreTime {
+        StoreTime(self.0.saturating_add(u64::try_from(period.as_millis()).unwrap_or(u64::MAX)))
     }
 }
 
 /// Where time comes from, so that tests can turn it.
 pub trait Clock: Send + Sync {
-    /// Milliseconds since some fixed moment, sleep of the machine included; never set by anybody.
+    /// Milliseconds since a fixed point in time, sleep of the machine included; cannot be set.
     fn steady(&self) -> u64;
     /// Milliseconds since 1970, as the machine is set at this moment.
     fn wall(&self) -> WallTime;
@@ -32,7 +35,8 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn steady(&self) -> u64 {
-        // Linux has had this clock since 2.6.39, so the call cannot fail; zero would stop time and not turn it back.
+        // Linux has had this clock since 2.6.39, so the call cannot fail; zero would stop time and
+        // not turn it back.
         clock_gettime(ClockId::CLOCK_BOOTTIME)
             .map_or(0, |t| t.tv_sec().unsigned_abs() * 1000 + t.tv_nsec().unsigned_abs() / 1_000_000)
     }
@@ -46,7 +50,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The store's time: what was saved, plus what went by since.
+/// The store's clock: the saved time plus the time elapsed since.
 pub struct StoreClock {
     clock: std::sync::Arc<dyn Clock>,
     /// Store time at `steady` zero.
@@ -60,9 +64,9 @@ impl StoreClock {
         StoreClock { clock, base }
     }
 
-    /// Time that goes on from where an earlier process saved it. In the same run of the machine that is exact, whatever was done
-    /// to its clock. After a restart of the machine the wall clock's difference counts, and never less than nothing: a clock that
-    /// was set meanwhile cannot be told from time that went by.
+    /// Resumes from the time that an earlier process saved. Within the same boot that is exact,
+    /// even if the wall clock was set. After a reboot the wall clock's difference counts, and never
+    /// less than zero: a clock that was set meanwhile cannot be told from elapsed time.
     pub fn resume(clock: std::sync::Arc<dyn Clock>, saved: &str) -> Option<StoreClock> {
         let mut parts = saved.split_whitespace();
         let mut number = || parts.next()?.parse::<u64>().ok();
@@ -77,20 +81,42 @@ impl StoreClock {
         Some(StoreClock { clock, base })
     }
 
-    /// What [`StoreClock::resume`] reads.
+    /// Returns the text that [`StoreClock::resume`] reads.
     pub fn saved(&self) -> String {
         let steady = self.clock.steady();
         format!("{} {} {} {}\n", self.base.saturating_add(steady), steady, self.clock.wall().0, self.clock.boot())
     }
 
-    pub fn now(&self) -> Time {
-        Time(self.base.saturating_add(self.clock.steady()))
+    pub fn now(&self) -> StoreTime {
+        StoreTime(self.base.saturating_add(self.clock.steady()))
     }
 
     /// The moment by the wall clock as it is set now.
-    pub fn wall(&self, time: Time) -> WallTime {
+    pub fn wall(&self, time: StoreTime) -> WallTime {
         let now = i128::from(self.now().0);
         let wall = i128::from(self.clock.wall().0) + i128::from(time.0) - now;
         WallTime(u64::try_from(wall.max(0)).unwrap_or(u64::MAX))
+    }
+}
+
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut out = [0; N];
+    getrandom::fill(&mut out).map_err(|error| StoreError::Unavailable(format!("no randomness: {error}")))?;
+    Ok(out)
+}
+
+/// A handle with random digits, without bias.
+///
+/// # Errors
+/// `Invalid` when a part is out of range, `Unavailable` without randomness.
+pub fn random_handle(routing: u8, digits: u32) -> Result<Handle> {
+    let limit = 10u64.pow(digits.min(12));
+    let bound = u64::MAX - u64::MAX % limit;
+    loop {
+        let number = u64::from_le_bytes(random()?);
+        if number < bound {
+            return Handle::new(routing, digits, number % limit)
+                .ok_or(StoreError::Invalid("a handle has a routing digit and 6 to 12 random digits"));
+        }
     }
 }

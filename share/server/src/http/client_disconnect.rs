@@ -1,13 +1,14 @@
-//! Clients that go away while the store works on what they asked for.
+//! Tests: completes store operations after the client disconnected.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use lockbox_share_protocol::capsule::{Capsule, Content};
+use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
 use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::message::{Create, Created};
+use lockbox_share_protocol::message::{CreateReply, CreateRequest};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken, UploadToken, Verifier};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -16,19 +17,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
-use super::origin::Peer;
+use super::client_addr::Peer;
 use super::worker::Connection;
-use super::{Daemon, Settings};
-use crate::store::clock::SystemClock;
+use super::{Daemon, DaemonSettings};
+use crate::store::env::SystemClock;
 use crate::store::memory::MemoryStore;
 use crate::store::spool::Spool;
 use crate::store::{
-    Claimed, Figures, Finish, Info, Lease, NewShare, Pending, Periods, Result, ShareStore, SpoolEntry, StoreError,
-    Upkeep, WallTime,
+    ClaimGrant, LeaseFinish, LeaseGrant, NewShare, PendingReply, Periods, Result, ShareReport, ShareStore, SpoolEntry,
+    StoreError, StoreMaintenance, StoreStats, WallTime,
 };
 
-/// A store whose changes become durable when the test says so.
-struct Held {
+/// Store that makes changes durable only when the test releases them.
+struct PausedStore {
     store: MemoryStore,
     barriers: Arc<Semaphore>,
     begun: Arc<Semaphore>,
@@ -36,98 +37,98 @@ struct Held {
     handles: Mutex<Vec<Handle>>,
 }
 
-impl Held {
-    fn hold<T: Send + Unpin + 'static>(&self, answer: Pending<T>) -> Pending<T> {
+impl PausedStore {
+    fn hold<T: Send + Unpin + 'static>(&self, answer: PendingReply<T>) -> PendingReply<T> {
         self.begun.add_permits(1);
         let barriers = self.barriers.clone();
-        Pending::remote(async move {
+        PendingReply::remote(async move {
             barriers.acquire().await.expect("it is never closed").forget();
             answer.await
         })
     }
 }
 
-impl ShareStore for Held {
-    fn create(&self, handle: Handle, share: NewShare) -> Pending<crate::store::Created> {
+impl ShareStore for PausedStore {
+    fn create(&self, handle: Handle, share: NewShare) -> PendingReply<crate::store::ShareTimes> {
         if self.fails.swap(false, SeqCst) {
-            return self.hold(Pending::ready(Err(StoreError::Full)));
+            return self.hold(PendingReply::ready(Err(StoreError::Full)));
         }
         self.handles.lock().push(handle);
         self.hold(self.store.create(handle, share))
     }
 
-    fn look(&self, handle: Handle, auth: &Auth) -> Pending<WallTime> {
+    fn look(&self, handle: Handle, auth: &Auth) -> PendingReply<WallTime> {
         self.store.look(handle, auth)
     }
 
-    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> Pending<Claimed> {
+    fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> PendingReply<ClaimGrant> {
         self.store.claim(handle, auth, id)
     }
 
-    fn lease(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
+    fn lease(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant> {
         self.store.lease(handle, token)
     }
 
-    fn payload(&self, handle: Handle, token: &LeaseToken) -> Pending<Lease> {
+    fn payload(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant> {
         self.store.payload(handle, token)
     }
 
-    fn finish(&self, handle: Handle, token: &LeaseToken, how: Finish) -> Pending<bool> {
+    fn finish(&self, handle: Handle, token: &LeaseToken, how: LeaseFinish) -> PendingReply<bool> {
         self.store.finish(handle, token, how)
     }
 
-    fn info(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
+    fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
         self.store.info(handle, owner)
     }
 
-    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
+    fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
         self.hold(self.store.revoke(handle, owner))
     }
 
-    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> Pending<Info> {
+    fn rearm(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport> {
         self.store.rearm(handle, owner)
     }
 }
 
-impl Upkeep for Held {
-    fn figures(&self) -> Figures {
-        self.store.figures()
+impl StoreMaintenance for PausedStore {
+    fn stats(&self) -> StoreStats {
+        self.store.stats()
     }
 
     fn ready(&self) -> Result<()> {
         self.store.ready()
     }
 
-    fn flush(&self) -> Pending<()> {
+    fn flush(&self) -> PendingReply<()> {
         self.store.flush()
     }
 }
 
-struct Stage {
+struct TestDaemon {
     daemon: Arc<Daemon>,
-    store: Arc<Held>,
+    store: Arc<PausedStore>,
     _directory: TempDir,
 }
 
 const OWNER: [u8; 32] = [9; 32];
 const UPLOAD: [u8; UploadToken::LENGTH] = [8; UploadToken::LENGTH];
 
-impl Stage {
-    /// With one upload that waits.
-    fn new() -> Stage {
+impl TestDaemon {
+    /// Creates a daemon with one pending upload.
+    fn new() -> TestDaemon {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::open(directory.path(), 1 << 20).unwrap();
-        let store = Arc::new(Held {
+        let store = Arc::new(PausedStore {
             store: MemoryStore::new(Arc::new(SystemClock), Periods::default()).unwrap(),
             barriers: Arc::new(Semaphore::new(0)),
             begun: Arc::new(Semaphore::new(0)),
             fails: AtomicBool::new(false),
             handles: Mutex::default(),
         });
-        let daemon = Arc::new(Daemon::new(store.clone(), spool, Settings::default(), [7; 16]));
+        let daemon = Arc::new(Daemon::new(store.clone(), spool, DaemonSettings::default(), [7; 16]));
         let entry = SpoolEntry { id: [1; 16], length: 300, digest: Digest::new([2; 32]) };
-        daemon.waiting.arrived(UploadToken::new(UPLOAD), OwnerToken::new(OWNER).verifier(), entry);
-        Stage { daemon, store, _directory: directory }
+        daemon.pending_uploads.add(UploadToken::new(UPLOAD), OwnerToken::new(OWNER).verifier(), entry);
+        TestDaemon { daemon, store, _directory: directory }
     }
 
     fn connect(&self) -> (DuplexStream, JoinHandle<()>, watch::Sender<bool>) {
@@ -173,8 +174,8 @@ fn request(path: &str, body: &str) -> Vec<u8> {
 fn wanted() -> String {
     let seeds = super::fuzzing::seeds("capsule");
     let inside = Capsule::decode(seeds[0].clone()).unwrap();
-    let content = Content::Spooled { size: 300, digest: Digest::new([2; 32]) };
-    let create = Create {
+    let content = ContentLocation::Spooled { size: 300, digest: Digest::new([2; 32]) };
+    let create = CreateRequest {
         verifier: Verifier::new([3; 32]),
         expires_in: None,
         max_claims: 1,
@@ -184,9 +185,10 @@ fn wanted() -> String {
     serde_json::to_string(&create).unwrap()
 }
 
-/// A repeat that overtakes the first is put off; after the barrier it gets the share that was made for the connection that broke.
+/// A repeat that overtakes the first is put off; after the barrier it gets the share that was made
+/// for the connection that broke.
 async fn made_once(path: &str, wrap: impl Fn(&str) -> String, unwrap: impl Fn(Value) -> Value) {
-    let stage = Stage::new();
+    let stage = TestDaemon::new();
     let create = wanted();
     stage.ask_and_leave(path, &wrap(&create)).await;
     let (head, message) = stage.ask("/v1/shares", &create).await;
@@ -201,7 +203,7 @@ async fn made_once(path: &str, wrap: impl Fn(&str) -> String, unwrap: impl Fn(Va
     tokio::time::timeout(Duration::from_secs(60), until_made).await.unwrap();
     let (head, message) = stage.ask(path, &wrap(&create)).await;
     assert!(head.starts_with("http/1.1 20"), "{head}");
-    let created: Created = serde_json::from_value(unwrap(message)).unwrap();
+    let created: CreateReply = serde_json::from_value(unwrap(message)).unwrap();
     assert_eq!(*stage.store.handles.lock(), [created.handle]);
 }
 
@@ -218,7 +220,7 @@ async fn so_is_a_share_of_a_batch() {
 
 #[tokio::test]
 async fn an_upload_whose_share_failed_after_its_client_went_away_waits_again() {
-    let stage = Stage::new();
+    let stage = TestDaemon::new();
     stage.store.fails.store(true, SeqCst);
     stage.ask_and_leave("/v1/shares", &wanted()).await;
     stage.store.barriers.add_permits(2);
@@ -231,22 +233,22 @@ async fn an_upload_whose_share_failed_after_its_client_went_away_waits_again() {
 
 #[tokio::test]
 async fn a_share_is_taken_back_for_its_downloads_also_when_its_owner_went_away() {
-    let stage = Stage::new();
+    let stage = TestDaemon::new();
     stage.store.barriers.add_permits(1);
     let (head, created) = stage.ask("/v1/shares", &wanted()).await;
     assert!(head.starts_with("http/1.1 201"), "{head}");
     stage.store.begun.acquire().await.unwrap().forget();
-    let created: Created = serde_json::from_value(created).unwrap();
+    let created: CreateReply = serde_json::from_value(created).unwrap();
     for (path, body) in [
         (format!("/v1/shares/{}/revoke", created.handle), String::new()),
         ("/v1/batch/revoke".to_owned(), json!({ "items": [created.handle] }).to_string()),
     ] {
-        let before = stage.daemon.changes.withdrawals(created.handle);
+        let before = stage.daemon.notifier.withdrawals(created.handle);
         stage.ask_and_leave(&path, &body).await;
-        assert_eq!(stage.daemon.changes.withdrawals(created.handle), before);
+        assert_eq!(stage.daemon.notifier.withdrawals(created.handle), before);
         stage.store.barriers.add_permits(1);
         let until_withdrawn = async {
-            while stage.daemon.changes.withdrawals(created.handle) == before {
+            while stage.daemon.notifier.withdrawals(created.handle) == before {
                 tokio::task::yield_now().await;
             }
         };

@@ -1,22 +1,21 @@
-//! Tells which client sent a request: the peer of the connection, or the one that a listed proxy names.
+//! Client address of a request: the peer of the connection, or the address from a listed proxy.
 
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use hyper::HeaderMap;
-use hyper::header;
+use hyper::{HeaderMap, header};
 
-use super::seats::Guest;
-use crate::limiter::Client;
+use super::admission::SlotOwner;
+use crate::limiter::ClientId;
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// Of the Unix socket.
+    /// Client of the Unix socket.
     Local,
-    /// Of the Unix socket for proxies: the kernel told that a listed user connected.
+    /// Proxy of the Unix socket for proxies: the kernel reported a listed user.
     Proxy,
-    /// Of a TCP connection.
+    /// Address of a TCP peer.
     Address(IpAddr),
 }
 
@@ -27,24 +26,24 @@ pub struct Network {
     bits: u8,
 }
 
-/// Why a text is no network.
+/// Error of an invalid network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an address or a network such as 192.0.2.0/24 or 2001:db8::/32 is expected")]
-pub struct NotANetwork;
+pub struct NetworkError;
 
 impl FromStr for Network {
-    type Err = NotANetwork;
+    type Err = NetworkError;
 
-    fn from_str(text: &str) -> Result<Network, NotANetwork> {
+    fn from_str(text: &str) -> Result<Network, NetworkError> {
         let (address, bits) = match text.split_once('/') {
             None => (text, None),
-            Some((address, bits)) => (address, Some(bits.parse::<u8>().map_err(|_| NotANetwork)?)),
+            Some((address, bits)) => (address, Some(bits.parse::<u8>().map_err(|_| NetworkError)?)),
         };
-        let address: IpAddr = address.parse().map_err(|_| NotANetwork)?;
+        let address: IpAddr = address.parse().map_err(|_| NetworkError)?;
         let width = if address.is_ipv4() { 32 } else { 128 };
         let bits = bits.unwrap_or(width);
         if bits > width {
-            return Err(NotANetwork);
+            return Err(NetworkError);
         }
         Ok(Network { address, bits })
     }
@@ -70,22 +69,23 @@ fn is_trusted(address: IpAddr, trusted: &[Network]) -> bool {
     trusted.iter().any(|network| network.holds(address))
 }
 
-/// The guest whose place a connection takes, before it has sent anything.
-pub(super) fn guest(peer: Peer, trusted: &[Network]) -> Guest {
+/// Returns the owner of a new connection's slot, before the connection has sent anything.
+pub(super) fn slot_owner(peer: Peer, trusted: &[Network]) -> SlotOwner {
     match peer {
-        Peer::Local => Guest::Client(Client::Local),
-        Peer::Proxy => Guest::Proxy,
-        Peer::Address(address) if is_trusted(address, trusted) => Guest::Proxy,
-        Peer::Address(address) => Guest::Client(Client::at(address)),
+        Peer::Local => SlotOwner::Client(ClientId::Local),
+        Peer::Proxy => SlotOwner::Proxy,
+        Peer::Address(address) if is_trusted(address, trusted) => SlotOwner::Proxy,
+        Peer::Address(address) => SlotOwner::Client(ClientId::at(address)),
     }
 }
 
-/// The client that the limiter counts. `X-Forwarded-For` is believed only from a listed proxy, and then from its right end: the last address
-/// that no listed proxy has is the client, for what stands left of it was written by the client itself.
-pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Client {
+/// Returns the client for the rate limiter. `X-Forwarded-For` is trusted only from a listed proxy,
+/// and is read from its right end: the last address that is not a listed proxy is the client,
+/// because the client itself wrote the entries left of it.
+pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> ClientId {
     let mut client = match peer {
-        Peer::Local => return Client::Local,
-        Peer::Address(address) if !is_trusted(address, trusted) => return Client::at(address),
+        Peer::Local => return ClientId::Local,
+        Peer::Address(address) if !is_trusted(address, trusted) => return ClientId::at(address),
         Peer::Address(address) => address,
         // All for whom the proxy names nobody are one.
         Peer::Proxy => UNNAMED,
@@ -98,18 +98,20 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
             break;
         }
     }
-    Client::at(client)
+    ClientId::at(client)
 }
 
 /// Client of a request of a proxy that does not name one.
 const UNNAMED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
-/// Headers by which a proxy says for whom it asks, or that it is one.
+/// Headers that a proxy adds about its client or itself.
 const FORWARDED: [&str; 5] = ["x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host"];
 
-/// Whether a request comes from this machine: over the Unix socket, or from a loopback address to one, without a trace of a proxy.
-/// A proxy on the same machine that hides both the client and the name that it asked for cannot be told from a local program;
-/// therefore whoever names another public URL or a trusted proxy must say who may make shares (`serve`).
+/// Returns whether a request comes from this machine: over the Unix socket, or from a loopback
+/// address to one, without a trace of a proxy. A proxy on the same machine that hides both the
+/// client and the requested name is indistinguishable from a local program; therefore an
+/// administrator that sets a public URL or a trusted proxy must choose the creator policy
+/// (`serve`).
 pub(super) fn is_of_this_machine(peer: Peer, headers: &HeaderMap) -> bool {
     let address = match peer {
         Peer::Local => return true,
@@ -121,7 +123,8 @@ pub(super) fn is_of_this_machine(peer: Peer, headers: &HeaderMap) -> bool {
         && headers.get(header::HOST).is_some_and(|host| is_loopback_authority(host.as_bytes()))
 }
 
-/// `localhost`, `127.0.0.1:7377`, `[::1]:7377`. Any other name may be a web page's that was led to this address.
+/// `localhost`, `127.0.0.1:7377`, `[::1]:7377`. Any other name may be a web page's that was led to
+/// this address.
 pub fn is_loopback_authority(authority: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(authority) else { return false };
     let name = match text.rsplit_once(':') {
@@ -145,7 +148,7 @@ fn parse(entry: &[u8]) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    fn ask(peer: &str, forwarded: &[&str], trusted: &[&str]) -> Client {
+    fn ask(peer: &str, forwarded: &[&str], trusted: &[&str]) -> ClientId {
         let mut headers = HeaderMap::new();
         for value in forwarded {
             headers.append("x-forwarded-for", value.parse().unwrap());
@@ -154,8 +157,8 @@ mod tests {
         client(Peer::Address(peer.parse().unwrap()), &headers, &trusted)
     }
 
-    fn at(text: &str) -> Client {
-        Client::at(text.parse().unwrap())
+    fn at(text: &str) -> ClientId {
+        ClientId::at(text.parse().unwrap())
     }
 
     #[test]
@@ -191,7 +194,7 @@ mod tests {
         assert_eq!(of(&["127.0.0.1"]), at("127.0.0.1"));
         assert_eq!(of(&[]), at("0.0.0.0"));
         assert_eq!(of(&["nonsense"]), at("0.0.0.0"));
-        assert_eq!(guest(Peer::Proxy, &[]), Guest::Proxy);
+        assert_eq!(slot_owner(Peer::Proxy, &[]), SlotOwner::Proxy);
     }
 
     #[test]
@@ -235,7 +238,7 @@ mod tests {
             assert!(!network.holds(outside.parse().unwrap()), "{text}");
         }
         for text in ["", "10.0.0.0/33", "::/129", "10.0.0/8", "localhost", "10.0.0.0/x"] {
-            assert_eq!(text.parse::<Network>(), Err(NotANetwork), "{text}");
+            assert_eq!(text.parse::<Network>(), Err(NetworkError), "{text}");
         }
     }
 }

@@ -1,16 +1,18 @@
-//! Ciphertext that was uploaded and that no share has taken yet.
+//! Uploaded ciphertext that no share uses yet.
 //!
-//! A request whose answer was lost is sent again, and then gets the same answer: an upload is known by its owner and its digest
-//! while it waits, a share by its upload, its owner and its verifier for a minute.
+//! A request can be repeated after its response was lost, and gets the same response: a pending
+//! upload is identified by its owner and its digest, and for a minute a share by its upload, its
+//! owner and its verifier.
 //!
-//! At any time an upload is in one place: it waits, or a share is being made of it, or the share is there. Who takes it for a share
-//! says afterwards how that ended, also when nobody waits for the answer any more; until then it is refused to nobody for good.
+//! At any time an upload is in one state: it is pending, or a share is being created from it, or
+//! the share exists. The request that takes an upload must report its result afterwards, also when
+//! its client has disconnected; until then other requests for the upload are asked to retry.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::api::{REPEAT_SECONDS, UPLOAD_SECONDS};
-use lockbox_share_protocol::message::Created;
+use lockbox_share_protocol::message::CreateReply;
 use lockbox_share_protocol::token::{UploadToken, Verifier};
 use parking_lot::Mutex;
 
@@ -24,73 +26,75 @@ type Token = [u8; UploadToken::LENGTH];
 
 /// Uploads by their token.
 #[derive(Default)]
-pub(super) struct Waiting(Mutex<Table>);
+pub(super) struct PendingUploads(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    uploads: HashMap<Token, Upload>,
-    /// Those of which a share is being made.
-    making: HashMap<Token, Upload>,
-    /// What became of those that a share took.
-    made: HashMap<Token, Made>,
+    uploads: HashMap<Token, PendingUpload>,
+    /// Uploads of which a share is being created.
+    making: HashMap<Token, PendingUpload>,
+    /// Shares that were created from uploads.
+    made: HashMap<Token, CreatedUpload>,
 }
 
-struct Upload {
+struct PendingUpload {
     owner: Verifier,
     entry: SpoolEntry,
     since: Instant,
 }
 
-/// What becomes of a message to make a share of an upload.
-pub(super) enum Taken {
-    /// The caller has it now, and says with [`Waiting::remember`] or [`Waiting::put_back`] how that ended.
+/// Result of taking an upload for a new share.
+pub(super) enum TakeOutcome {
+    /// The caller has it now, and says with [`PendingUploads::complete`] or
+    /// [`PendingUploads::release`] how that ended.
     Entry(SpoolEntry),
     /// An earlier message has it, and it is not known yet how that ends.
-    BeingMade,
+    InProgress,
     /// The share that an earlier message made of it within the last minute.
-    Made(Created),
+    Made(CreateReply),
     /// There is no such upload, or it is another's, or another share has it.
     Unknown,
 }
 
-struct Made {
+struct CreatedUpload {
     owner: Verifier,
     auth: Verifier,
-    created: Created,
+    created: CreateReply,
     since: Instant,
 }
 
-/// What an upload that arrived came to.
-pub(super) struct Arrived {
+/// Result of adding an upload.
+pub(super) struct AddedUpload {
     pub(super) token: UploadToken,
     pub(super) entry: SpoolEntry,
-    /// The same ciphertext waits already; the file of this upload is to be removed.
+    /// File to remove, when the same ciphertext is pending already.
     pub(super) surplus: Option<[u8; 16]>,
 }
 
-impl Waiting {
-    /// Whether another upload may be begun.
+impl PendingUploads {
+    /// Returns whether another upload may begin.
     pub(super) fn has_room(&self) -> bool {
         let table = self.0.lock();
         table.uploads.len() + table.making.len() < MOST
     }
 
-    /// Keeps an upload for 15 minutes, under `token` or under that of the same owner's same ciphertext.
-    pub(super) fn arrived(&self, token: UploadToken, owner: Verifier, entry: SpoolEntry) -> Arrived {
+    /// Keeps an upload for 15 minutes, under `token` or under that of the same owner's same
+    /// ciphertext.
+    pub(super) fn add(&self, token: UploadToken, owner: Verifier, entry: SpoolEntry) -> AddedUpload {
         let mut table = self.0.lock();
         let same = table.uploads.iter_mut().find(|(_, known)| {
             known.entry.digest == entry.digest && known.entry.length == entry.length && known.owner == owner
         });
         if let Some((token, known)) = same {
             known.since = Instant::now();
-            return Arrived { token: UploadToken::new(*token), entry: known.entry, surplus: Some(entry.id) };
+            return AddedUpload { token: UploadToken::new(*token), entry: known.entry, surplus: Some(entry.id) };
         }
-        table.uploads.insert(*token.as_bytes(), Upload { owner, entry, since: Instant::now() });
-        Arrived { token, entry, surplus: None }
+        table.uploads.insert(*token.as_bytes(), PendingUpload { owner, entry, since: Instant::now() });
+        AddedUpload { token, entry, surplus: None }
     }
 
     /// Hands an upload of `owner` to the share that has the verifier `auth`.
-    pub(super) fn take(&self, token: &UploadToken, owner: &Verifier, auth: &Verifier) -> Taken {
+    pub(super) fn take(&self, token: &UploadToken, owner: &Verifier, auth: &Verifier) -> TakeOutcome {
         let key = token.as_bytes();
         let mut table = self.0.lock();
         if table.uploads.get(key).is_some_and(|upload| upload.owner.accepts(owner))
@@ -98,34 +102,35 @@ impl Waiting {
         {
             let entry = upload.entry;
             table.making.insert(*key, upload);
-            return Taken::Entry(entry);
+            return TakeOutcome::Entry(entry);
         }
         if table.making.get(key).is_some_and(|upload| upload.owner.accepts(owner)) {
-            return Taken::BeingMade;
+            return TakeOutcome::InProgress;
         }
         let made = table.made.get(key).filter(|made| made.is_fresh());
         let same = made.filter(|made| made.owner.accepts(owner) && made.auth.accepts(auth));
-        same.map_or(Taken::Unknown, |made| Taken::Made(made.created.clone()))
+        same.map_or(TakeOutcome::Unknown, |made| TakeOutcome::Made(made.created.clone()))
     }
 
     /// Keeps an upload that a share did not take after all, for its owner.
-    pub(super) fn put_back(&self, token: &UploadToken) {
+    pub(super) fn release(&self, token: &UploadToken) {
         let mut table = self.0.lock();
         if let Some(upload) = table.making.remove(token.as_bytes()) {
-            table.uploads.insert(*token.as_bytes(), Upload { since: Instant::now(), ..upload });
+            table.uploads.insert(*token.as_bytes(), PendingUpload { since: Instant::now(), ..upload });
         }
     }
 
     /// Notes which share took an upload.
-    pub(super) fn remember(&self, token: &UploadToken, owner: Verifier, auth: Verifier, created: Created) {
+    pub(super) fn complete(&self, token: &UploadToken, owner: Verifier, auth: Verifier, created: CreateReply) {
         let mut table = self.0.lock();
         table.making.remove(token.as_bytes());
         if table.made.len() >= MOST {
             table.made.retain(|_, made| made.is_fresh());
         }
-        // More than that in a minute are not remembered: their repeated request is refused, as one that comes too late.
+        // More than that in a minute are not remembered: their repeated request is refused, as one
+        // that comes too late.
         if table.made.len() < MOST {
-            table.made.insert(*token.as_bytes(), Made { owner, auth, created, since: Instant::now() });
+            table.made.insert(*token.as_bytes(), CreatedUpload { owner, auth, created, since: Instant::now() });
         }
     }
 
@@ -153,7 +158,7 @@ impl Waiting {
     }
 }
 
-impl Made {
+impl CreatedUpload {
     fn is_fresh(&self) -> bool {
         self.since.elapsed() < Duration::from_secs(REPEAT_SECONDS)
     }
@@ -171,27 +176,27 @@ mod tests {
 
     #[test]
     fn an_upload_is_given_to_its_owner_alone_and_to_one_share_at_a_time() {
-        let waiting = Waiting::default();
+        let pending_uploads = PendingUploads::default();
         let entry = SpoolEntry { id: [4; 16], length: 5, digest: Digest::new([6; 32]) };
         let token = UploadToken::new([7; UploadToken::LENGTH]);
-        waiting.arrived(UploadToken::new([7; UploadToken::LENGTH]), OWNER, entry);
-        let take = |owner, auth| waiting.take(&token, owner, auth);
-        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
-        assert!(matches!(take(&OWNER, &AUTH), Taken::Entry(taken) if taken == entry));
+        pending_uploads.add(UploadToken::new([7; UploadToken::LENGTH]), OWNER, entry);
+        let take = |owner, auth| pending_uploads.take(&token, owner, auth);
+        assert!(matches!(take(&OTHER, &AUTH), TakeOutcome::Unknown));
+        assert!(matches!(take(&OWNER, &AUTH), TakeOutcome::Entry(taken) if taken == entry));
         // Of any share: which one has it is not known before it is there.
-        assert!(matches!(take(&OWNER, &AUTH), Taken::BeingMade));
-        assert!(matches!(take(&OWNER, &OTHER), Taken::BeingMade));
-        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
-        waiting.put_back(&token);
-        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
-        assert!(matches!(take(&OWNER, &AUTH), Taken::Entry(taken) if taken == entry));
+        assert!(matches!(take(&OWNER, &AUTH), TakeOutcome::InProgress));
+        assert!(matches!(take(&OWNER, &OTHER), TakeOutcome::InProgress));
+        assert!(matches!(take(&OTHER, &AUTH), TakeOutcome::Unknown));
+        pending_uploads.release(&token);
+        assert!(matches!(take(&OTHER, &AUTH), TakeOutcome::Unknown));
+        assert!(matches!(take(&OWNER, &AUTH), TakeOutcome::Entry(taken) if taken == entry));
         let handle = "1482719382210".parse().unwrap();
-        waiting.remember(&token, OWNER, AUTH, Created { handle, url: String::new(), expires_at: 8 });
-        assert!(matches!(take(&OWNER, &AUTH), Taken::Made(made) if made.handle == handle));
-        assert!(matches!(take(&OWNER, &OTHER), Taken::Unknown));
-        assert!(matches!(take(&OTHER, &AUTH), Taken::Unknown));
+        pending_uploads.complete(&token, OWNER, AUTH, CreateReply { handle, url: String::new(), expires_at: 8 });
+        assert!(matches!(take(&OWNER, &AUTH), TakeOutcome::Made(made) if made.handle == handle));
+        assert!(matches!(take(&OWNER, &OTHER), TakeOutcome::Unknown));
+        assert!(matches!(take(&OTHER, &AUTH), TakeOutcome::Unknown));
         // It is spent.
-        waiting.put_back(&token);
-        assert!(matches!(take(&OWNER, &OTHER), Taken::Unknown));
+        pending_uploads.release(&token);
+        assert!(matches!(take(&OWNER, &OTHER), TakeOutcome::Unknown));
     }
 }

@@ -1,4 +1,4 @@
-//! The locks of what is model-checked: loom's under the names of parking_lot.
+//! Loom's locks under the names of parking_lot, for model checking.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;

@@ -1,0 +1,269 @@
+//! Handlers of existing shares: look and claim, info, watch, revoke and rearm, and their batches.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::{Request, StatusCode};
+use lockbox_share_protocol::api::{DEFAULT_WAIT, MAX_WAIT};
+use lockbox_share_protocol::capsule::Capsule;
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::{
+    Batch, BatchResults, ClaimInfo, ClaimReply, ClaimRequest, ErrorCode, ItemResult, Lease, LookReply, LookRequest,
+    MAX_BATCH, ShareInfo, ShareState,
+};
+use lockbox_share_protocol::token::{ClaimId, OwnerToken};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::daemon::{Daemon, see_through};
+use super::reply::{self, Reply};
+use super::request::{self, MANY, ONE, Refusal};
+use crate::limiter::ClientId;
+use crate::store::{self, PendingReply, StoreError};
+
+/// Maximum delay before a watcher notices a change by time alone.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Owner request on one share or on a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// `GET /v1/shares/HANDLE`, `POST /v1/batch/info`
+    Info,
+    /// `POST /v1/shares/HANDLE/revoke`, `POST /v1/batch/revoke`
+    Revoke,
+    /// `POST /v1/shares/HANDLE/rearm`
+    Rearm,
+}
+
+impl Action {
+    fn begin(self, daemon: &Daemon, handle: Handle, owner: &OwnerToken) -> PendingReply<store::ShareReport> {
+        match self {
+            Action::Info => daemon.store.info(handle, owner),
+            Action::Revoke => daemon.store.revoke(handle, owner),
+            Action::Rearm => daemon.store.rearm(handle, owner),
+        }
+    }
+
+    async fn end(
+        self,
+        daemon: Arc<Daemon>,
+        client: ClientId,
+        handle: Handle,
+        pending: PendingReply<store::ShareReport>,
+    ) -> Result<ShareInfo, Refusal> {
+        let info = pending.await.map_err(|error| daemon.refused(client, error))?;
+        let counter = match self {
+            Action::Info => return Ok(message_of(handle, &info)),
+            Action::Revoke => &daemon.metrics.revoked,
+            Action::Rearm => &daemon.metrics.rearmed,
+        };
+        counter.fetch_add(1, Relaxed);
+        daemon.notifier.withdraw(handle);
+        Ok(message_of(handle, &info))
+    }
+
+    /// Serves one share.
+    pub(super) async fn one(
+        self,
+        daemon: &Arc<Daemon>,
+        client: ClientId,
+        handle: Handle,
+        request: &Request<Incoming>,
+    ) -> Result<Reply, Refusal> {
+        let owner = request::bearer(request.headers())?;
+        let pending = self.begin(daemon, handle, &owner);
+        let end = self.end(daemon.clone(), client, handle, pending);
+        // A question changes nothing that would have to be noted.
+        let info = if self == Action::Info { end.await } else { see_through(end).await }?;
+        Ok(reply::json(StatusCode::OK, &info))
+    }
+
+    /// Serves many shares.
+    pub(super) async fn many(
+        self,
+        daemon: &Arc<Daemon>,
+        client: ClientId,
+        request: Request<Incoming>,
+    ) -> Result<Reply, Refusal> {
+        let owner = request::bearer(request.headers())?;
+        let (beginning, ending) = (daemon.clone(), daemon.clone());
+        let begin = move |handle| (handle, self.begin(&beginning, handle, &owner));
+        let end = move |(handle, pending)| self.end(ending.clone(), client, handle, pending);
+        serve_batch(daemon, client, request, begin, end).await
+    }
+}
+
+/// `GET /v1/shares/HANDLE/watch?version=N&state=S&wait=SECONDS`
+pub(super) async fn watch(
+    daemon: &Daemon,
+    client: ClientId,
+    handle: Handle,
+    request: &Request<Incoming>,
+) -> Result<Reply, Refusal> {
+    let owner: OwnerToken = request::bearer(request.headers())?;
+    let [version, state, wait] = request::parameters(request.uri().query(), ["version", "state", "wait"])?;
+    let number = |text: &str| text.parse::<u64>().map_err(|_| Refusal::malformed("a parameter is no number"));
+    let version = version.map(number).transpose()?;
+    let wait = wait.map(number).transpose()?.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT);
+    let state: Option<ShareState> = state
+        .map(|word| serde_json::from_value(serde_json::Value::from(word)))
+        .transpose()
+        .map_err(|_| Refusal::malformed("there is no such state"))?;
+    let Some(_place) = daemon.watchers.take(client) else {
+        return Err(Refusal::unavailable("too many watch at this time"));
+    };
+    let end = tokio::time::Instant::now() + Duration::from_secs(wait);
+    loop {
+        let change = daemon.notifier.next(handle);
+        tokio::pin!(change);
+        // From here on a change wakes this watcher, also one between the question and the wait.
+        change.as_mut().enable();
+        let info = daemon.store.info(handle, &owner).await.map_err(|error| daemon.refused(client, error))?;
+        let info = message_of(handle, &info);
+        let news =
+            version.is_none_or(|seen| u64::from(info.version) > seen) || state.is_some_and(|seen| seen != info.state);
+        let now = tokio::time::Instant::now();
+        if news || now >= end || daemon.is_stopping() {
+            return Ok(reply::json(StatusCode::OK, &info));
+        }
+        let _ = tokio::time::timeout_at(end.min(now + TICK), change).await;
+    }
+}
+
+/// Converts the store's report to the protocol's message.
+fn message_of(handle: Handle, info: &store::ShareReport) -> ShareInfo {
+    let claim = |event: &store::ClaimRecord| ClaimInfo {
+        state: event.state,
+        claimed_at: event.claimed.seconds(),
+        ended_at: event.ended.seconds(),
+    };
+    ShareInfo {
+        handle,
+        state: info.state,
+        created_at: info.created.seconds(),
+        expires_at: info.expires.seconds(),
+        revoked_at: info.revoked.map(store::WallTime::seconds),
+        max_claims: info.claims_allowed,
+        claims_left: info.claims_left,
+        claims: info.events.iter().map(claim).collect(),
+        size: info.payload_bytes,
+        version: info.version,
+    }
+}
+
+/// Handles `POST /v1/look`. It has the rate limits of a claim, and reveals the same.
+pub(super) async fn look(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, Refusal> {
+    daemon.limiter.admit_claim(client, 1)?;
+    let look: LookRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    let expires = daemon.store.look(look.handle, &look.auth).await.map_err(|error| daemon.refused(client, error))?;
+    Ok(reply::json(StatusCode::OK, &LookReply { expires_at: expires.0 / 1000 }))
+}
+
+/// `POST /v1/claim`
+pub(super) async fn claim(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, Refusal> {
+    daemon.limiter.admit_claim(client, 1)?;
+    let claim: ClaimRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    let handle = claim.handle;
+    let pending = begin_claim(daemon, &claim);
+    let claimed = finish_claim(daemon, client, handle, pending).await?;
+    Ok(reply::json(StatusCode::OK, &claimed))
+}
+
+/// `POST /v1/batch/claim`
+pub(super) async fn claim_batch(
+    daemon: &Arc<Daemon>,
+    client: ClientId,
+    request: Request<Incoming>,
+) -> Result<Reply, Refusal> {
+    daemon.limiter.admit_claim(client, 0)?;
+    let (beginning, ending) = (daemon.clone(), daemon.clone());
+    let begin = move |claim: ClaimRequest| (claim.handle, begin_claim(&beginning, &claim));
+    let end = move |(handle, pending)| {
+        let daemon = ending.clone();
+        async move { finish_claim(&daemon, client, handle, pending).await }
+    };
+    serve_batch(daemon, client, request, begin, end).await
+}
+
+fn begin_claim(daemon: &Daemon, claim: &ClaimRequest) -> PendingReply<store::ClaimGrant> {
+    daemon.store.claim(claim.handle, &claim.auth, ClaimId::new(*claim.claim.as_bytes()))
+}
+
+async fn finish_claim(
+    daemon: &Daemon,
+    client: ClientId,
+    handle: Handle,
+    pending: PendingReply<store::ClaimGrant>,
+) -> Result<ClaimReply, Refusal> {
+    let claimed = pending.await.map_err(|error| {
+        use StoreError::{Busy, Expired, Revoked, Used};
+        if matches!(error, Expired { .. } | Revoked { .. } | Used { .. } | Busy { .. }) {
+            daemon.metrics.conflicts.fetch_add(1, Relaxed);
+        }
+        daemon.refused(client, error)
+    })?;
+    if !claimed.repeated {
+        daemon.metrics.claimed.fetch_add(1, Relaxed);
+        if claimed.lease.is_none() {
+            daemon.metrics.completed.fetch_add(1, Relaxed);
+        }
+        daemon.notifier.changed(handle);
+    }
+    // Only well-formed capsules were taken in, so this one was damaged since.
+    let capsule = Capsule::decode(claimed.capsule.to_vec()).map_err(|error| {
+        tracing::error!(%error, "a stored capsule is damaged");
+        Refusal::new(ErrorCode::Internal, "what was stored is damaged")
+    })?;
+    let lease = claimed.lease.map(|lease| Lease {
+        expires_in: lease.until.0.saturating_sub(daemon.clock.wall().0) / 1000,
+        token: lease.token,
+    });
+    Ok(ClaimReply { capsule, lease })
+}
+
+/// Serves a batch: `begin` starts the change of one item, `end` waits for it. Started changes
+/// complete also after the client disconnected, and hold their permit until then.
+pub(super) async fn serve_batch<T, U, O, F>(
+    daemon: &Daemon,
+    client: ClientId,
+    request: Request<Incoming>,
+    begin: impl Fn(T) -> U + Send + 'static,
+    end: impl Fn(U) -> F + Send + 'static,
+) -> Result<Reply, Refusal>
+where
+    T: DeserializeOwned + Send + 'static,
+    U: Send + 'static,
+    O: Serialize + Send + 'static,
+    F: Future<Output = Result<O, Refusal>> + Send + 'static,
+{
+    let place = daemon
+        .batches
+        .take(client)
+        .ok_or_else(|| Refusal::unavailable("too many batches are under way at this time"))?;
+    let batch: Batch<T> = request::json(request, MANY, daemon.settings.body_timeout).await?;
+    let count = batch.items.len();
+    if count == 0 {
+        return Err(Refusal::malformed("the batch is empty"));
+    }
+    if count > MAX_BATCH {
+        return Err(Refusal::malformed("the batch has more than 100 items"));
+    }
+    daemon.limiter.admit(client, count as u32)?;
+    let work = async move {
+        let _place = place;
+        let begun: Vec<U> = batch.items.into_iter().map(begin).collect();
+        let mut results = Vec::with_capacity(count);
+        for item in begun {
+            let ending = end(item);
+            results.push(match ending.await {
+                Ok(ok) => ItemResult::Done { ok },
+                Err(refusal) => ItemResult::Failed(refusal.failure()),
+            });
+        }
+        Ok(BatchResults { results })
+    };
+    Ok(reply::json(StatusCode::OK, &see_through(work).await?))
+}
