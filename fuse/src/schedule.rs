@@ -115,7 +115,11 @@ impl SnapshotSchedule {
     /// Returns the state for `status`.
     pub(crate) fn describe(&self) -> control::ScheduleStatus {
         let state = self.state.lock();
-        control::ScheduleStatus { rules: format_rules(&self.keep), next: state.next.seconds, failure: state.failure.clone() }
+        control::ScheduleStatus {
+            rules: format_rules(&self.keep),
+            next: state.next.seconds,
+            failure: state.failure.clone(),
+        }
     }
 }
 

@@ -228,8 +228,7 @@ pub(crate) mod tests {
             "{}",
             latched.1
         );
-        let refused_by =
-            |list_page: &str| {
+        let refused_by = |list_page: &str| {
             read_only_refusal(&MountOptions::parse(&[list_page]).unwrap()).map(|response| response.failure_message())
         };
         assert_eq!(refused_by("rw"), None);

@@ -17,8 +17,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockbox::storage::lent::{code_of, error_of};
-use lockbox::storage::{Borrowed, Storage, lend};
+use lockbox::storage::ipc::{code_of, error_of};
+use lockbox::storage::{IpcStorage, Storage, serve_storage};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -222,7 +222,7 @@ impl VersionPoller {
             PollReply::Failed(code, sentence) => Err(error_of(code, sentence)),
             PollReply::Moment(moment) => {
                 let guard = self.process.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
-                take(Arc::new(Borrowed::new(sockets, false)?.ordered().kept_by(guard)))?;
+                take(Arc::new(IpcStorage::new(sockets, false)?.with_atomic_barrier().with_keeper(guard)))?;
                 self.sequence = moment;
                 Ok(true)
             }
@@ -232,7 +232,7 @@ impl VersionPoller {
 
 /// Archive opened in a fetcher process.
 pub struct FetcherConnection {
-    pub storage: Borrowed,
+    pub storage: IpcStorage,
     pub control: FetcherControl,
     /// Set if the archive is open for reading and can gain newer versions.
     pub versions: Option<VersionPoller>,
@@ -257,10 +257,10 @@ pub fn open_in_fetcher(
     let process = Arc::new(FetcherProcess { control: Arc::new(control), child: Mutex::new(child) });
     let Handshake { sockets, ordered, control, news, notice } = handshake(&process.control, address, options, access)?;
     let control = FetcherControl { process: Arc::downgrade(&process), ..control };
-    let borrowed = Borrowed::new(sockets, access != Access::Read)?;
+    let borrowed = IpcStorage::new(sockets, access != Access::Read)?;
     let guard = Arc::new(FetcherGuard(process));
     let news = news.map(|(socket, moment)| VersionPoller { socket, sequence: moment, process: Arc::downgrade(&guard) });
-    let storage = if ordered { borrowed.ordered() } else { borrowed }.kept_by(guard);
+    let storage = if ordered { borrowed.with_atomic_barrier() } else { borrowed }.with_keeper(guard);
     Ok(FetcherConnection { storage, control, versions: news, notice })
 }
 
@@ -340,7 +340,7 @@ pub fn serve_fetcher(
     };
     let moment = follower.as_ref().map(Follower::sequence);
     let notice = writer.as_ref().and_then(|writer| writer.notice());
-    send(&control, &OpenReply::Here { ordered: storage.ordered(), moment, notice }, &[])?;
+    send(&control, &OpenReply::Here { ordered: storage.has_atomic_barrier(), moment, notice }, &[])?;
     let news = sockets.pop();
     spawn_servers(&storage, sockets)?;
     // A version without readers must be freed.
@@ -380,7 +380,7 @@ pub fn serve_fetcher(
 fn spawn_servers(storage: &Arc<dyn Storage>, sockets: Vec<UnixStream>) -> io::Result<()> {
     for socket in sockets {
         let storage = storage.clone();
-        thread::Builder::new().name("serve".into()).spawn(move || lend(&*storage, socket))?;
+        thread::Builder::new().name("serve".into()).spawn(move || serve_storage(&*storage, socket))?;
     }
     Ok(())
 }
@@ -506,7 +506,7 @@ mod tests {
         let Handshake { sockets, ordered, control: client, .. } =
             handshake(&control, &address, &options, Access::Read).unwrap();
         assert!(ordered);
-        let borrowed = Borrowed::new(sockets, false).unwrap();
+        let borrowed = IpcStorage::new(sockets, false).unwrap();
         let before = client.stats().unwrap();
         // The newest record's number by a list; the marker, the record, and what the file begins
         // with.

@@ -393,7 +393,7 @@ impl Storage for RemoteFile {
         Ok(())
     }
 
-    fn is_far(&self) -> bool {
+    fn is_remote(&self) -> bool {
         true
     }
 
@@ -433,7 +433,7 @@ impl Storage for RemoteFile {
         Ok(())
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         self.inner.source.is_atomic()
     }
 

@@ -138,8 +138,9 @@ impl FileSystem {
                 .replay_read_only(&logged, &mut |view| self.write_buffer.restore_from_log(&pieces, view, None));
         }
         let mut reserved = Some(self.volume.reserve_accepted(pieces.groups())?);
-        self.volume
-            .replay(&logged, pieces.len(), &mut |view| self.write_buffer.restore_from_log(&pieces, view, reserved.take()))
+        self.volume.replay(&logged, pieces.len(), &mut |view| {
+            self.write_buffer.restore_from_log(&pieces, view, reserved.take())
+        })
     }
 
     pub fn read_only(&self) -> bool {

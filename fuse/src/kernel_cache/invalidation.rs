@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_name_is_uncertain_when_its_commit_may_have_failed() {
-        let failed = Error::Latched(String::new());
+        let failed = Error::WriteFailed(String::new());
         assert!(may_be_published(SyncProfile::Always, &failed));
         assert!(!may_be_published(SyncProfile::Periodic, &failed));
         for refused in [Error::Exists, Error::NotFound, Error::NotEmpty] {

@@ -106,6 +106,9 @@ mod tests {
             assert!(matches!(accept_times(Err(Error::Stale), INO, &set), Err(Error::Stale)), "{set:?}");
         }
         let times = SetAttributes { ctime, ..SetAttributes::default() };
-        assert!(matches!(accept_times(Err(Error::Latched(String::new())), INO, &times), Err(Error::Latched(_))));
+        assert!(matches!(
+            accept_times(Err(Error::WriteFailed(String::new())), INO, &times),
+            Err(Error::WriteFailed(_))
+        ));
     }
 }

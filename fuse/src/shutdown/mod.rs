@@ -166,7 +166,7 @@ impl Shutdown {
     /// Returns whether the archive's file has no name any more, so that its content is lost with
     /// this mount.
     fn is_last_copy(&self) -> bool {
-        self.slot.lock().as_ref().is_some_and(Archive::is_nameless)
+        self.slot.lock().as_ref().is_some_and(Archive::is_unlinked)
     }
 
     /// Ends all waits for a remote store: no caller is left.

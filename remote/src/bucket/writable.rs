@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockbox::storage::{Storage, Successor};
+use lockbox::storage::{Replacement, Storage};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
@@ -193,7 +193,7 @@ struct BucketReplacement<'a> {
     is_published: bool,
 }
 
-impl Successor for BucketReplacement<'_> {
+impl Replacement for BucketReplacement<'_> {
     fn storage(&self) -> Arc<dyn Storage> {
         self.buffer.clone()
     }
@@ -230,7 +230,7 @@ impl Storage for BucketWriter {
         self.buffer.read_at(offset, out)
     }
 
-    fn is_far(&self) -> bool {
+    fn is_remote(&self) -> bool {
         true
     }
 
@@ -275,7 +275,7 @@ impl Storage for BucketWriter {
         Ok(())
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         true
     }
 
@@ -293,12 +293,12 @@ impl Storage for BucketWriter {
         self.buffer.allocated()
     }
 
-    fn kept_back(&self) -> Result<u64> {
+    fn pending_upload_bytes(&self) -> Result<u64> {
         Ok(self.spooled_bytes())
     }
 
     /// LIVING-5
-    fn succeed(&self) -> Result<Box<dyn Successor + '_>> {
+    fn begin_replace(&self) -> Result<Box<dyn Replacement + '_>> {
         // Pending writes are committed as part of the old content, or they would become orphans.
         self.barrier()?;
         let session = self.session.lock();

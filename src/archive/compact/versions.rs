@@ -6,7 +6,7 @@ use lockbox_terminal::display;
 use crate::error::{Error, Result};
 use crate::format::values::SnapshotValue;
 use crate::format::{Generation, Key, kind};
-use crate::txn::{Difference, Differing, Reading, View, Volume};
+use crate::txn::{Difference, DifferenceCursor, ReadView, View, Volume};
 
 /// Records per batch; their values are at most 3,500 bytes long.
 const BATCH: usize = 512;
@@ -19,8 +19,8 @@ pub(super) struct ArchiveVersions<'v> {
 
 /// One version with its predecessor; the first has none.
 pub(super) struct VersionStep<'v> {
-    older: Option<Reading<'v>>,
-    newer: Reading<'v>,
+    older: Option<ReadView<'v>>,
+    newer: ReadView<'v>,
     snapshot: Option<SnapshotValue>,
     /// Generation of the commit with this tree.
     generation: Generation,
@@ -28,7 +28,7 @@ pub(super) struct VersionStep<'v> {
 
 /// Iterator over the differing records of a step.
 pub(super) struct DifferenceWalk<'s> {
-    differing: Differing<'s>,
+    differing: DifferenceCursor<'s>,
     batch: std::vec::IntoIter<Difference>,
 }
 
@@ -51,8 +51,8 @@ impl<'v> ArchiveVersions<'v> {
     /// Returns the step to the version with this index.
     pub(super) fn step(&self, number: usize) -> Result<VersionStep<'v>> {
         let reading = |number: usize| match self.snapshots.get(number) {
-            Some((id, _)) => Reading::of_snapshot(self.volume, *id),
-            None => Ok(Reading::of(self.volume, self.volume.state())),
+            Some((id, _)) => ReadView::of_snapshot(self.volume, *id),
+            None => Ok(ReadView::of(self.volume, self.volume.state())),
         };
         let snapshot = self.snapshots.get(number).map(|(_, snapshot)| snapshot.clone());
         Ok(VersionStep {
@@ -77,7 +77,7 @@ impl VersionStep<'_> {
     }
 
     pub(super) fn older(&self) -> Option<View<'_>> {
-        self.older.as_ref().map(Reading::view)
+        self.older.as_ref().map(ReadView::view)
     }
 
     pub(super) fn newer(&self) -> View<'_> {

@@ -83,7 +83,7 @@ impl<'a> Builder<'a> {
             file_type => {
                 let copy = self.live.make_node(parent, name, file_type | permissions, source.rdev, creator)?;
                 if file_type == mode::REGULAR {
-                    self.live.restore_storing(self.moment, source.ino, copy.ino)?;
+                    self.live.restore_storage_flags(self.moment, source.ino, copy.ino)?;
                     self.content(source, copy.ino)?;
                     self.copied.files += 1;
                     self.copied.bytes += source.size;

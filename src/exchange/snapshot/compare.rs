@@ -87,7 +87,7 @@ pub fn compare(
 ) -> Result<Vec<PathChange>> {
     let (mut changes, mut held) = (Vec::new(), 0);
     newer.changes_since(older, &mut |change| {
-        held += 1 + change.gone.len() + change.come.len();
+        held += 1 + change.removed_entries.len() + change.added_entries.len();
         changes.push(change);
         go_on(held)
     })?;
@@ -97,8 +97,8 @@ pub fn compare(
         go_on,
         held,
         renamed: Vec::new(),
-        gone: HashSet::new(),
-        come: HashSet::new(),
+        removed_entries: HashSet::new(),
+        added_entries: HashSet::new(),
         replaced: HashMap::new(),
         found: BTreeSet::new(),
     };
@@ -117,8 +117,8 @@ struct Comparison<'a> {
     held: usize,
     /// Renames: inode, removed entry and added entry.
     renamed: Vec<(Ino, Entry, Entry)>,
-    gone: HashSet<Entry>,
-    come: HashSet<Entry>,
+    removed_entries: HashSet<Entry>,
+    added_entries: HashSet<Entry>,
     /// Directories only in the older version, with the directory that replaced each.
     replaced: HashMap<Ino, Ino>,
     found: BTreeSet<PathChange>,
@@ -153,8 +153,8 @@ impl Comparison<'_> {
         old.extend(directories.iter().map(|directory| directory.ino));
         new.extend(directories.iter().map(|directory| directory.ino));
         for ino in &changed {
-            let come = entries.come.get(ino).map_or(0, BTreeSet::len);
-            new.extend(entries.come.get(ino).into_iter().flatten().map(|(directory, _)| *directory));
+            let come = entries.added_entries.get(ino).map_or(0, BTreeSet::len);
+            new.extend(entries.added_entries.get(ino).into_iter().flatten().map(|(directory, _)| *directory));
             // A file with only new names need not be located.
             if both.get(ino).is_some_and(|(_, new)| new.is_directory() || u64::from(new.links) > come as u64) {
                 new.insert(*ino);
@@ -191,7 +191,7 @@ impl Comparison<'_> {
         for ino in changed {
             let Some((before, after)) = both.get(&ino) else { continue };
             let what = if kind(before) == kind(after) { PathChangeKind::Changed } else { PathChangeKind::TypeChanged };
-            let come = entries.come.get(&ino).into_iter().flatten();
+            let come = entries.added_entries.get(&ino).into_iter().flatten();
             reported.extend(come.filter_map(|(directory, name)| Some((ino, below(&one(&new, *directory)?, name)))));
             for path in new.get(&ino).into_iter().flatten() {
                 if !reported.contains(&(ino, path.clone())) {
@@ -204,8 +204,8 @@ impl Comparison<'_> {
 
     /// Pairs removed and added entries as renames.
     fn pair(&mut self, entries: &InodeEntryChanges) -> Result<()> {
-        for (ino, gone) in &entries.gone {
-            let Some(come) = entries.come.get(ino) else { continue };
+        for (ino, gone) in &entries.removed_entries {
+            let Some(come) = entries.added_entries.get(ino) else { continue };
             self.go_on(0)?;
             let (old, new) = (attributes(self.older, *ino)?, attributes(self.newer, *ino)?);
             let is_one_object = old.zip(new).is_some_and(|(old, new)| kind(&old) == kind(&new));
@@ -223,8 +223,8 @@ impl Comparison<'_> {
             }
             pairs.extend(gone.into_iter().zip(unpaired));
             for (from, to) in pairs {
-                self.gone.insert(from.clone());
-                self.come.insert(to.clone());
+                self.removed_entries.insert(from.clone());
+                self.added_entries.insert(to.clone());
                 self.renamed.push((*ino, from.clone(), to.clone()));
             }
         }
@@ -243,7 +243,7 @@ impl Comparison<'_> {
     /// there.
     fn entries(&mut self, directory: &ChangedInode, old: &[u8], new: &[u8]) -> Result<()> {
         let names = |entries: &[(Vec<u8>, Ino)]| entries.iter().map(|(name, _)| name.clone()).collect::<BTreeSet<_>>();
-        let (gone, come) = (names(&directory.gone), names(&directory.come));
+        let (gone, come) = (names(&directory.removed_entries), names(&directory.added_entries));
         let mut waiting = Vec::new();
         for name in gone.union(&come) {
             let there = |fs: &FileSystem, is_there: bool, path: &[u8]| -> Result<PathObject> {
@@ -251,8 +251,8 @@ impl Comparison<'_> {
                 Ok(found.map(|found| (below(path, name), found)))
             };
             let at = (directory.ino, name.clone());
-            let before = there(self.older, gone.contains(name) && !self.gone.contains(&at), old)?;
-            let after = there(self.newer, come.contains(name) && !self.come.contains(&at), new)?;
+            let before = there(self.older, gone.contains(name) && !self.removed_entries.contains(&at), old)?;
+            let after = there(self.newer, come.contains(name) && !self.added_entries.contains(&at), new)?;
             waiting.push((before, after));
         }
         self.pairs(waiting)
@@ -302,8 +302,8 @@ impl Comparison<'_> {
             }
             Ok(())
         };
-        list(self.older, old, &self.gone, false)?;
-        list(self.newer, new, &self.come, true)?;
+        list(self.older, old, &self.removed_entries, false)?;
+        list(self.newer, new, &self.added_entries, true)?;
         waiting.extend(both.into_values());
         Ok(())
     }
@@ -317,17 +317,21 @@ impl Comparison<'_> {
 
 /// Removed and added entries by inode, without entries that only moved within the list.
 struct InodeEntryChanges {
-    gone: BTreeMap<Ino, BTreeSet<Entry>>,
-    come: BTreeMap<Ino, BTreeSet<Entry>>,
+    removed_entries: BTreeMap<Ino, BTreeSet<Entry>>,
+    added_entries: BTreeMap<Ino, BTreeSet<Entry>>,
 }
 
 impl InodeEntryChanges {
     fn of(changes: &[ChangedInode]) -> InodeEntryChanges {
-        let mut entered = InodeEntryChanges { gone: BTreeMap::new(), come: BTreeMap::new() };
+        let mut entered = InodeEntryChanges { removed_entries: BTreeMap::new(), added_entries: BTreeMap::new() };
         for change in changes {
-            let come: BTreeSet<&(Vec<u8>, Ino)> = change.come.iter().collect();
-            let moved: BTreeSet<&(Vec<u8>, Ino)> = change.gone.iter().filter(|gone| come.contains(gone)).collect();
-            for (list, entries) in [(&change.gone, &mut entered.gone), (&change.come, &mut entered.come)] {
+            let come: BTreeSet<&(Vec<u8>, Ino)> = change.added_entries.iter().collect();
+            let moved: BTreeSet<&(Vec<u8>, Ino)> =
+                change.removed_entries.iter().filter(|gone| come.contains(gone)).collect();
+            for (list, entries) in [
+                (&change.removed_entries, &mut entered.removed_entries),
+                (&change.added_entries, &mut entered.added_entries),
+            ] {
                 for entry @ (name, ino) in list {
                     if !moved.contains(entry) {
                         entries.entry(*ino).or_default().insert((change.ino, name.clone()));

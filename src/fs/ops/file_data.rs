@@ -145,7 +145,12 @@ impl FileSystem {
     }
 
     /// Writes the pages of the whole frames within the range, if any, without referencing them.
-    fn seal_frames(&self, ino: Ino, range: &Range<u64>, data: &[u8]) -> Result<Option<(UnreferencedPages, InodeInState)>> {
+    fn seal_frames(
+        &self,
+        ino: Ino,
+        range: &Range<u64>,
+        data: &[u8],
+    ) -> Result<Option<(UnreferencedPages, InodeInState)>> {
         let direct = whole_frames(range);
         if direct.is_empty() {
             return Ok(None);

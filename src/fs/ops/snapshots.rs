@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::format::values::{SnapshotValue, decode_list};
 use crate::format::{Ino, kind};
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, SnapshotId, SnapshotInfo, directory, inode};
-use crate::txn::{Choice, Pinned, Reading, Volume};
+use crate::txn::{Choice, Pinned, ReadView, Volume};
 
 impl FileSystem {
     /// Takes a snapshot of the current version; durable on return. Data deleted before is not in
@@ -292,8 +292,8 @@ impl<'a> SnapshotView<'a> {
         self.id
     }
 
-    fn reading(&self) -> Result<Reading<'a>> {
-        Reading::of_snapshot(self.volume, self.id.0)
+    fn reading(&self) -> Result<ReadView<'a>> {
+        ReadView::of_snapshot(self.volume, self.id.0)
     }
 
     /// See [`FileSystem::lookup`].

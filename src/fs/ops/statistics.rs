@@ -1,6 +1,6 @@
 //! Space and memory of an archive: statfs, and the figures for operators.
 
-use crate::error::{CacheUse, Result};
+use crate::error::{CacheStats, Result};
 use crate::format::{BLOCK, Ino, MAX_DATA, MAX_INO, MAX_OFFSET};
 use crate::fs::{FileSystem, Statistics, Usage};
 
@@ -92,7 +92,7 @@ impl FileSystem {
             snapshots: self.volume.snapshot_use(),
             map_bytes: blocks.as_ref().map_or(0, |(_, memory)| *memory),
             file_bytes: blocks.as_ref().map(|(blocks, _)| blocks.total.saturating_mul(BLOCK)),
-            used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.taken.saturating_mul(BLOCK)),
+            used_bytes: blocks.as_ref().map(|(blocks, _)| blocks.used.saturating_mul(BLOCK)),
             latched: self.volume.latched().map(str::to_owned),
             fallback: self.volume.fallback(),
         }
@@ -133,7 +133,7 @@ impl FileSystem {
 impl Usage {
     /// Returns the bytes that count against the memory limit.
     pub fn memory(&self) -> u64 {
-        let cache = |cache: &CacheUse| cache.bytes;
+        let cache = |cache: &CacheStats| cache.bytes;
         cache(&self.cells) + cache(&self.heads) + cache(&self.nodes) + self.dirty_bytes + self.map_bytes
     }
 }

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::format::values::NO_TRIM;
 use crate::format::{Ino, Key, kind};
 use crate::txn::{Operation, Reclaimer, Volume};
-use removal::{OpenHandles, is_nameless, orphan_key, orphan_step, trim_step};
+use removal::{OpenHandles, is_unlinked, orphan_key, orphan_step, trim_step};
 
 /// Bounds of the keys of orphan and trim records.
 const RECLAIM_RECORDS: (Key, Key) =
@@ -200,7 +200,7 @@ impl Reclaim {
                     // Blocked for now, or finished.
                     Ok(false) => break,
                     Ok(true) => {}
-                    Err(error @ Error::Latched(_)) => return Err(error),
+                    Err(error @ Error::WriteFailed(_)) => return Err(error),
                     Err(error) => {
                         tracing::debug!(%error, inode = ino.0, "what was deleted could not be reclaimed");
                         break;
@@ -261,7 +261,7 @@ impl Reclaim {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let inode = inode::find(view, ino)?;
-        let orphan = view.get(orphan_key(ino), |_| Ok(()))?.is_some() && is_nameless(ino, inode.as_ref());
+        let orphan = view.get(orphan_key(ino), |_| Ok(()))?.is_some() && is_unlinked(ino, inode.as_ref());
         let trimmed = inode.is_some_and(|inode| inode.trim != NO_TRIM);
         drop(state);
         if orphan && !self.handles.is_open(ino) {

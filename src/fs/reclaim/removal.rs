@@ -218,7 +218,7 @@ pub(super) fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue
 
 /// Returns whether an orphan record is plausible: an inode with names, or the root, is never
 /// reclaimed because of a forged record.
-pub(super) fn is_nameless(ino: Ino, inode: Option<&InodeValue>) -> bool {
+pub(super) fn is_unlinked(ino: Ino, inode: Option<&InodeValue>) -> bool {
     ino != ROOT_INO && ino.0 <= MAX_INO && inode.is_none_or(|inode| inode.links == 0)
 }
 

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::InodeValue;
 use crate::fs::{extents, inode};
-use crate::txn::{Operation, Publication, State, UnnamedPages, WrittenPiece};
+use crate::txn::{Operation, Publication, State, UnreferencedPages, WrittenPiece};
 
 /// Pages written for one file's layer, and the change of the file that references them.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl FilePlan {
 /// Progress of a batch.
 enum BatchState {
     Writing,
-    Written(Vec<FilePlan>, UnnamedPages),
+    Written(Vec<FilePlan>, UnreferencedPages),
     /// No operation referenced the batch, and its layers were unsealed. Threads that wait for the
     /// batch get the error.
     Failed(Error),
@@ -74,7 +74,7 @@ impl WritebackBatch {
         }
     }
 
-    pub(crate) fn set_written(&self, plans: Vec<FilePlan>, pages: UnnamedPages) {
+    pub(crate) fn set_written(&self, plans: Vec<FilePlan>, pages: UnreferencedPages) {
         *self.state.lock() = BatchState::Written(plans, pages);
         self.changed.notify_all();
     }
@@ -157,7 +157,7 @@ fn apply_plans(
     op: &mut Operation<'_>,
     plans: &[FilePlan],
     inodes: Vec<Option<InodeValue>>,
-    pages: &mut UnnamedPages,
+    pages: &mut UnreferencedPages,
 ) -> Result<()> {
     // Pages of files that were removed since are never referenced: inode numbers are not reused.
     let there: HashSet<Ino> =

@@ -21,7 +21,7 @@ use super::types::FsOptions;
 use super::write_buffer::{FilePlan, LockedFile, SealedLayers, WriteBuffer, WritebackBatch};
 use crate::error::Result;
 use crate::format::Ino;
-use crate::txn::{Operation, Publication, Reservation, UnnamedPages, View, Volume};
+use crate::txn::{Operation, Publication, Reservation, UnreferencedPages, View, Volume};
 use plan::PagePlanner;
 
 /// Maximum pieces of one writeback by a writer: bounds its operation to some thousands of records.
@@ -82,10 +82,10 @@ impl Writeback {
 
     /// Writes the pages of the sealed layers. After an error none of them is kept, and their space
     /// is reserved for the layers again.
-    fn write_pages(&self, view: View<'_>, sealed: &mut SealedLayers) -> Result<(Vec<FilePlan>, UnnamedPages)> {
+    fn write_pages(&self, view: View<'_>, sealed: &mut SealedLayers) -> Result<(Vec<FilePlan>, UnreferencedPages)> {
         let (layers, reserved) = sealed.parts();
         let held = reserved.as_ref().map_or(0, Reservation::groups);
-        let written = UnnamedPages::new(&self.volume);
+        let written = UnreferencedPages::new(&self.volume);
         let planner =
             PagePlanner { volume: &self.volume, options: self.options, view, reserved, threads: self.threads, written };
         let planned = planner.plan(layers);
@@ -146,7 +146,7 @@ impl Writeback {
         batch.set_written(plans, pages);
         drop(sealed.parts().1.take());
         // Only now: the flusher of a commit may have waited for the pages (BATCH-2).
-        self.volume.bound_unsynced()?;
+        self.volume.limit_unsynced()?;
         // If this fails the batch stays registered, and the next commit or change of these files
         // applies it.
         self.volume.operate(records, true, |op| batch.apply(op))?;

@@ -13,7 +13,7 @@ use crate::fs::ranges::{gaps, join};
 use crate::fs::types::FsOptions;
 use crate::fs::write_buffer::{DirtyPiece, FilePlan, Frame, INLINE_GROUPS, Layer, MAX_PIECES};
 use crate::fs::{inode, parallel_writer};
-use crate::txn::{Reservation, UnnamedPages, View, Volume, groups_for};
+use crate::txn::{Reservation, UnreferencedPages, View, Volume, groups_for};
 
 /// Minimum frames per thread: one takes 20 us and more, starting a thread about 50.
 const MIN_FRAMES_PER_THREAD: usize = 32;
@@ -34,16 +34,16 @@ pub(super) struct PagePlanner<'a> {
     /// Maximum number of threads that write frames.
     pub(super) threads: usize,
     /// Pages written so far.
-    pub(super) written: UnnamedPages,
+    pub(super) written: UnreferencedPages,
 }
 
 impl PagePlanner<'_> {
     /// Plans and writes the layers in the given order (ascending numbers, so that files created
     /// together are packed together).
-    pub(super) fn plan(mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<(Vec<FilePlan>, UnnamedPages)> {
+    pub(super) fn plan(mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<(Vec<FilePlan>, UnreferencedPages)> {
         let mut plans = Vec::with_capacity(layers.len());
         let mut packer = Packer::new(self.options);
-        if self.volume.is_far() {
+        if self.volume.is_remote() {
             self.prefetch_old_pages(layers)?;
         }
         for (ino, layer) in layers {
@@ -84,7 +84,7 @@ impl PagePlanner<'_> {
                 );
             }
         }
-        self.volume.expect_data(expected.iter().map(|(page, start, length)| (page, *start, *length)));
+        self.volume.prefetch_data(expected.iter().map(|(page, start, length)| (page, *start, *length)));
         Ok(())
     }
 
@@ -177,7 +177,7 @@ impl PagePlanner<'_> {
         let parts = parallel_writer::run_parallel(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
             let mut part = FilePlan::new(planned.ino, planned.end, *inode);
             let mut own =
-                PagePlanner { volume, options, view, reserved, threads: 1, written: UnnamedPages::new(volume) };
+                PagePlanner { volume, options, view, reserved, threads: 1, written: UnreferencedPages::new(volume) };
             mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame))?;
             Ok((part, own.written))
         })?;

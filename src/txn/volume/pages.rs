@@ -24,7 +24,7 @@ impl Volume {
         self.medium.pager.prefetch_data(parts);
     }
 
-    /// As [`crate::pager::Pager::expect_pages`].
+    /// As [`crate::pager::Pager::prefetch_pages`].
     pub(crate) fn prefetch_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
         self.medium.pager.prefetch_pages(pages);
     }

@@ -163,7 +163,7 @@ impl Storage for UploadBuffer {
         self.read(offset, out)
     }
 
-    fn is_far(&self) -> bool {
+    fn is_remote(&self) -> bool {
         true
     }
 
@@ -232,7 +232,7 @@ impl Storage for UploadBuffer {
         self.shared.state.lock().failed.clone().map_or(Ok(()), Err)
     }
 
-    fn ordered(&self) -> bool {
+    fn has_atomic_barrier(&self) -> bool {
         true
     }
 
@@ -379,9 +379,9 @@ impl UploadBuffer {
         let unchanged: Vec<Range<u64>> = state.changed.gaps(&blocks).collect();
         let changed = state.changed.overlapping(&blocks);
         let changed = changed.flat_map(|run| run.start.max(blocks.start)..run.end.min(blocks.end));
-        let is_far = |number: &u64| !state.dirty.contains_key(number) && !state.last_inline.contains_key(number);
+        let is_remote = |number: &u64| !state.dirty.contains_key(number) && !state.last_inline.contains_key(number);
         let new =
-            changed.take(MAX_BLOCKS as usize).filter(is_far).flat_map(|number| state.map.parts(number..number + 1));
+            changed.take(MAX_BLOCKS as usize).filter(is_remote).flat_map(|number| state.map.parts(number..number + 1));
         let is_up = |part: &MapEntry| part.place.is_some_and(|place| state.local_object(&place.id).is_none());
         let new: Vec<MapEntry> = new.filter(is_up).collect();
         let base = state.base.clone();
