@@ -7,9 +7,9 @@ use lockbox::archive::FindingKind;
 use lockbox::error::Refusal;
 use lockbox::exchange::{Cause, Problem};
 use lockbox_host::daemons::{self, Holder};
-use lockbox_host::elsewhere;
 use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::remote;
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
 
 /// What was compared is not alike; diff(1) has 1 for that, which is wrong usage here.
@@ -68,7 +68,7 @@ impl Program for Lockbox {
         if let Error::InUse(_) = &error
             && let Holder::Serves(status) = daemons::holder(path)
             // Of what is at an address only who writes there is in the way.
-            && !(elsewhere::is_elsewhere(path) && status.read_only)
+            && !(remote::is_elsewhere(path) && status.read_only)
         {
             let point = shown(&status.mount_point_path());
             if daemons::is_out_of_sight(&status) && daemons::mount_of(&status, &mounts::all()).is_none() {
@@ -197,7 +197,7 @@ mod tests {
         let mut known = Vec::new();
         options(&program, &mut known);
         let remedy = |refusal: &Refusal| advised(refusal)[refusal.to_string().len()..].to_owned();
-        let hints = crate::hints::TABLE.iter().map(|(_, hint)| String::from(*hint));
+        let hints = crate::suggestions::TABLE.iter().map(|(_, hint)| String::from(*hint));
         let advice = refusals
             .iter()
             .map(remedy)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use lockbox::exchange::components;
 use lockbox_host::located::Located;
-use lockbox_host::{elsewhere, shown};
+use lockbox_host::{remote, shown};
 use lockbox_terminal::display;
 
 use crate::exit::Failure;
@@ -26,7 +26,7 @@ pub(crate) enum Named {
 impl Named {
     pub(crate) fn of(argument: &OsStr) -> Result<Named, Failure> {
         let whole = Path::new(argument);
-        let is_elsewhere = elsewhere::is_elsewhere(whole);
+        let is_elsewhere = remote::is_elsewhere(whole);
         if !is_elsewhere && exists(whole) {
             return Ok(Named::Whole(whole.into()));
         }

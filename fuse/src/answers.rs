@@ -12,7 +12,7 @@ use lockbox::archive::{Archive, Moments};
 use lockbox::control::{Caches, Client, Follows, Request, Response, Status};
 use lockbox::error::Timestamp;
 use lockbox::fs::FileSystem;
-use lockbox_host::elsewhere::Telling;
+use lockbox_host::remote::Telling;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 

@@ -17,7 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lockbox_host::elsewhere::{self, Access, FetcherReach, Place, Remote};
+use lockbox_host::remote::{self, Access, FetcherReach, Place, Remote};
 use nix::sys::signal::SigSet;
 use nix::unistd::geteuid;
 use rustix::thread::CapabilitySet;
@@ -66,10 +66,10 @@ pub fn run() -> io::Result<()> {
     journal::start(&log, false).map_err(|failure| io::Error::other(failure.message))?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     if !confined {
-        return elsewhere::fetch(control, None, |_| {});
+        return remote::fetch(control, None, |_| {});
     }
     let brokerage = Brokerage::start(&log)?;
-    let served = elsewhere::fetch(control, Some(brokerage.questions()?), |reach| confine(reach, &brokerage.refusals));
+    let served = remote::fetch(control, Some(brokerage.questions()?), |reach| confine(reach, &brokerage.refusals));
     brokerage.end();
     served
 }

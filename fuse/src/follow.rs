@@ -10,7 +10,7 @@ use std::time::Duration;
 use lockbox::Result;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{SeenOptions, UnlockedKey};
-use lockbox_host::elsewhere::{Following, Place};
+use lockbox_host::remote::{Following, Place};
 use parking_lot::Mutex;
 
 use crate::adapter::{Activity, Shown};

@@ -14,8 +14,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use lockbox_host::mountpoint::{Held, Point};
 use lockbox_host::mounts::{self, Mounted, Numbers};
-use lockbox_host::point::{Held, Point};
 use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};

@@ -23,8 +23,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use lockbox_host::daemons::user_name;
-use lockbox_host::elsewhere;
-use lockbox_host::point::Point;
+use lockbox_host::mountpoint::Point;
+use lockbox_host::remote;
 use nix::unistd::geteuid;
 
 use crate::exit::Failure;
@@ -39,7 +39,7 @@ pub fn required(owner: Option<u32>, options: &Options) -> Option<u32> {
 /// The owner of an archive's file, or of the directory that holds its objects
 /// (`file:///directory`), which no descriptor of this process is open of.
 pub fn owner_by_path(archive: &Path) -> Option<u32> {
-    let local = if elsewhere::is_elsewhere(archive) { elsewhere::directory(archive)? } else { archive.to_path_buf() };
+    let local = if remote::is_elsewhere(archive) { remote::directory(archive)? } else { archive.to_path_buf() };
     local.metadata().ok().map(|found| found.uid())
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use lockbox::control::{self, Request, Response};
 use lockbox_host::daemons;
-use lockbox_host::point::Point;
+use lockbox_host::mountpoint::Point;
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 

@@ -14,7 +14,7 @@ use landlock::{
     RestrictionStatus, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
     make_bitflags,
 };
-use lockbox_host::elsewhere::FetcherReach;
+use lockbox_host::remote::FetcherReach;
 
 /// What stays within reach, by descriptors: the mount may hide the paths.
 pub(crate) struct Reach<'a> {

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use lockbox_host::mountpoint::Made;
 use lockbox_host::mounts::{self, Mounted, Numbers};
-use lockbox_host::point::Made;
 use nix::sys::signal::SigSet;
 use serde::{Deserialize, Serialize};
 

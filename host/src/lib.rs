@@ -6,29 +6,29 @@
 
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
 
+mod available_memory;
+mod credentials;
 pub mod daemons;
-pub mod elsewhere;
 mod failure;
-mod given;
 pub mod harden;
 pub mod located;
+pub mod mount_options;
+pub mod mountpoint;
 pub mod mounts;
 pub mod namespaces;
 mod place_names;
-pub mod point;
 pub mod proc;
+pub mod remote;
 pub mod secrets;
-mod spare;
+mod spinner;
 mod unlock;
-pub mod words;
-mod working;
 
+pub use credentials::{Asker, Given, gather};
 pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};
 pub use failure::{Failure, Program, code, is_full};
-pub use given::{Asker, Given, gather};
 pub use place_names::place_names;
+pub use spinner::Working;
 pub use unlock::{unlock, unlock_damaged, unlock_limits};
-pub use working::Working;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

@@ -6,9 +6,9 @@ use lockbox::Error;
 use lockbox::keys::{self, KeyKind, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::storage::Site;
 
-use crate::given::gather;
+use crate::available_memory::spare_kib;
+use crate::credentials::gather;
 use crate::secrets::{Cache, Keyring, Sources};
-use crate::spare::spare_kib;
 use crate::{Failure, Program};
 
 /// What unlocking may cost: as much as ever, or in all as much as the user raised it to. Half of the memory that nothing uses is for derivations

@@ -15,7 +15,7 @@ use fuser::{Session, SessionACL};
 use lockbox_fuse::exit::Failure;
 use lockbox_fuse::kernel;
 use lockbox_fuse::mount::{self, Mount};
-use lockbox_host::point::Point;
+use lockbox_host::mountpoint::Point;
 use nix::mount::MsFlags;
 use nix::sys::signal::{SigSet, Signal};
 use std::os::unix::fs::MetadataExt;

@@ -20,10 +20,10 @@ use lockbox_fuse::task::Task;
 use lockbox_fuse::{
     broker, daemon, fetcher, former, fstab, hidden, kept, kernel, mount, point_owner, remount, session, unmounter,
 };
-use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::located::real_path;
+use lockbox_host::mountpoint::Made;
 use lockbox_host::namespaces::Namespaces;
-use lockbox_host::point::Made;
+use lockbox_host::remote::{self, Place};
 use lockbox_host::secrets::{Cache, Sources, desktop};
 use lockbox_host::{OTHER, Program, USAGE, harden};
 use nix::errno::Errno;
@@ -377,7 +377,7 @@ fn serve(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Res
 
 /// The archive's absolute path, or its address, and where it is; None when it may be missing, and is.
 fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Failure> {
-    let is_elsewhere = elsewhere::is_elsewhere(name);
+    let is_elsewhere = remote::is_elsewhere(name);
     if options.remote.is_unsent() && !is_elsewhere {
         return Err(Failure::usage("-o unsent is for archives at addresses"));
     }
@@ -418,7 +418,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use clap::CommandFactory;
-    use lockbox_host::words::{MOUNT, Takes};
+    use lockbox_host::mount_options::{MOUNT, Takes};
 
     use super::*;
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use lockbox::archive::Archive;
 use lockbox::control::{self, Response};
-use lockbox_host::elsewhere;
+use lockbox_host::remote;
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 
@@ -59,9 +59,9 @@ pub(crate) struct End {
 /// The end of a mount whose archive is at an address.
 pub(crate) struct Elsewhere {
     /// Before the archive is closed: nobody is left who waits for the store's word, and what it does not take is kept on this machine.
-    pub(crate) leave: elsewhere::Leaving,
+    pub(crate) leave: remote::Leaving,
     /// Ends the process that writes there, once the archive is closed: who is told that the mount has ended finds nobody there.
-    pub(crate) end: elsewhere::Ending,
+    pub(crate) end: remote::Ending,
 }
 
 impl End {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lockbox_host::mountpoint::Point;
 use lockbox_host::mounts::Numbers;
-use lockbox_host::point::Point;
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
 

@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::error::{Error, Result};
 use super::read::{PASSPHRASE, Privacy};
-use super::{Bytes, choice, desktop, program, prompt, read};
+use super::{Bytes, desktop, new_passphrase, program, prompt, read};
 use crate::shown;
 
 /// Where a passphrase comes from, as the command line says; nothing in here is secret.
@@ -201,7 +201,7 @@ impl PassphraseSources {
     }
 
     fn chosen(&self, path: &Path) -> Result<Bytes> {
-        checked(choice::choose(path, self.advises())?, TYPED)
+        checked(new_passphrase::choose(path, self.advises())?, TYPED)
     }
 
     /// What an identity or its plugin wants to know, such as the passphrase of an SSH key.

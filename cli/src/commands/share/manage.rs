@@ -1,0 +1,27 @@
+//! `lockbox share info`, `revoke` and `rearm`: asks one thing about one share and shows what became of it.
+use lockbox_share_client::Error;
+use lockbox_share_client::http::Client;
+use lockbox_share_client::protocol::handle::Handle;
+use lockbox_share_client::protocol::message::Info;
+use lockbox_share_client::protocol::token::OwnerToken;
+
+use super::{format, serving};
+use crate::exit::Failure;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// ID or label of the share, as 'lockbox share ls' shows them
+    id: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is asked.
+type Ask = fn(&Client, &OwnerToken, Handle) -> Result<Info, Error>;
+
+pub(super) fn run(args: &Args, ask: Ask) -> Result<(), Failure> {
+    let (entry, client, owner) = serving::remembered(&args.id)?;
+    let info = ask(&client, &owner, entry.handle).map_err(|error| serving::failure(&error))?;
+    format::print(&entry, &info, args.json)
+}
