@@ -82,7 +82,7 @@ pub(crate) fn users(mounted: &Mounted) -> Vec<User> {
 /// A process of each other mount namespace in which the file system with this device number is
 /// mounted, in words, as far as this user may see them; not of that of its own daemon. Such a mount
 /// keeps the file system alive when it is gone here, as one in a container does.
-pub(crate) fn elsewhere(device: u64, of_daemon: u64) -> Vec<String> {
+pub(crate) fn users_in_other_namespaces(device: u64, of_daemon: u64) -> Vec<String> {
     let mut seen = vec![daemons::mount_namespace(), of_daemon];
     let mut found = Vec::new();
     for pid in numbers(Path::new("/proc")) {
@@ -210,7 +210,7 @@ mod tests {
         let device = mounts::parse(b"1 1 0:43 / / rw - x x rw").unwrap().device;
         assert_eq!(point_of(table, device), Some("/in it".into()));
         assert_eq!(point_of(table, device + 1), None);
-        assert!(elsewhere(u64::MAX, 0).is_empty());
+        assert!(users_in_other_namespaces(u64::MAX, 0).is_empty());
     }
 
     #[test]

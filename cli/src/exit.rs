@@ -68,7 +68,7 @@ impl Program for Lockbox {
         if let Error::InUse(_) = &error
             && let Holder::Serves(status) = daemons::holder(path)
             // Of what is at an address only who writes there is in the way.
-            && !(remote::is_elsewhere(path) && status.read_only)
+            && !(remote::is_remote(path) && status.read_only)
         {
             let point = shown(&status.mount_point_path());
             if daemons::is_out_of_sight(&status) && daemons::mount_of(&status, &mounts::all()).is_none() {

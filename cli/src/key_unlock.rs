@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use lockbox::Error;
 use lockbox::crypto::{KeyFile, Passphrase};
 use lockbox::keys::{self, KeyAccess, KeyKind, Secrets};
-use lockbox_host::remote::Place;
+use lockbox_host::remote::ArchiveLocation;
 use lockbox_host::secrets::{PassphraseSources, Sources};
-use lockbox_host::{Given, Program, WRONG_KEY, gather, shown};
+use lockbox_host::{Credentials, Program, WRONG_KEY, gather, shown};
 
 use crate::exit::{Failure, Lockbox};
 use crate::progress::Bar;
@@ -37,7 +37,7 @@ impl UnlockArgs {
     /// Those of the sources, and those of `action` in the words of [`failure`].
     pub(crate) fn with_access<T>(
         &self,
-        archive: &Place,
+        archive: &ArchiveLocation,
         action: impl FnMut(&KeyAccess<'_>) -> lockbox::Result<T>,
     ) -> Result<T, Failure> {
         self.attempt(archive, &mut self.given(archive)?, action)
@@ -46,8 +46,8 @@ impl UnlockArgs {
     /// The same with what was got before.
     pub(crate) fn attempt<T>(
         &self,
-        archive: &Place,
-        given: &mut Given,
+        archive: &ArchiveLocation,
+        given: &mut Credentials,
         mut action: impl FnMut(&KeyAccess<'_>) -> lockbox::Result<T>,
     ) -> Result<T, Failure> {
         let attempt = |secrets: &Secrets| match action(&self.access(secrets, archive)) {
@@ -60,7 +60,7 @@ impl UnlockArgs {
 
     /// As [`UnlockArgs::given`], and who typed a wrong passphrase is told before anything else is asked or shown. That derives its key once more
     /// than the command does, so it is not for programs.
-    pub(crate) fn verified(&self, archive: &Place) -> Result<Given, Failure> {
+    pub(crate) fn verified(&self, archive: &ArchiveLocation) -> Result<Credentials, Failure> {
         let mut given = self.given(archive)?;
         if given.is_typed(&self.sources) {
             self.attempt(archive, &mut given, |access| keys::list(archive.site(), access))?;
@@ -69,7 +69,7 @@ impl UnlockArgs {
     }
 
     /// Everything that was given; the passphrase is asked for only when something may need it.
-    pub(crate) fn given(&self, archive: &Place) -> Result<Given, Failure> {
+    pub(crate) fn given(&self, archive: &ArchiveLocation) -> Result<Credentials, Failure> {
         let mut given = gather::<Lockbox>(archive.path(), &self.sources)?;
         if given.secrets.passphrase.is_none() && self.needs_passphrase(archive) {
             given.add_passphrase(archive.path(), &self.sources)?;
@@ -78,7 +78,11 @@ impl UnlockArgs {
     }
 
     /// As [`UnlockArgs::verified`], and a new passphrase, from `new` or as [`PassphraseSources::old_and_new`] reads them.
-    pub(crate) fn given_and_new(&self, new: Option<&Path>, archive: &Place) -> Result<(Given, Passphrase), Failure> {
+    pub(crate) fn given_and_new(
+        &self,
+        new: Option<&Path>,
+        archive: &ArchiveLocation,
+    ) -> Result<(Credentials, Passphrase), Failure> {
         self.sources.check()?;
         let passphrase = &self.sources.passphrase;
         if new.is_none() && passphrase.is_typed() {
@@ -86,8 +90,11 @@ impl UnlockArgs {
         }
         let mut files = self.sources.clone();
         files.passphrase = PassphraseSources { passfile_any: passphrase.passfile_any, ..Default::default() };
-        let mut given =
-            if self.sources.names_file() { gather(archive.path(), &files)? } else { Given::from(Secrets::default()) };
+        let mut given = if self.sources.names_file() {
+            gather(archive.path(), &files)?
+        } else {
+            Credentials::from(Secrets::default())
+        };
         if !self.sources.names_file() || passphrase.any_named() || self.needs_passphrase(archive) {
             let (old, new) = passphrase.old_and_new(new, archive.path())?;
             given.add_typed(old.into());
@@ -101,7 +108,7 @@ impl UnlockArgs {
         self.sources.passphrase.advises()
     }
 
-    pub(crate) fn access<'a>(&self, secrets: &'a Secrets, archive: &Place) -> KeyAccess<'a> {
+    pub(crate) fn access<'a>(&self, secrets: &'a Secrets, archive: &ArchiveLocation) -> KeyAccess<'a> {
         KeyAccess { secrets, limits: self.limit.limits(), seen: self.seen.options(archive.path()) }
     }
 
@@ -114,7 +121,7 @@ impl UnlockArgs {
     }
 
     /// Whether the key file opens nothing without a passphrase.
-    fn needs_passphrase(&self, archive: &Place) -> bool {
+    fn needs_passphrase(&self, archive: &ArchiveLocation) -> bool {
         // A header that cannot be read is the business of the command.
         let kinds = keys::kinds(archive.site()).unwrap_or_default();
         let has = |kind| kinds.iter().any(|(_, other)| *other == kind);
@@ -123,7 +130,7 @@ impl UnlockArgs {
 }
 
 /// The failure of a change of keys.
-pub(crate) fn failure(place: &Place, error: Error) -> Failure {
+pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     let path = place.path();
     match &error {
         Error::WrongKey => {

@@ -11,7 +11,7 @@ use lockbox::fs::{Attributes, Creator, FileSystem, mode};
 use lockbox::keys::{self, SeenOptions, UnlockedKey};
 use lockbox::storage::{FileStorage, LockMode, Site};
 use lockbox_host::daemons::{self, Holder};
-use lockbox_host::remote::{self, Bucket, Place, RemoteArgs};
+use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};
 use lockbox_host::secrets::{Cache, Sources};
 use lockbox_host::{NOT_ARCHIVE, Program, code, shown};
 use lockbox_host::{located, mounts};
@@ -35,10 +35,10 @@ pub(crate) struct ArchiveArgs {
     opening: OpeningArgs,
     /// Where it is, once that was asked for: what is at an address is opened once.
     #[arg(skip)]
-    place: OnceCell<Place>,
+    place: OnceCell<ArchiveLocation>,
     /// The same once this process writes there. It goes with this.
     #[arg(skip)]
-    writing: OnceCell<Place>,
+    writing: OnceCell<ArchiveLocation>,
 }
 
 /// Who else writes to the archive
@@ -55,8 +55,8 @@ impl WriterArgs {
     }
 
     /// Comes as a writer to the archive at an address.
-    pub(crate) fn come(self, address: &Path, remote: &remote::Remote) -> Result<Place, Failure> {
-        let place = Place::changed(address, remote, self.take_over);
+    pub(crate) fn come(self, address: &Path, remote: &remote::Remote) -> Result<ArchiveLocation, Failure> {
+        let place = ArchiveLocation::changed(address, remote, self.take_over);
         let place = place.map_err(|error| in_use_elsewhere(address, self.take_over, error))?;
         place.notice().into_iter().for_each(output::complain);
         Ok(place)
@@ -70,7 +70,7 @@ impl WriterArgs {
     /// # Errors
     /// A sentence for who takes over from nobody.
     pub(crate) fn check(self, archive: &Path) -> Result<(), Failure> {
-        match self.take_over && !remote::is_elsewhere(archive) {
+        match self.take_over && !remote::is_remote(archive) {
             true => {
                 Err(Failure::usage("--take-over is for archives in object stores: nothing else has a writer elsewhere"))
             }
@@ -81,34 +81,42 @@ impl WriterArgs {
 
 /// The archive at a path of this host. A mount point is refused before it is opened: a daemon that
 /// is stopped would never answer.
-fn of_host(archive: &Path) -> Result<Place, Failure> {
+fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
     match located::root_at(archive, &mounts::all()) {
         Some(mounted) => Err(mount_point(archive, mounted, NOT_ARCHIVE)),
-        None => Ok(Place::file(archive)),
+        None => Ok(ArchiveLocation::file(archive)),
     }
 }
 
 /// An archive whose keys are looked at.
-pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<Place, Failure> {
-    match remote::is_elsewhere(archive) {
-        true => Place::at(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
+pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<ArchiveLocation, Failure> {
+    match remote::is_remote(archive) {
+        true => ArchiveLocation::at(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
         false => of_host(archive),
     }
 }
 
 /// An archive whose keys are changed, which nobody else has open.
-pub(crate) fn place_to_change(archive: &Path, remote: &RemoteArgs, writer: WriterArgs) -> Result<Place, Failure> {
+pub(crate) fn place_to_change(
+    archive: &Path,
+    remote: &RemoteArgs,
+    writer: WriterArgs,
+) -> Result<ArchiveLocation, Failure> {
     let place = place_to_restore(archive, remote, writer)?;
-    match place.is_elsewhere() {
+    match place.is_remote() {
         true => Ok(place),
         false => probe(archive, LockMode::Exclusive).map(|()| place),
     }
 }
 
 /// The same of one whose header may be lost.
-pub(crate) fn place_to_restore(archive: &Path, remote: &RemoteArgs, writer: WriterArgs) -> Result<Place, Failure> {
+pub(crate) fn place_to_restore(
+    archive: &Path,
+    remote: &RemoteArgs,
+    writer: WriterArgs,
+) -> Result<ArchiveLocation, Failure> {
     writer.check(archive)?;
-    match remote::is_elsewhere(archive) {
+    match remote::is_remote(archive) {
         true => writer.come(archive, &remote.remote),
         false => of_host(archive),
     }
@@ -294,10 +302,10 @@ impl ArchiveArgs {
     }
 
     /// The key of an archive that may not open as a whole any more.
-    pub(crate) fn unlock_damaged(&self) -> Result<(UnlockedKey, &Place), Failure> {
+    pub(crate) fn unlock_damaged(&self) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
         let path = &self.archive;
-        let place = self.place_of(|| Place::damaged(path, self.remote()))?;
-        if !place.is_elsewhere() {
+        let place = self.place_of(|| ArchiveLocation::damaged(path, self.remote()))?;
+        if !place.is_remote() {
             FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
         }
         let limits = self.opening.limit.limits();
@@ -307,7 +315,7 @@ impl ArchiveArgs {
     }
 
     /// The key of an archive that nobody else writes to, and the archive.
-    pub(crate) fn unlock_alone(&self, writer: WriterArgs) -> Result<(UnlockedKey, &Place), Failure> {
+    pub(crate) fn unlock_alone(&self, writer: WriterArgs) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
         self.probe(Some(writer))?;
         let key = self.unlock(&self.opening.sources)?;
         self.come(writer)?;
@@ -322,7 +330,7 @@ impl ArchiveArgs {
     pub(crate) fn seen(&self) -> SeenOptions {
         let seen = self.opening.seen.options(&self.archive);
         // What no store has is nothing that is to be found again.
-        let is_unsent = self.remote().is_unsent() && remote::is_elsewhere(&self.archive);
+        let is_unsent = self.remote().is_unsent() && remote::is_remote(&self.archive);
         SeenOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
     }
 
@@ -351,20 +359,20 @@ impl ArchiveArgs {
     }
 
     fn site(&self) -> Result<Site<'_>, Failure> {
-        self.place().map(Place::site)
+        self.place().map(ArchiveLocation::site)
     }
 
-    fn place(&self) -> Result<&Place, Failure> {
-        self.place_of(|| Place::at(&self.archive, self.remote()))
+    fn place(&self) -> Result<&ArchiveLocation, Failure> {
+        self.place_of(|| ArchiveLocation::at(&self.archive, self.remote()))
     }
 
     /// What is open already, or what `open` does at an address.
-    fn place_of(&self, open: impl FnOnce() -> lockbox::Result<Place>) -> Result<&Place, Failure> {
+    fn place_of(&self, open: impl FnOnce() -> lockbox::Result<ArchiveLocation>) -> Result<&ArchiveLocation, Failure> {
         if let Some(place) = self.writing.get().or_else(|| self.place.get()) {
             return Ok(place);
         }
         let path = &self.archive;
-        let place = match remote::is_elsewhere(path) {
+        let place = match remote::is_remote(path) {
             true => open().map_err(|error| Lockbox::failure(path, error))?,
             false => of_host(path)?,
         };
@@ -373,7 +381,7 @@ impl ArchiveArgs {
 
     /// Comes as a writer where that is not done by a lock.
     fn come(&self, writer: WriterArgs) -> Result<(), Failure> {
-        if self.writing.get().is_none() && remote::is_elsewhere(&self.archive) {
+        if self.writing.get().is_none() && remote::is_remote(&self.archive) {
             let place = writer.come(&self.archive, self.remote())?;
             self.writing.get_or_init(|| place);
         }

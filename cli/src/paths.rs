@@ -26,14 +26,14 @@ pub(crate) enum Named {
 impl Named {
     pub(crate) fn of(argument: &OsStr) -> Result<Named, Failure> {
         let whole = Path::new(argument);
-        let is_elsewhere = remote::is_elsewhere(whole);
-        if !is_elsewhere && exists(whole) {
+        let is_remote = remote::is_remote(whole);
+        if !is_remote && exists(whole) {
             return Ok(Named::Whole(whole.into()));
         }
         let bytes = argument.as_bytes();
         let mut colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
         let archive = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));
-        let at = match is_elsewhere {
+        let at = match is_remote {
             true => {
                 // Behind "scheme://host/".
                 let name = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').nth(2).map(|(at, _)| at);

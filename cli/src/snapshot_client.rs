@@ -10,7 +10,7 @@ use lockbox::control::{self, Among, Carried, Difference, Name, Request, Response
 use lockbox::error::Timestamp;
 use lockbox::format::ArchiveId;
 use lockbox::keys::Fingerprint;
-use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Working, code, shown};
+use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Spinner, code, shown};
 use lockbox_host::{located, mounts};
 use serde_json::json;
 
@@ -32,7 +32,7 @@ pub(crate) fn remove_from_file(
 ) -> Result<(), Failure> {
     let failed = |error| Lockbox::failure(&args.archive, error);
     let (archive, interrupt) = args.write_watched(writer)?;
-    let _working = Working::at("Removing...");
+    let _working = Spinner::at("Removing...");
     let removed = archive.moments().remove(choose);
     let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));
     // Closing erases what was freed.
@@ -47,24 +47,24 @@ pub(crate) fn remove_from_file(
 }
 
 /// An archive whose snapshots are told of, by the daemon that serves it or from the file.
-pub(crate) enum Told<'a> {
+pub(crate) enum SnapshotBackend<'a> {
     Mounted(Box<Mounted>),
     File(Box<Archive>, &'a Path),
 }
 
-impl Told<'_> {
-    pub(crate) fn of(args: &ArchiveArgs) -> Result<Told<'_>, Failure> {
+impl SnapshotBackend<'_> {
+    pub(crate) fn of(args: &ArchiveArgs) -> Result<SnapshotBackend<'_>, Failure> {
         Ok(match Mounted::find(args)? {
-            Some(mounted) => Told::Mounted(Box::new(mounted)),
-            None => Told::File(Box::new(args.read()?), &args.archive),
+            Some(mounted) => SnapshotBackend::Mounted(Box::new(mounted)),
+            None => SnapshotBackend::File(Box::new(args.read()?), &args.archive),
         })
     }
 
     /// The oldest first; with `held`, what each one holds.
     pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
         match self {
-            Told::Mounted(mounted) => mounted.list(held),
-            Told::File(archive, path) => {
+            SnapshotBackend::Mounted(mounted) => mounted.list(held),
+            SnapshotBackend::File(archive, path) => {
                 let all = if held { archive.snapshots() } else { archive.moments().list() };
                 all.map_err(|error| Lockbox::failure(path, error))
             }
@@ -75,12 +75,12 @@ impl Told<'_> {
     pub(crate) fn held(&self, all: &[Snapshot], ids: &HashSet<u64>) -> Result<u64, Failure> {
         let is_in = |id| ids.contains(&id);
         match self {
-            Told::Mounted(mounted) => {
+            SnapshotBackend::Mounted(mounted) => {
                 let ranges = control::ranges(all.iter().map(|snapshot| snapshot.id), is_in);
                 let told = control::held(&mounted.socket, mounted.status.uid, ranges, None);
                 told.map_err(|error| Failure::of(mounted.point(), &error))
             }
-            Told::File(archive, path) => {
+            SnapshotBackend::File(archive, path) => {
                 archive.moments().held_bytes(&is_in).map_err(|error| Lockbox::failure(path, error))
             }
         }
@@ -309,7 +309,7 @@ impl Mounted {
     }
 
     fn ask(&self, request: &Request) -> Result<Response, Failure> {
-        let _working = Working::at("Waiting for the daemon...");
+        let _working = Spinner::at("Waiting for the daemon...");
         Ok(control::ask(&self.socket, self.status.uid, request)?)
     }
 

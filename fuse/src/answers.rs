@@ -12,7 +12,7 @@ use lockbox::archive::{Archive, Moments};
 use lockbox::control::{Caches, Client, Follows, Request, Response, Status};
 use lockbox::error::Timestamp;
 use lockbox::fs::FileSystem;
-use lockbox_host::remote::Telling;
+use lockbox_host::remote::TrafficQuery;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
@@ -37,7 +37,7 @@ pub(crate) struct Living {
     /// The mount namespace of this process.
     pub(crate) namespace: u64,
     /// None for an archive that is a file of this host.
-    pub(crate) telling: Option<Telling>,
+    pub(crate) telling: Option<TrafficQuery>,
     /// Of a mount that follows.
     pub(crate) following: Option<Failing>,
     /// Told of work with files that came with requests.

@@ -17,7 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lockbox_host::remote::{self, Access, FetcherReach, Place, Remote};
+use lockbox_host::remote::{self, Access, ArchiveLocation, FetcherReach, Remote};
 use nix::sys::signal::SigSet;
 use nix::unistd::geteuid;
 use rustix::thread::CapabilitySet;
@@ -43,13 +43,13 @@ pub(crate) fn start(
     access: Access,
     log: &Target<'_>,
     confined: bool,
-) -> lockbox::Result<Place> {
+) -> lockbox::Result<ArchiveLocation> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("mount.lockbox").arg(ARGUMENT).arg(if confined { CONFINED } else { FREE });
     // A terminal's interrupt is for the daemon alone.
     command.args(journal::argument(log)).process_group(0);
     command.stderr(if matches!(log, Target::Terminal) { Stdio::inherit() } else { Stdio::null() });
-    Place::apart(&mut command, archive, how, access)
+    ArchiveLocation::apart(&mut command, archive, how, access)
 }
 
 /// The process itself.

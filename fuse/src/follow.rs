@@ -10,7 +10,7 @@ use std::time::Duration;
 use lockbox::Result;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{SeenOptions, UnlockedKey};
-use lockbox_host::remote::{Following, Place};
+use lockbox_host::remote::{ArchiveLocation, VersionFollower};
 use parking_lot::Mutex;
 
 use crate::adapter::{Activity, Shown};
@@ -24,7 +24,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 
 /// What is opened, and how.
 pub(crate) struct Follow {
-    pub(crate) following: Following,
+    pub(crate) following: VersionFollower,
     pub(crate) every: Duration,
     pub(crate) key: UnlockedKey,
     pub(crate) options: OpenOptions,
@@ -99,7 +99,7 @@ fn run(mut follow: Follow, shown: &Shown, slot: &Slot, activity: &Activity, fail
 }
 
 fn show(
-    place: &Place,
+    place: &ArchiveLocation,
     key: &UnlockedKey,
     (options, seen): (&OpenOptions, &SeenOptions),
     shown: &Shown,

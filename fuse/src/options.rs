@@ -462,7 +462,7 @@ fn parse_size(name: &str, value: &str, least: u64) -> Result<u64, Failure> {
 mod tests {
     use super::*;
     use lockbox_host::USAGE;
-    use lockbox_host::mount_options::{self, Takes};
+    use lockbox_host::mount_options::{self, OptionValue};
 
     #[test]
     fn lists_are_read_in_order() {
@@ -583,13 +583,13 @@ mod tests {
             mount_options::MOUNT.iter().chain(&mount_options::REMOTE).filter(|(word, _)| *word != "remount")
         {
             match takes {
-                Takes::Nothing => assert!(accepted(word) && !accepted(&format!("{word}=\u{1}")), "{word}"),
-                Takes::OneOf(values) => {
+                OptionValue::Nothing => assert!(accepted(word) && !accepted(&format!("{word}=\u{1}")), "{word}"),
+                OptionValue::OneOf(values) => {
                     assert!(values.iter().all(|value| accepted(&format!("{word}={value}"))), "{word}");
                     assert!(!accepted(&format!("{word}=bogus")), "{word}");
                 }
-                Takes::File => assert!(accepted(&format!("{word}=/a")) && !accepted(word), "{word}"),
-                Takes::Text => assert!(!accepted(word), "{word}"),
+                OptionValue::File => assert!(accepted(&format!("{word}=/a")) && !accepted(word), "{word}"),
+                OptionValue::Text => assert!(!accepted(word), "{word}"),
             }
         }
     }

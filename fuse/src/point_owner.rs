@@ -23,7 +23,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use lockbox_host::daemons::user_name;
-use lockbox_host::mountpoint::Point;
+use lockbox_host::mountpoint::Mountpoint;
 use lockbox_host::remote;
 use nix::unistd::geteuid;
 
@@ -39,7 +39,7 @@ pub fn required(owner: Option<u32>, options: &Options) -> Option<u32> {
 /// The owner of an archive's file, or of the directory that holds its objects
 /// (`file:///directory`), which no descriptor of this process is open of.
 pub fn owner_by_path(archive: &Path) -> Option<u32> {
-    let local = if remote::is_elsewhere(archive) { remote::directory(archive)? } else { archive.to_path_buf() };
+    let local = if remote::is_remote(archive) { remote::directory(archive)? } else { archive.to_path_buf() };
     local.metadata().ok().map(|found| found.uid())
 }
 
@@ -48,7 +48,7 @@ pub fn owner_by_path(archive: &Path) -> Option<u32> {
 /// # Errors
 /// As of [`check`]. A path that cannot be read is left to the check at the mount.
 pub fn check_early(archive: &Path, point: &Path, options: &Options) -> Result<(), Failure> {
-    match (required(owner_by_path(archive), options), Point::of(point)) {
+    match (required(owner_by_path(archive), options), Mountpoint::of(point)) {
         (Some(owner), Ok(held)) => check(&held, point, owner),
         // The directory is to be made, by root.
         (Some(owner), Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -62,7 +62,7 @@ pub fn check_early(archive: &Path, point: &Path, options: &Options) -> Result<()
 ///
 /// # Errors
 /// A sentence that names the way out.
-pub fn check(held: &Point, path: &Path, owner: u32) -> Result<(), Failure> {
+pub fn check(held: &Mountpoint, path: &Path, owner: u32) -> Result<(), Failure> {
     let cannot_read = |error| Failure::mount(format!("cannot read the mount point {}: {error}", path.display()));
     let found = held.owner().map_err(cannot_read)?;
     if found != owner {
@@ -126,7 +126,7 @@ mod tests {
         options.trust_owner = true;
         assert_eq!(refused(&theirs, "roots", &options), "");
         // What is checked is what is open, whatever the path leads to by now.
-        let held = Point::of(&at("roots")).unwrap();
+        let held = Mountpoint::of(&at("roots")).unwrap();
         fs::rename(at("roots"), at("away")).unwrap();
         symlink("own", at("roots")).unwrap();
         assert!(check(&held, &at("roots"), USER).is_err());

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use lockbox::control::{self, Request, Response};
 use lockbox_host::daemons;
-use lockbox_host::mountpoint::Point;
+use lockbox_host::mountpoint::Mountpoint;
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 
@@ -86,7 +86,7 @@ fn kept(mounted_by: Option<u32>, own: u32) -> MsFlags {
 /// Changes the mount at `point`, an absolute path without links. When this returns for a read-only mount, all that was written before is durable.
 pub fn remount(point: &Path, change: Change) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::mount(format!("cannot remount {}: {e}", point.display()));
-    let held = Point::of(point).map_err(failed)?;
+    let held = Mountpoint::of(point).map_err(failed)?;
     let mounted = match held.mounted_at(point).map_err(failed)? {
         Some(mounted) if mounted.is_archive() => mounted,
         _ => return Err(Failure::mount(format!("no archive is mounted at {}", point.display()))),

@@ -74,7 +74,7 @@ pub fn serve(
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
     let path = task.archive();
-    let (host, mut place) = if remote::is_elsewhere(path) {
+    let (host, mut place) = if remote::is_remote(path) {
         let Options { read_only, take_over, .. } = task.options;
         let access = if read_only { Access::Read } else { Access::Write { take_over } };
         let log = Target::of(&task.options);
@@ -83,7 +83,7 @@ pub fn serve(
     } else {
         let directory = File::open(path.parent().unwrap_or(Path::new("/")))
             .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
-        (Some(directory.into()), remote::Place::file(path))
+        (Some(directory.into()), remote::ArchiveLocation::file(path))
     };
     // In the namespaces of `lockbox exec` the mount is seen by that command's program alone, at a directory that was made for it.
     let is_alone = namespaces.is_some();
@@ -158,7 +158,7 @@ struct Host {
     directory: Option<OwnedFd>,
     /// User that must own the mount point.
     point_owner: Option<u32>,
-    telling: Option<remote::Telling>,
+    telling: Option<remote::TrafficQuery>,
     /// Of one that is shown as it is written elsewhere.
     follow: Option<Follow>,
 }
@@ -189,7 +189,7 @@ struct Prepared {
 
 fn prepare(task: &Task, host: Option<&OwnedFd>) -> Result<Prepared, Failure> {
     let archive = task.archive();
-    let reads_elsewhere = task.options.read_only && remote::is_elsewhere(archive);
+    let reads_elsewhere = task.options.read_only && remote::is_remote(archive);
     let name = match reads_elsewhere {
         true => Ok(SocketName::of_reader(archive.as_os_str(), task.point())),
         false => daemons::socket_name(archive),

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use lockbox_host::mountpoint::Made;
+use lockbox_host::mountpoint::CreatedMountpoint;
 use lockbox_host::mounts::{self, Mounted, Numbers};
 use nix::sys::signal::SigSet;
 use serde::{Deserialize, Serialize};
@@ -237,7 +237,7 @@ pub fn run() -> io::Result<()> {
     let made = arguments.next().is_some_and(|word| word == MADE);
     let log = arguments.next().map(PathBuf::from);
     // While nothing is mounted on it.
-    let made = made.then(|| Made::of(&point)).transpose()?;
+    let made = made.then(|| CreatedMountpoint::of(&point)).transpose()?;
     // Opened while it is there: the mount may hide it.
     journal::start(&journal::target(log.as_deref()), false).map_err(|failure| io::Error::other(failure.message))?;
     let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -259,7 +259,7 @@ pub fn run() -> io::Result<()> {
         _ => Unmounted::Failed(format!("there is no order {order}")),
     });
     match parting {
-        Parting::GoodBye => made.iter().for_each(Made::remove),
+        Parting::GoodBye => made.iter().for_each(CreatedMountpoint::remove),
         Parting::Lost => tracing::error!(
             "{}: the daemon is gone without closing the archive; what was not durable is lost",
             point.display()

@@ -16,7 +16,7 @@ const GROUPS: [[&str; 4]; 2] = [
 
 /// KiB that nothing uses, on the machine and below the limits of the control groups; none where the process has a limit of its own, since that
 /// makes allocations fail instead of ending programs, and its user chose it.
-pub(crate) fn spare_kib() -> u64 {
+pub(crate) fn available_kib() -> u64 {
     let limits = [Resource::RLIMIT_AS, Resource::RLIMIT_DATA];
     if limits.into_iter().any(|limit| getrlimit(limit).is_ok_and(|(soft, _)| soft != RLIM_INFINITY)) {
         return 0;

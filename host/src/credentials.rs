@@ -9,25 +9,25 @@ use lockbox::keys::Secrets;
 
 use crate::failure::about;
 use crate::secrets::{self, Sources, ask_openly, confirm_openly, is_marked};
-use crate::{Failure, Program, WRONG_KEY, Working};
+use crate::{Failure, Program, Spinner, WRONG_KEY};
 
 /// How often a passphrase may be typed. A script has one try: what it gives does not change.
 const TRIES: u32 = 3;
 
 /// What is to open an archive.
-pub struct Given {
+pub struct Credentials {
     pub secrets: Secrets,
     /// Why what looks like a recovery code is none.
     mistyped: Option<Error>,
 }
 
-impl From<Secrets> for Given {
-    fn from(secrets: Secrets) -> Given {
-        Given { secrets, mistyped: None }
+impl From<Secrets> for Credentials {
+    fn from(secrets: Secrets) -> Credentials {
+        Credentials { secrets, mistyped: None }
     }
 }
 
-impl Given {
+impl Credentials {
     pub fn add_typed(&mut self, typed: Passphrase) {
         self.mistyped = self.secrets.add_typed(typed);
     }
@@ -54,7 +54,7 @@ impl Given {
     ) -> Result<Option<T>, E> {
         let mut attempt = |secrets: &Secrets| {
             // Identities may ask for a touch or a PIN, on the same line of the terminal.
-            let _working = Working::deriving(sources.passphrase.advises() && secrets.identities.is_empty());
+            let _working = Spinner::deriving(sources.passphrase.advises() && secrets.identities.is_empty());
             attempt(secrets)
         };
         for _ in 1..if self.is_typed(sources) { TRIES } else { 1 } {
@@ -91,7 +91,7 @@ impl Given {
 ///
 /// # Errors
 /// Those of the sources.
-pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Given, Failure<P>> {
+pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Credentials, Failure<P>> {
     sources.check()?;
     let mut secrets = Secrets::default();
     if let Some((content, name)) = sources.key_file()? {
@@ -99,14 +99,14 @@ pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Given, Failu
         let read = read.map_err(|error| Failure::other(format!("{name}: {}", Failure::<P>::sentence(&error))))?;
         secrets.key_file = Some(read);
     }
-    let prompts = Asker::<P>::prompts(sources);
+    let prompts = Prompter::<P>::prompts(sources);
     for (content, name) in sources.identities()? {
         secrets.identities.add(&content, &name, &prompts)?;
     }
     if let Some(code) = sources.recovery_code()? {
         secrets.recovery_code = Some(RecoveryCode::parse(&code)?);
     }
-    let mut given = Given::from(secrets);
+    let mut given = Credentials::from(secrets);
     if sources.passphrase.any_named() || !sources.names_file() {
         given.add_passphrase(path, sources)?;
     }
@@ -114,19 +114,19 @@ pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Given, Failu
 }
 
 /// Asks the person at the terminal what plugins and protected identities want to know, when there is a terminal.
-pub struct Asker<P> {
+pub struct Prompter<P> {
     sources: Sources,
     program: std::marker::PhantomData<fn() -> P>,
 }
 
-impl<P: Program> Asker<P> {
+impl<P: Program> Prompter<P> {
     /// What the sources name is a passphrase for identities as well.
     pub fn prompts(sources: &Sources) -> Arc<dyn Prompts> {
-        Arc::new(Asker::<P> { sources: sources.clone(), program: std::marker::PhantomData })
+        Arc::new(Prompter::<P> { sources: sources.clone(), program: std::marker::PhantomData })
     }
 }
 
-impl<P: Program> Prompts for Asker<P> {
+impl<P: Program> Prompts for Prompter<P> {
     fn message(&self, text: &str) {
         lockbox_terminal::complain(P::NAME, text);
     }

@@ -104,7 +104,7 @@ pub fn mount_of<'a>(status: &Status, table: &'a [Mounted]) -> Option<&'a Mounted
 /// When it is a path, and nothing is there, or a mount point, of which nothing is asked; `TimedOut`
 /// when it lies in an archive and the daemon of that does not answer.
 pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
-    if remote::is_elsewhere(archive) {
+    if remote::is_remote(archive) {
         return Ok(SocketName::of_address(archive.as_os_str()));
     }
     let located = Located::of(archive)?;

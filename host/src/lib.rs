@@ -23,11 +23,11 @@ pub mod secrets;
 mod spinner;
 mod unlock;
 
-pub use credentials::{Asker, Given, gather};
+pub use credentials::{Credentials, Prompter, gather};
 pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};
 pub use failure::{Failure, Program, code, is_full};
 pub use place_names::place_names;
-pub use spinner::Working;
+pub use spinner::Spinner;
 pub use unlock::{unlock, unlock_damaged, unlock_limits};
 
 use std::os::unix::ffi::OsStrExt;

@@ -20,25 +20,25 @@ use rustix::io::Errno;
 use crate::mounts::{self, Mounted};
 
 /// An open directory, which nobody can put another one in the place of.
-pub struct Point(OwnedFd);
+pub struct Mountpoint(OwnedFd);
 
-impl Point {
+impl Mountpoint {
     /// Opens what lies on top at an absolute path without links, without asking its file system.
-    pub fn of(path: &Path) -> io::Result<Point> {
-        Point::open(CWD, path)
+    pub fn of(path: &Path) -> io::Result<Mountpoint> {
+        Mountpoint::open(CWD, path)
     }
 
     /// Opens what lies on top of one of its entries by now.
-    pub fn entry(&self, name: &OsStr) -> io::Result<Point> {
-        Point::open(self.0.as_fd(), name.as_ref())
+    pub fn entry(&self, name: &OsStr) -> io::Result<Mountpoint> {
+        Mountpoint::open(self.0.as_fd(), name.as_ref())
     }
 
-    fn open(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Point> {
+    fn open(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Mountpoint> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat2(directory, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
             // A kernel before 5.6, or a container that does not know the call: links on the way are followed there.
-            Err(Errno::NOSYS | Errno::PERM) => Ok(Point(openat(directory, path, flags, Mode::empty())?)),
-            opened => Ok(Point(opened?)),
+            Err(Errno::NOSYS | Errno::PERM) => Ok(Mountpoint(openat(directory, path, flags, Mode::empty())?)),
+            opened => Ok(Mountpoint(opened?)),
         }
     }
 
@@ -101,41 +101,41 @@ impl Point {
 
 /// A directory that was made for a mount, and goes with it. Its parent is held open, and only the directory that was made is removed, by
 /// its number; so whoever may change the path has nothing else removed, and an empty directory at most.
-pub struct Made {
-    parent: Point,
+pub struct CreatedMountpoint {
+    parent: Mountpoint,
     name: OsString,
     number: (u64, u64),
 }
 
-impl Made {
+impl CreatedMountpoint {
     /// Makes it, for its user alone; `path` is absolute, and its parent without links.
     ///
     /// # Errors
     /// `PermissionDenied` for root where another user could put something else in its place before it is mounted on; those of the host, also
     /// when something has the name.
-    pub fn make(path: &Path) -> io::Result<Made> {
+    pub fn make(path: &Path) -> io::Result<CreatedMountpoint> {
         let parent = path.parent().ok_or(ErrorKind::InvalidInput)?;
         if geteuid().is_root() && others_exchange(parent) {
             let why = "other users may change its path, where root makes no directory: make one, and name it";
             return Err(io::Error::new(ErrorKind::PermissionDenied, why));
         }
-        let parent = Point::of(parent)?;
+        let parent = Mountpoint::of(parent)?;
         rustix::fs::mkdirat(&parent.0, path.file_name().ok_or(ErrorKind::InvalidInput)?, Mode::RWXU)?;
-        Made::found(parent, path)
+        CreatedMountpoint::found(parent, path)
     }
 
     /// One that was made before, while nothing is mounted on it.
     ///
     /// # Errors
     /// The host's.
-    pub fn of(path: &Path) -> io::Result<Made> {
-        Made::found(Point::of(path.parent().ok_or(ErrorKind::InvalidInput)?)?, path)
+    pub fn of(path: &Path) -> io::Result<CreatedMountpoint> {
+        CreatedMountpoint::found(Mountpoint::of(path.parent().ok_or(ErrorKind::InvalidInput)?)?, path)
     }
 
-    fn found(parent: Point, path: &Path) -> io::Result<Made> {
+    fn found(parent: Mountpoint, path: &Path) -> io::Result<CreatedMountpoint> {
         let name = path.file_name().ok_or(ErrorKind::InvalidInput)?.to_owned();
         let number = number_of(&parent, &name)?;
-        Ok(Made { parent, name, number })
+        Ok(CreatedMountpoint { parent, name, number })
     }
 
     /// Removes it, unless something is in it, is mounted on it, or has taken its place.
@@ -147,7 +147,7 @@ impl Made {
     }
 }
 
-fn number_of(parent: &Point, name: &OsStr) -> io::Result<(u64, u64)> {
+fn number_of(parent: &Mountpoint, name: &OsStr) -> io::Result<(u64, u64)> {
     let found = rustix::fs::statat(&parent.0, name, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok((found.st_dev, found.st_ino))
 }
@@ -172,31 +172,31 @@ pub(crate) fn mount_number(open: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// The kernel's number of the mount to which a link leads.
 pub fn mount_of(link: &Path) -> Option<u64> {
-    Point(openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?).mount().ok()
+    Mountpoint(openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?).mount().ok()
 }
 
 /// A mount of an archive that stays the one that was found in the table.
-pub struct Held {
-    root: Point,
+pub struct PinnedMount {
+    root: Mountpoint,
     /// The directory in which it lies, and its name there.
-    parent: Point,
+    parent: Mountpoint,
     name: OsString,
 }
 
-impl Held {
+impl PinnedMount {
     /// None when what lies at the path of `mounted` is not that mount, or no more. Its daemon is not asked.
     ///
     /// # Errors
     /// When the path leads nowhere.
-    pub fn of(mounted: &Mounted) -> io::Result<Option<Held>> {
+    pub fn of(mounted: &Mounted) -> io::Result<Option<PinnedMount>> {
         let (Some(above), Some(name)) = (mounted.point.parent(), mounted.point.file_name()) else { return Ok(None) };
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let parent = Point(openat(CWD, above, flags | OFlags::DIRECTORY, Mode::empty())?);
-        let root = Point(openat(&parent.0, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
+        let parent = Mountpoint(openat(CWD, above, flags | OFlags::DIRECTORY, Mode::empty())?);
+        let root = Mountpoint(openat(&parent.0, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
         let id = root.mount()?;
         let same = |now: &Mounted| (now.id, now.device, now.user) == (id, mounted.device, mounted.user);
         let is_it = id == mounted.id && mounts::all().iter().any(|now| now.is_archive() && same(now));
-        Ok(is_it.then(|| Held { root, parent, name: name.to_owned() }))
+        Ok(is_it.then(|| PinnedMount { root, parent, name: name.to_owned() }))
     }
 
     /// Whether nobody serves it. The attributes may still be cached, a new handle cannot be.
@@ -238,19 +238,19 @@ mod tests {
         for directory in ["users/point", "victim/point"] {
             fs::create_dir_all(place.join(directory)).unwrap();
         }
-        let held = Point::of(&place.join("users/point")).unwrap();
+        let held = Mountpoint::of(&place.join("users/point")).unwrap();
         fs::rename(place.join("users"), place.join("away")).unwrap();
         symlink("victim", place.join("users")).unwrap();
-        assert!(Point::of(&place.join("users/point")).is_err());
+        assert!(Mountpoint::of(&place.join("users/point")).is_err());
         assert_eq!(fs::read_link(held.link()).unwrap(), place.join("away/point"), "what is held stays what it is");
     }
 
     #[test]
     fn a_mount_is_told_by_what_is_open_and_by_its_path() {
-        let held = Point::of(Path::new("/proc")).unwrap();
+        let held = Mountpoint::of(Path::new("/proc")).unwrap();
         assert_eq!(held.mounted_at(Path::new("/proc")).unwrap().unwrap().file_system, "proc");
         assert_eq!(held.mounted_at(Path::new("/sys")).unwrap(), None, "the path leads elsewhere by now");
-        let below = Point::of(Path::new("/proc/self/fd").canonicalize().unwrap().as_path()).unwrap();
+        let below = Mountpoint::of(Path::new("/proc/self/fd").canonicalize().unwrap().as_path()).unwrap();
         assert_eq!(below.mounted_at(Path::new("/proc/self/fd")).unwrap(), None, "no root of a mount");
     }
 
@@ -259,9 +259,9 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let place = place.path().canonicalize().unwrap();
         let path = place.join("made");
-        let made = Made::make(&path).unwrap();
+        let made = CreatedMountpoint::make(&path).unwrap();
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
-        assert_eq!(Made::make(&path).err().map(|e| e.kind()), Some(ErrorKind::AlreadyExists));
+        assert_eq!(CreatedMountpoint::make(&path).err().map(|e| e.kind()), Some(ErrorKind::AlreadyExists));
         fs::write(path.join("file"), b"somebody's").unwrap();
         made.remove();
         assert!(path.join("file").exists());
@@ -269,11 +269,11 @@ mod tests {
         fs::create_dir(&path).unwrap();
         made.remove();
         assert!(path.exists(), "another one of that name");
-        let again = Made::of(&path).unwrap();
+        let again = CreatedMountpoint::of(&path).unwrap();
         again.remove();
         assert!(!path.exists());
         symlink(&place, &path).unwrap();
-        assert!(Made::make(&path).is_err());
+        assert!(CreatedMountpoint::make(&path).is_err());
         again.remove();
         assert!(path.is_symlink());
     }
@@ -287,18 +287,18 @@ mod tests {
             set(mode);
             assert_eq!(others_change(&place.metadata().unwrap()), refused, "{mode:o}");
             if geteuid().is_root() {
-                let made = Made::make(&place.join("made"));
+                let made = CreatedMountpoint::make(&place.join("made"));
                 assert_eq!(made.is_err(), refused, "{mode:o}");
-                made.iter().for_each(Made::remove);
+                made.iter().for_each(CreatedMountpoint::remove);
             }
         }
         set(0o700);
         if geteuid().is_root() {
             std::os::unix::fs::chown(&place, Some(7), None).unwrap();
-            let refused = Made::make(&place.join("made")).err().map(|e| e.kind());
+            let refused = CreatedMountpoint::make(&place.join("made")).err().map(|e| e.kind());
             assert_eq!(refused, Some(ErrorKind::PermissionDenied), "it is another user's");
             fs::create_dir(place.join("below")).unwrap();
-            assert!(Made::make(&place.join("below/made")).is_err(), "what is above it is another user's");
+            assert!(CreatedMountpoint::make(&place.join("below/made")).is_err(), "what is above it is another user's");
         }
     }
 
@@ -317,10 +317,10 @@ mod tests {
         let claimed =
             |id: u64, at: &str| mounted(&format!("{id} 1 {} / {at} rw - fuse.lockbox /a.lbx rw,user_id=7", device));
         let at = point.to_str().unwrap();
-        assert!(Held::of(&claimed(proc.id, at)).unwrap().is_none(), "a link");
-        assert!(Held::of(&claimed(proc.id, "/proc")).unwrap().is_none(), "no archive in the table");
-        assert!(Held::of(&claimed(proc.id + 1, "/proc")).unwrap().is_none(), "another mount");
-        assert!(Held::of(&claimed(proc.id, "/")).unwrap().is_none());
-        assert!(Held::of(&claimed(proc.id, "/proc/missing/point")).is_err());
+        assert!(PinnedMount::of(&claimed(proc.id, at)).unwrap().is_none(), "a link");
+        assert!(PinnedMount::of(&claimed(proc.id, "/proc")).unwrap().is_none(), "no archive in the table");
+        assert!(PinnedMount::of(&claimed(proc.id + 1, "/proc")).unwrap().is_none(), "another mount");
+        assert!(PinnedMount::of(&claimed(proc.id, "/")).unwrap().is_none());
+        assert!(PinnedMount::of(&claimed(proc.id, "/proc/missing/point")).is_err());
     }
 }

@@ -17,7 +17,7 @@ pub fn place_names(archive: &Path) -> Vec<PlaceName> {
     if let Some(directory) = remote::directory(archive) {
         return paths(&directory).iter().map(|path| PlaceName::of_directory(path)).collect();
     }
-    match remote::is_elsewhere(archive) {
+    match remote::is_remote(archive) {
         true => remote::spelled(archive).iter().map(|address| PlaceName::of_address(address)).collect(),
         false => paths(archive).iter().map(|path| PlaceName::of_path(path)).collect(),
     }

@@ -11,20 +11,20 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const WIPE: &str = "\r\x1b[K";
 
 /// A line on standard error that goes away when this is dropped.
-pub struct Working(Option<(Sender<()>, JoinHandle<()>)>);
+pub struct Spinner(Option<(Sender<()>, JoinHandle<()>)>);
 
-impl Working {
+impl Spinner {
     /// A key is derived. Nothing is shown unless `shows`, which is for persons at a terminal only.
-    pub fn deriving(shows: bool) -> Working {
-        if shows { Working::on(io::stderr(), PATIENCE, "Deriving the key...") } else { Working(None) }
+    pub fn deriving(shows: bool) -> Spinner {
+        if shows { Spinner::on(io::stderr(), PATIENCE, "Deriving the key...") } else { Spinner(None) }
     }
 
     /// Something is done of which nobody knows how far it is; asked for only when nothing else is written on the terminal meanwhile.
-    pub fn at(sentence: &'static str) -> Working {
-        if io::stderr().is_terminal() { Working::on(io::stderr(), PATIENCE, sentence) } else { Working(None) }
+    pub fn at(sentence: &'static str) -> Spinner {
+        if io::stderr().is_terminal() { Spinner::on(io::stderr(), PATIENCE, sentence) } else { Spinner(None) }
     }
 
-    fn on(mut terminal: impl Write + Send + 'static, patience: Duration, sentence: &'static str) -> Working {
+    fn on(mut terminal: impl Write + Send + 'static, patience: Duration, sentence: &'static str) -> Spinner {
         let (done, ends) = channel::<()>();
         let started = thread::Builder::new().name("working".into()).spawn(move || {
             if ends.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
@@ -35,11 +35,11 @@ impl Working {
             }
         });
         // Without a thread there is no word, and the work is done all the same.
-        Working(started.ok().map(|thread| (done, thread)))
+        Spinner(started.ok().map(|thread| (done, thread)))
     }
 }
 
-impl Drop for Working {
+impl Drop for Spinner {
     fn drop(&mut self) {
         if let Some((done, thread)) = self.0.take() {
             drop(done);
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn what_takes_long_is_said_and_wiped_when_it_is_done() {
         let (screen, shown) = channel();
-        let working = Working::on(Screen(screen), Duration::ZERO, "At work...");
+        let working = Spinner::on(Screen(screen), Duration::ZERO, "At work...");
         assert_eq!(shown.recv().unwrap(), b"At work...");
         drop(working);
         assert_eq!(shown.iter().collect::<Vec<_>>().concat(), WIPE.as_bytes());
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn what_is_done_soon_is_not_said() {
         let (screen, shown) = channel();
-        drop(Working::on(Screen(screen), Duration::MAX, "At work..."));
+        drop(Spinner::on(Screen(screen), Duration::MAX, "At work..."));
         assert_eq!(shown.iter().count(), 0);
     }
 }

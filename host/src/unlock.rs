@@ -6,7 +6,7 @@ use lockbox::Error;
 use lockbox::keys::{self, KeyKind, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::storage::Site;
 
-use crate::available_memory::spare_kib;
+use crate::available_memory::available_kib;
 use crate::credentials::gather;
 use crate::secrets::{Cache, Keyring, Sources};
 use crate::{Failure, Program};
@@ -15,7 +15,7 @@ use crate::{Failure, Program};
 /// side by side, so that whatever is asked for meanwhile is there.
 pub fn unlock_limits(raised: Option<u64>) -> UnlockLimits {
     let limits = raised.map_or_else(UnlockLimits::default, UnlockLimits::raised);
-    UnlockLimits { together_mib: spare_kib() / 1024 / 2, ..limits }
+    UnlockLimits { together_mib: available_kib() / 1024 / 2, ..limits }
 }
 
 /// Unlocks the archive there, which the user calls `name`, and keeps its key when the user wants that. The second value says why it
@@ -34,7 +34,7 @@ pub fn unlock<P: Program>(
     limits: &UnlockLimits,
 ) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
     let id = keys::identify(site).map_err(|error| P::failure(name, error))?;
-    Door { lock: &Whole { site, id, limits }, path: name, sources }.open(cache)
+    UnlockTarget { lock: &IntactArchive { site, id, limits }, path: name, sources }.open(cache)
 }
 
 /// Unlocks an archive whose header may be damaged; nothing that is kept is used.
@@ -47,7 +47,7 @@ pub fn unlock_damaged<P: Program>(
     sources: &Sources,
     limits: &UnlockLimits,
 ) -> Result<UnlockedKey, Failure<P>> {
-    Door { lock: &Damaged { site, limits }, path: name, sources }.ask()
+    UnlockTarget { lock: &DamagedArchive { site, limits }, path: name, sources }.ask()
 }
 
 /// What secrets are tried on.
@@ -62,7 +62,7 @@ trait Lock {
 }
 
 /// A lock whose key may be kept.
-trait Known: Lock {
+trait CacheableLock: Lock {
     fn id(&self) -> [u8; 16];
 
     /// The key that was kept; None when it does not open the archive, or not any more.
@@ -70,13 +70,13 @@ trait Known: Lock {
 }
 
 /// An archive whose header is whole.
-struct Whole<'a> {
+struct IntactArchive<'a> {
     site: Site<'a>,
     id: [u8; 16],
     limits: &'a UnlockLimits,
 }
 
-impl Known for Whole<'_> {
+impl CacheableLock for IntactArchive<'_> {
     fn id(&self) -> [u8; 16] {
         self.id
     }
@@ -86,7 +86,7 @@ impl Known for Whole<'_> {
     }
 }
 
-impl Lock for Whole<'_> {
+impl Lock for IntactArchive<'_> {
     fn wants_both(&self) -> bool {
         keys::wants_both(self.site)
     }
@@ -101,12 +101,12 @@ impl Lock for Whole<'_> {
 }
 
 /// An archive of which not even the id is certain, so that nothing is kept for it.
-struct Damaged<'a> {
+struct DamagedArchive<'a> {
     site: Site<'a>,
     limits: &'a UnlockLimits,
 }
 
-impl Lock for Damaged<'_> {
+impl Lock for DamagedArchive<'_> {
     fn wants_both(&self) -> bool {
         keys::wants_both(self.site)
     }
@@ -139,13 +139,13 @@ fn other_ways(kinds: &[KeyKind]) -> Option<String> {
 }
 
 /// A lock, and where its secrets come from.
-struct Door<'a, L> {
+struct UnlockTarget<'a, L> {
     lock: &'a L,
     path: &'a Path,
     sources: &'a Sources,
 }
 
-impl<L: Known> Door<'_, L> {
+impl<L: CacheableLock> UnlockTarget<'_, L> {
     fn open<P: Program>(&self, cache: &Cache) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
         self.sources.check()?;
         let named = self.sources.any_named();
@@ -177,7 +177,7 @@ impl<L: Known> Door<'_, L> {
     }
 }
 
-impl<L: Lock> Door<'_, L> {
+impl<L: Lock> UnlockTarget<'_, L> {
     /// Opens the lock with what the command line names or somebody types, and never with what is kept.
     fn ask<P: Program>(&self) -> Result<UnlockedKey, Failure<P>> {
         let mut given = gather::<P>(self.path, self.sources)?;
@@ -248,8 +248,8 @@ mod tests {
             Slots { id, opens, both: false, given: RefCell::default(), attempts: 0.into(), key: [number; 48] }
         }
 
-        fn door<'a>(&'a self, sources: &'a Sources) -> Door<'a, Slots> {
-            Door { lock: self, path: Path::new("a.lbx"), sources }
+        fn door<'a>(&'a self, sources: &'a Sources) -> UnlockTarget<'a, Slots> {
+            UnlockTarget { lock: self, path: Path::new("a.lbx"), sources }
         }
 
         fn open(&self, sources: &Sources, cache: &Cache) -> bool {
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    impl Known for Slots {
+    impl CacheableLock for Slots {
         fn id(&self) -> [u8; 16] {
             self.id
         }

@@ -15,7 +15,7 @@ use fuser::{Session, SessionACL};
 use lockbox_fuse::exit::Failure;
 use lockbox_fuse::kernel;
 use lockbox_fuse::mount::{self, Mount};
-use lockbox_host::mountpoint::Point;
+use lockbox_host::mountpoint::Mountpoint;
 use nix::mount::MsFlags;
 use nix::sys::signal::{SigSet, Signal};
 use std::os::unix::fs::MetadataExt;
@@ -65,7 +65,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     thread::spawn(move || {
         while signals.wait().is_ok() {
             // Also when busy: this one has nothing to lose.
-            if let Ok(held) = Point::of(&stop_at) {
+            if let Ok(held) = Mountpoint::of(&stop_at) {
                 let _ = mount::detach(&held, &stop_at);
             }
         }

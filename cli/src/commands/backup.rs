@@ -52,9 +52,9 @@ const PIECE: usize = 1 << 20;
 /// What a backup is made of.
 trait Source {
     /// Fills a new file.
-    fn fill(&mut self, place: &Place) -> Result<BackedUp, Failure>;
+    fn fill(&mut self, place: &ExistingBackup) -> Result<BackedUp, Failure>;
     /// Brings a backup up to now; None when too much has changed for that.
-    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure>;
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackedUp>, Failure>;
     /// Whether nobody but this user reads and writes.
     fn is_ours(&self) -> bool;
     /// Id and fingerprint of the archive, as far as they are known.
@@ -65,16 +65,16 @@ trait Source {
 }
 
 /// What a backup is written into.
-enum Place {
+enum ExistingBackup {
     File(Arc<FileStorage>),
-    Elsewhere(Arc<dyn Storage>),
+    Remote(Arc<dyn Storage>),
 }
 
-impl Place {
+impl ExistingBackup {
     fn storage(&self) -> Arc<dyn Storage> {
         match self {
-            Place::File(file) => file.clone(),
-            Place::Elsewhere(storage) => storage.clone(),
+            ExistingBackup::File(file) => file.clone(),
+            ExistingBackup::Remote(storage) => storage.clone(),
         }
     }
 }
@@ -84,12 +84,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if to_output && (args.json || io::stdout().is_terminal()) {
         return Err(Failure::usage("a backup is written to a file or into a pipe, with nothing else beside it"));
     }
-    if args.take_over && !remote::is_elsewhere(&args.destination) {
+    if args.take_over && !remote::is_remote(&args.destination) {
         return Err(Failure::usage("--take-over is for backups in object stores: nothing else has a writer elsewhere"));
     }
     let path = &args.archive.archive;
     if let Some(mounted) = Mounted::find(&args.archive)? {
-        return back_up(args, &mut OfMount { mounted, interrupt: Interrupt::watch()?, args });
+        return back_up(args, &mut OnlineBackup { mounted, interrupt: Interrupt::watch()?, args });
     }
     let same = |a: &Path, b: &Path| {
         Some(Identity::from(&rustix::fs::stat(a).ok()?) == Identity::from(&rustix::fs::stat(b).ok()?))
@@ -101,16 +101,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = archive.backups().pin().map_err(|error| Lockbox::failure(path, error))?;
     let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
     let archive = (info.archive, info.fingerprint);
-    back_up(args, &mut OfFile { source, archive, interrupt, bar: args.archive.bar(), args })
+    back_up(args, &mut OfflineBackup { source, archive, interrupt, bar: args.archive.bar(), args })
 }
 
 fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
     if args.destination.as_os_str() == "-" {
         let beside = Destination::temporary()?;
-        source.fill(&Place::File(beside.file()))?;
+        source.fill(&ExistingBackup::File(beside.file()))?;
         return put(&*beside.without_name()?, source.interrupt(), &args.archive.bar());
     }
-    if remote::is_elsewhere(&args.destination) {
+    if remote::is_remote(&args.destination) {
         return back_up_elsewhere(args, source);
     }
     let failed = |error| match error {
@@ -118,7 +118,7 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
         error => Lockbox::failure(&args.destination, error),
     };
     let destination = Destination::open(&args.destination, source.is_ours()).map_err(failed)?;
-    let brought = destination.existing().map(|file| Place::File(file.clone()));
+    let brought = destination.existing().map(|file| ExistingBackup::File(file.clone()));
     let brought = brought.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {
         Some(done) => {
@@ -127,7 +127,7 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
         }
         None => {
             let beside = destination.beside().map_err(failed)?;
-            let done = source.fill(&Place::File(beside.file()))?;
+            let done = source.fill(&ExistingBackup::File(beside.file()))?;
             destination.take(beside).map_err(failed)?;
             remember(args, source);
             done
@@ -145,11 +145,11 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
         return Err(inside(args));
     }
     let mut bucket = begin(&args.destination, args.archive.remote(), args.take_over, source.is_ours())?;
-    let there = bucket.existing().map_err(failed)?.map(Place::Elsewhere);
+    let there = bucket.existing().map_err(failed)?.map(ExistingBackup::Remote);
     let brought = there.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {
         Some(done) => done,
-        None => source.fill(&Place::Elsewhere(bucket.fresh().map_err(failed)?))?,
+        None => source.fill(&ExistingBackup::Remote(bucket.fresh().map_err(failed)?))?,
     };
     bucket.publish().map_err(failed)?;
     remember(args, source);
@@ -234,7 +234,7 @@ fn failure(args: &Args, error: Error) -> Failure {
 }
 
 /// An archive that is open here.
-struct OfFile<'a> {
+struct OfflineBackup<'a> {
     source: BackupSource,
     archive: (ArchiveId, Fingerprint),
     interrupt: Interrupt,
@@ -242,7 +242,7 @@ struct OfFile<'a> {
     args: &'a Args,
 }
 
-impl OfFile<'_> {
+impl OfflineBackup<'_> {
     fn step(&self, step: BackupStep) -> Done<()> {
         match step {
             BackupStep::Copying { done, total } => self.bar.bytes("copied", done, total),
@@ -260,14 +260,14 @@ impl OfFile<'_> {
     }
 }
 
-impl Source for OfFile<'_> {
-    fn fill(&mut self, place: &Place) -> Result<BackedUp, Failure> {
+impl Source for OfflineBackup<'_> {
+    fn fill(&mut self, place: &ExistingBackup) -> Result<BackedUp, Failure> {
         let file = place.storage();
         let filled = self.source.fill(&file, &mut |step| self.step(step));
         filled.and_then(|done| self.verified(&file, done)).map_err(|error| failure(self.args, error))
     }
 
-    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure> {
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackedUp>, Failure> {
         let file = place.storage();
         let brought = self.source.bring_up_to_date(&file, &mut |step| self.step(step));
         let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
@@ -293,27 +293,27 @@ impl Source for OfFile<'_> {
 }
 
 /// An archive that a daemon has open: that reads it, and writes into the file that it is given.
-struct OfMount<'a> {
+struct OnlineBackup<'a> {
     mounted: Mounted,
     interrupt: Interrupt,
     args: &'a Args,
 }
 
-impl OfMount<'_> {
+impl OnlineBackup<'_> {
     /// Another user's daemon may be any program: nothing but an archive of its id is given to it, or gets a name.
-    fn check(&self, place: &Place) -> Result<(), Failure> {
+    fn check(&self, place: &ExistingBackup) -> Result<(), Failure> {
         let checked = Destination::check_archive(&*place.storage(), &self.mounted.archive_id()?);
         checked.map_err(|error| failure(self.args, error))
     }
 
-    fn ask(&self, place: &Place, whole: bool) -> Result<Option<BackedUp>, Failure> {
+    fn ask(&self, place: &ExistingBackup, whole: bool) -> Result<Option<BackedUp>, Failure> {
         let done = match place {
-            Place::File(file) if self.mounted.holds(&**file) => {
+            ExistingBackup::File(file) if self.mounted.holds(&**file) => {
                 return Err(inside(self.args));
             }
-            Place::File(file) => self.ask_for(&**file, whole)?,
+            ExistingBackup::File(file) => self.ask_for(&**file, whole)?,
             // The daemon reaches no network: this process writes for it.
-            Place::Elsewhere(storage) => {
+            ExistingBackup::Remote(storage) => {
                 let cannot = |error| Failure::other(format!("cannot make a pair of sockets: {error}"));
                 let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
                 let end = ours.try_clone().map_err(cannot)?;
@@ -336,14 +336,14 @@ impl OfMount<'_> {
     }
 }
 
-impl Source for OfMount<'_> {
-    fn fill(&mut self, place: &Place) -> Result<BackedUp, Failure> {
+impl Source for OnlineBackup<'_> {
+    fn fill(&mut self, place: &ExistingBackup) -> Result<BackedUp, Failure> {
         let nothing = || Failure::new(IN_USE, "the daemon made no backup");
         let done = self.ask(place, true)?.ok_or_else(nothing)?;
         self.check(place).map(|()| done)
     }
 
-    fn bring_up_to_date(&mut self, place: &Place) -> Result<Option<BackedUp>, Failure> {
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackedUp>, Failure> {
         self.check(place)?;
         self.ask(place, false)
     }

@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// faults.
 fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(), Failure> {
     let (path, remote) = (&args.archive.archive, args.archive.remote());
-    if !args.full || !remote::is_elsewhere(path) || remote.is_unsent() {
+    if !args.full || !remote::is_remote(path) || remote.is_unsent() {
         return Ok(());
     }
     let compared = remote::compare(path, remote, &mut |done, total| {

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use lockbox::Error;
 use lockbox::archive::{Archive, CompactOptions, CompactStep};
-use lockbox_host::remote::{self, Place};
+use lockbox_host::remote::{self, ArchiveLocation};
 use lockbox_host::{NO_SPACE, shown};
 use serde_json::json;
 
@@ -91,15 +91,15 @@ impl Watch {
 
 /// Where the bytes are that are counted.
 pub(crate) fn where_it_is(archive: &Path) -> &'static str {
-    if remote::is_elsewhere(archive) { "in the store" } else { "on the disk" }
+    if remote::is_remote(archive) { "in the store" } else { "on the disk" }
 }
 
 /// What is said when it was not done.
-pub(crate) fn failure(place: &Place, error: Error) -> Failure {
+pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     let path = place.path();
     match error {
         Error::Interrupted(_) => interrupt::failure(&error, "the archive is as it was; the same command begins anew"),
-        Error::NoSpace(_) if !place.is_elsewhere() => Failure::new(
+        Error::NoSpace(_) if !place.is_remote() => Failure::new(
             NO_SPACE,
             format!(
                 "no space left for the new file beside {}; the archive is as it was, and 'lockbox compact --dry-run' tells how much is needed",

@@ -6,9 +6,9 @@ use lockbox::archive::{Archive, CreateOptions};
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::keys::{self, KeyAccess, NewKey, Secrets, SeenOptions};
 use lockbox::storage::Site;
-use lockbox_host::remote::{self, Bucket, Place, RemoteArgs};
+use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};
 use lockbox_host::secrets::PassphraseSources;
-use lockbox_host::{Working, shown};
+use lockbox_host::{Spinner, shown};
 
 use crate::commands::key;
 use crate::exit::Failure;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive;
     args.writer.check(path)?;
     // Before the passphrase is asked for; the creation itself refuses what is there too.
-    let bucket = match remote::is_elsewhere(path) {
+    let bucket = match remote::is_remote(path) {
         true => Some(come(args)?),
         false if path.symlink_metadata().is_ok() => return Err(exists(path)),
         false => None,
@@ -96,7 +96,7 @@ fn exists(path: &Path) -> Failure {
 fn come(args: &Args) -> Result<Bucket, Failure> {
     let (path, remote) = (&args.archive, &args.remote.remote);
     remote::check_writable(path).map_err(|error| Failure::at(path, &error))?;
-    match Place::at(path, remote) {
+    match ArchiveLocation::at(path, remote) {
         Ok(_) => return Err(exists(path)),
         // Nothing is there, or a writer came before and has not committed anything.
         Err(Error::NotArchive(_)) => {}
@@ -115,7 +115,7 @@ type Code = Option<(u8, RecoveryCode)>;
 
 fn make_file(args: &Args, passphrase: Passphrase, options: &CreateOptions) -> Result<Code, Failure> {
     let path = &args.archive;
-    let working = Working::deriving(args.sources.advises());
+    let working = Spinner::deriving(args.sources.advises());
     Archive::create_seen(path, &passphrase, options, &seen(args)).map_err(|error| match error {
         Error::Exists => exists(path),
         error => Failure::at(path, &error),
@@ -136,7 +136,7 @@ fn make_elsewhere(
 ) -> Result<Code, Failure> {
     let failed = |error: Error| Failure::at(&args.archive, &error);
     let storage = bucket.fresh().map_err(failed)?;
-    let working = Working::deriving(args.sources.advises());
+    let working = Spinner::deriving(args.sources.advises());
     let created = Archive::create_in_seen(&storage, &passphrase, options, &seen(args)).map_err(failed)?;
     drop(working);
     let code = args.generate_recovery_code.then(|| add_recovery_code(args, Site::Opened(&storage), passphrase));
@@ -152,7 +152,7 @@ fn seen(args: &Args) -> SeenOptions {
 }
 
 fn add_recovery_code(args: &Args, site: Site<'_>, passphrase: Passphrase) -> Result<(u8, RecoveryCode), Failure> {
-    let _working = Working::deriving(args.sources.advises());
+    let _working = Spinner::deriving(args.sources.advises());
     let code = keys::new_recovery_code()?;
     let secrets = Secrets::from(passphrase);
     let limits = lockbox_host::unlock_limits(None);

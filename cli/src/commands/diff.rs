@@ -115,7 +115,7 @@ impl Side {
 
 /// Anything that is no archive is compared as a file.
 fn is_archive(path: &Path) -> bool {
-    remote::is_elsewhere(path) || (path.is_file() && !matches!(keys::identify(path), Err(Error::NotArchive(_))))
+    remote::is_remote(path) || (path.is_file() && !matches!(keys::identify(path), Err(Error::NotArchive(_))))
 }
 
 /// As diff(1) says it.

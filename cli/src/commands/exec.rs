@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     let _ = nix::sys::prctl::set_dumpable(true);
     harden::undo_outliving_size_limits();
     let signals = noted_signals()?;
-    let place = Place::make()?;
+    let place = TempMountpoint::make()?;
     let (socket, theirs) = UnixStream::pair().map_err(|error| Failure::host("cannot make a socket", &error))?;
     let mut mounting = mount::named_program();
     mounting.arg("--for-program").stdout(OwnedFd::from(theirs));
@@ -165,18 +165,18 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
 }
 
 /// The directory that becomes the mount point; goes with this value.
-struct Place(PathBuf);
+struct TempMountpoint(PathBuf);
 
-impl Place {
-    fn make() -> Result<Place, Failure> {
+impl TempMountpoint {
+    fn make() -> Result<TempMountpoint, Failure> {
         let runtime = daemons::ready_directory()?;
         let made = mkdtemp(&runtime.join("lockbox-exec.XXXXXX"))
             .map_err(|errno| Failure::host(format!("cannot make a directory in {}", shown(&runtime)), &errno.into()))?;
-        Ok(Place(made))
+        Ok(TempMountpoint(made))
     }
 }
 
-impl Drop for Place {
+impl Drop for TempMountpoint {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.0);
     }

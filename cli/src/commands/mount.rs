@@ -183,7 +183,7 @@ fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
 /// Where an archive is mounted when nothing is said: beside it, where its user looks for it, and can say it in advance.
 fn beside(archive: &Path) -> Result<PathBuf, Failure> {
     let named = |why: &str| Failure::usage(format!("{why}: say on which directory to mount it"));
-    if remote::is_elsewhere(archive) {
+    if remote::is_remote(archive) {
         return Err(named("beside an address there is no directory"));
     }
     let directory = archive.with_extension("");

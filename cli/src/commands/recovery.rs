@@ -6,7 +6,7 @@ use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::keys::{self, KeyAccess, KeyInfo, KeyKind, KeyName, Secrets};
 use lockbox_host::remote::RemoteArgs;
 use lockbox_host::secrets::{Bytes, PassphraseSources};
-use lockbox_host::{Working, shown};
+use lockbox_host::{Spinner, shown};
 
 use crate::commands::key::{name_of, row};
 use crate::exit::Failure;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let sees = args.sources().advises();
     let kdf = args.kdf.cost(sees)?;
-    let working = Working::deriving(sees);
+    let working = Spinner::deriving(sees);
     let slot = keys::set_passphrase(place.site(), &access, name.as_ref(), &new, kdf).map_err(failed)?;
     drop(working);
     secrets::forget_kept(place.site());

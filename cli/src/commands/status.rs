@@ -228,12 +228,12 @@ fn row(found: &Found, reader: Reader) -> [String; 3] {
 
 fn state(served: &Served, reader: Reader) -> String {
     let Served { status, attached, users, .. } = served;
-    let is_elsewhere = !attached && daemons::is_out_of_sight(status);
-    let mut state = String::from(if *attached || is_elsewhere { "mounted" } else { "detached" });
+    let is_remote = !attached && daemons::is_out_of_sight(status);
+    let mut state = String::from(if *attached || is_remote { "mounted" } else { "detached" });
     if status.read_only && status.latched.is_none() {
         state += " read-only";
     }
-    if is_elsewhere {
+    if is_remote {
         state += " in another namespace, as by 'lockbox exec'";
     }
     if !users.is_empty() || status.open_files + status.open_directories > 0 {

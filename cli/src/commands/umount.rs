@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use lockbox::control::{self, Request, Response, Status};
 use lockbox_host::located::{self, in_time};
-use lockbox_host::mountpoint::Held;
+use lockbox_host::mountpoint::PinnedMount;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::secrets::desktop;
 use lockbox_host::{IN_USE, OTHER, daemons, shown};
@@ -271,7 +271,7 @@ fn ask_to_stop(socket: &Path, status: &Status, manner: Manner, before: Option<&M
     let tell = || {
         if let Some(before) = before.filter(|_| !is_told.get() && start.elapsed() > TELL_ELSEWHERE) {
             is_told.set(true);
-            let processes = busy::elsewhere(before.device, status.mount_namespace);
+            let processes = busy::users_in_other_namespaces(before.device, status.mount_namespace);
             if !processes.is_empty() {
                 let at = shown(&before.point);
                 output::complain(&format!(
@@ -417,10 +417,10 @@ fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
 }
 
 /// The mount behind its path, on which every directory may be one of somebody else's file system.
-fn reach(mounted: &Mounted) -> Result<Arc<Held>, Failure> {
+fn reach(mounted: &Mounted) -> Result<Arc<PinnedMount>, Failure> {
     let at = shown(&mounted.point);
     let found = mounted.clone();
-    match in_time(move || Held::of(&found)) {
+    match in_time(move || PinnedMount::of(&found)) {
         Some(Ok(Some(held))) => Ok(Arc::new(held)),
         Some(Ok(None)) => {
             Err(Failure::other(format!("what lies at {at} is not the mount that was found there, and was left alone")))
@@ -438,7 +438,7 @@ enum Probe {
     Serves,
 }
 
-fn probe(held: &Arc<Held>) -> Probe {
+fn probe(held: &Arc<PinnedMount>) -> Probe {
     let held = Arc::clone(held);
     match in_time(move || held.is_dead()) {
         Some(true) => Probe::Dead,
@@ -447,7 +447,7 @@ fn probe(held: &Arc<Held>) -> Probe {
     }
 }
 
-fn take_away(mounted: &Mounted, held: Arc<Held>, lazily: bool) -> Result<(), Failure> {
+fn take_away(mounted: &Mounted, held: Arc<PinnedMount>, lazily: bool) -> Result<(), Failure> {
     let at = shown(&mounted.point);
     let cannot = |why: &str| Failure::other(format!("cannot take away the mount at {at}: {why}"));
     if geteuid().is_root() {

@@ -21,9 +21,9 @@ use lockbox_fuse::{
     broker, daemon, fetcher, former, fstab, hidden, kept, kernel, mount, point_owner, remount, session, unmounter,
 };
 use lockbox_host::located::real_path;
-use lockbox_host::mountpoint::Made;
+use lockbox_host::mountpoint::CreatedMountpoint;
 use lockbox_host::namespaces::Namespaces;
-use lockbox_host::remote::{self, Place};
+use lockbox_host::remote::{self, ArchiveLocation};
 use lockbox_host::secrets::{Cache, Sources, desktop};
 use lockbox_host::{OTHER, Program, USAGE, harden};
 use nix::errno::Errno;
@@ -242,9 +242,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         point_owner::check_early(&archive, &point, &options)?;
     }
     // The status tells them.
-    options.threads.get_or_insert_with(|| kernel::default_threads(place.is_elsewhere()));
+    options.threads.get_or_insert_with(|| kernel::default_threads(place.is_remote()));
     // Before the passphrase is asked for and worked on for a second.
-    if place.is_elsewhere() {
+    if place.is_remote() {
         if !options.read_only && !place.can_be_changed() {
             options.read_only = true;
             options.sources.passphrase.notice = Some("Read-only, as it is a file of a server");
@@ -272,7 +272,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(sentence) = refused {
         tell(&sentence);
     }
-    if place.is_elsewhere() && !options.read_only && is_backup(&place, &key, &options)? {
+    if place.is_remote() && !options.read_only && is_backup(&place, &key, &options)? {
         options.read_only = true;
         tell(&format!("{} is a backup: it is mounted read-only", arguments.archive.display()));
     }
@@ -281,13 +281,13 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::mount(format!("cannot make the directory {}: {e}", point.display()));
     if made {
         // Not held on to: a daemon in the foreground closes what it did not open itself.
-        Made::make(&point).map(drop).map_err(failed)?;
+        CreatedMountpoint::make(&point).map(drop).map_err(failed)?;
     }
     let (archive, point) = (OsString::from(archive), OsString::from(point));
     let task = Task { archive, point, options, verbose: arguments.verbose, made };
     let served = serve(&task, &key, namespaces.as_ref());
     match &served {
-        Err(_) if made => drop(Made::of(task.point()).map(|made| made.remove())),
+        Err(_) if made => drop(CreatedMountpoint::of(task.point()).map(|made| made.remove())),
         Ok(()) if made && !task.options.foreground && task.options.sources.passphrase.advises() => {
             tell(&format!("made {}, which goes when the archive is unmounted", task.point().display()));
         }
@@ -343,7 +343,7 @@ fn is_read_only(archive: &Path) -> bool {
 }
 
 /// Whether what is at an address shows a moment of an archive, and would stop being a backup if it were written to.
-fn is_backup(place: &Place, key: &UnlockedKey, options: &Options) -> Result<bool, Failure> {
+fn is_backup(place: &ArchiveLocation, key: &UnlockedKey, options: &Options) -> Result<bool, Failure> {
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let archive = Archive::open_seen(place.site(), key, &reading, &options.seen_options())?;
     let info = archive.info()?;
@@ -376,13 +376,13 @@ fn serve(task: &Task, key: &UnlockedKey, namespaces: Option<&Namespaces>) -> Res
 }
 
 /// The archive's absolute path, or its address, and where it is; None when it may be missing, and is.
-fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Failure> {
-    let is_elsewhere = remote::is_elsewhere(name);
-    if options.remote.is_unsent() && !is_elsewhere {
+fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, ArchiveLocation)>, Failure> {
+    let is_remote = remote::is_remote(name);
+    if options.remote.is_unsent() && !is_remote {
         return Err(Failure::usage("-o unsent is for archives at addresses"));
     }
-    if is_elsewhere {
-        return match Place::at(name, &options.remote.without_cache()) {
+    if is_remote {
+        return match ArchiveLocation::at(name, &options.remote.without_cache()) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
             opened => Ok(Some((name.to_owned(), opened.map_err(|error| Mounting::failure(name, error))?))),
         };
@@ -391,7 +391,7 @@ fn find(name: &Path, options: &Options) -> Result<Option<(PathBuf, Place)>, Fail
         Err(e) if e.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
         Err(e) => Err(Failure::other(format!("cannot open {}: {e}", name.display()))),
         Ok(path) => {
-            let place = Place::file(&path);
+            let place = ArchiveLocation::file(&path);
             Ok(Some((path, place)))
         }
     }
@@ -418,7 +418,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use clap::CommandFactory;
-    use lockbox_host::mount_options::{MOUNT, Takes};
+    use lockbox_host::mount_options::{MOUNT, OptionValue};
 
     use super::*;
 
@@ -466,7 +466,7 @@ mod tests {
         // Both ways: every word that is offered is known to the parser, which its own test shows.
         // A value of an option is offered behind it, in a table of its own.
         let offered = MOUNT.iter().flat_map(|(word, takes)| match takes {
-            Takes::OneOf(values) => [&[*word], *values].concat(),
+            OptionValue::OneOf(values) => [&[*word], *values].concat(),
             _ => vec![*word],
         });
         missing.extend(lacking(&offered.map(str::to_owned).collect(), " in what completions offer"));

@@ -59,9 +59,9 @@ pub(crate) struct End {
 /// The end of a mount whose archive is at an address.
 pub(crate) struct Elsewhere {
     /// Before the archive is closed: nobody is left who waits for the store's word, and what it does not take is kept on this machine.
-    pub(crate) leave: remote::Leaving,
+    pub(crate) leave: remote::SpoolRequest,
     /// Ends the process that writes there, once the archive is closed: who is told that the mount has ended finds nobody there.
-    pub(crate) end: remote::Ending,
+    pub(crate) end: remote::FetcherShutdown,
 }
 
 impl End {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockbox_host::mountpoint::Point;
+use lockbox_host::mountpoint::Mountpoint;
 use lockbox_host::mounts::Numbers;
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
@@ -72,9 +72,9 @@ impl Place {
         let failed = |e: io::Error| lost(e.to_string());
         // Before the mount: it may lie over what its own path leads through.
         let above = mount.point.parent().zip(mount.point.file_name());
-        let above = above.map(|(path, name)| Ok((Point::of(path)?, name))).transpose().map_err(failed)?;
+        let above = above.map(|(path, name)| Ok((Mountpoint::of(path)?, name))).transpose().map_err(failed)?;
         let connection = mount.attach()?;
-        let held = above.map_or_else(|| Point::of(mount.point), |(above, name)| open_mounted(&above, name));
+        let held = above.map_or_else(|| Mountpoint::of(mount.point), |(above, name)| open_mounted(&above, name));
         let held = held.map_err(failed)?;
         let found = match held.mounted_at(mount.point) {
             Ok(Some(mounted)) => unmounter
@@ -177,7 +177,7 @@ impl Place {
 }
 
 /// Opens what was just mounted on an entry. When it cannot be opened, whatever lies on that entry is taken away, and nothing elsewhere.
-fn open_mounted(above: &Point, name: &OsStr) -> io::Result<Point> {
+fn open_mounted(above: &Mountpoint, name: &OsStr) -> io::Result<Mountpoint> {
     above.entry(name).inspect_err(|_| {
         let _ = above.detach_entry(name);
     })
@@ -235,7 +235,7 @@ mod tests {
         std::fs::write(&entry, b"").unwrap();
         // A mount is opened as a directory, which a file is not.
         nix::mount::mount(Some(&entry), &entry, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-        let opened = open_mounted(&Point::of(&above).unwrap(), "entry".as_ref());
+        let opened = open_mounted(&Mountpoint::of(&above).unwrap(), "entry".as_ref());
         let left = umount(&entry);
         assert!(opened.is_err());
         assert_eq!(left, Err(nix::errno::Errno::EINVAL), "it is no mount point any more");

@@ -22,7 +22,7 @@ pub struct Remote {
     allow_private: bool,
     /// Most bytes that are kept on disk.
     cache_bytes: Option<u64>,
-    timeout: Option<Patience>,
+    timeout: Option<ServerTimeout>,
     /// What this host keeps of it is read.
     #[serde(default)]
     unsent: bool,
@@ -30,7 +30,7 @@ pub struct Remote {
 
 /// How long a read waits for a server that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Patience {
+enum ServerTimeout {
     Until(Duration),
     ForEver,
 }
@@ -60,11 +60,11 @@ impl Remote {
                     .ok_or_else(|| format!("{name}= takes a size, such as 4G or 0, not '{value}'"))?;
                 self.cache_bytes = Some(bytes);
             }
-            ("timeout", Some("hard")) => self.timeout = Some(Patience::ForEver),
+            ("timeout", Some("hard")) => self.timeout = Some(ServerTimeout::ForEver),
             ("timeout", Some(value)) => {
                 let time = quantity::time(value).filter(|time| !time.is_zero());
                 let time = time.ok_or_else(|| format!("timeout= takes a time, such as 30s, or hard, not '{value}'"))?;
-                self.timeout = Some(Patience::Until(time));
+                self.timeout = Some(ServerTimeout::Until(time));
             }
             _ => return Ok(false),
         }
@@ -73,79 +73,89 @@ impl Remote {
 }
 
 /// Tells what was asked of a server, at once or not at all.
-pub type Telling = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
+pub type TrafficQuery = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
 
 /// Ends the process that asks, which says to the store that nobody writes there any more.
-pub type Ending = Arc<dyn Fn() + Send + Sync>;
+pub type FetcherShutdown = Arc<dyn Fn() + Send + Sync>;
 
 /// Has what the store does not take in time kept on this host.
-pub type Leaving = Arc<dyn Fn() + Send + Sync>;
+pub type SpoolRequest = Arc<dyn Fn() + Send + Sync>;
 
 /// Asks whether an archive that is read has gone on, and has it taken as it is now; whether it was. What is not taken, and after an error, is told again the next time.
-pub type Following = Box<dyn FnMut(&mut dyn FnMut(&Place) -> Result<()>) -> Result<bool> + Send>;
+pub type VersionFollower = Box<dyn FnMut(&mut dyn FnMut(&ArchiveLocation) -> Result<()>) -> Result<bool> + Send>;
 
 /// What a process of its own opened.
-struct Apart {
+struct FetcherHandle {
     storage: Arc<dyn Storage>,
-    telling: Telling,
-    leaving: Leaving,
-    ending: Ending,
-    following: Option<Following>,
+    telling: TrafficQuery,
+    leaving: SpoolRequest,
+    ending: FetcherShutdown,
+    following: Option<VersionFollower>,
     notice: Option<String>,
 }
 
 /// Where an archive is, and what is open of one that is no file of this host.
-pub struct Place {
+pub struct ArchiveLocation {
     path: PathBuf,
-    elsewhere: Option<Arc<dyn Storage>>,
-    telling: Option<Telling>,
-    leaving: Option<Leaving>,
-    ending: Option<Ending>,
-    following: Option<Following>,
+    storage: Option<Arc<dyn Storage>>,
+    telling: Option<TrafficQuery>,
+    leaving: Option<SpoolRequest>,
+    ending: Option<FetcherShutdown>,
+    following: Option<VersionFollower>,
     notice: Option<String>,
 }
 
-impl Place {
+impl ArchiveLocation {
     /// A file, which whoever opens the archive opens.
-    pub fn file(path: &Path) -> Place {
+    pub fn file(path: &Path) -> ArchiveLocation {
         let path = path.to_owned();
-        Place { path, elsewhere: None, telling: None, leaving: None, ending: None, following: None, notice: None }
+        ArchiveLocation {
+            path,
+            storage: None,
+            telling: None,
+            leaving: None,
+            ending: None,
+            following: None,
+            notice: None,
+        }
     }
 
     /// What is at an address, opened for reading.
     ///
     /// # Errors
     /// As of [`lockbox_remote::open`].
-    pub fn at(address: &Path, how: &Remote) -> Result<Place> {
-        open(address, how).map(|storage| Place { elsewhere: Some(storage), ..Place::file(address) })
+    pub fn at(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
+        open(address, how).map(|storage| ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
     }
 
     /// The same of what may be damaged, for who rescues it.
     ///
     /// # Errors
     /// As of [`lockbox_remote::salvage`].
-    pub fn damaged(address: &Path, how: &Remote) -> Result<Place> {
-        salvage(address, how).map(|storage| Place { elsewhere: Some(storage), ..Place::file(address) })
+    pub fn damaged(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
+        salvage(address, how)
+            .map(|storage| ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
     }
 
     /// The same as its writer, who goes when the place is dropped.
     ///
     /// # Errors
     /// As of [`lockbox_remote::change`].
-    pub fn changed(address: &Path, how: &Remote, take_over: bool) -> Result<Place> {
+    pub fn changed(address: &Path, how: &Remote, take_over: bool) -> Result<ArchiveLocation> {
         let (storage, notice) = change(address, how, take_over)?;
-        Ok(Place { elsewhere: Some(storage), notice, ..Place::file(address) })
+        Ok(ArchiveLocation { storage: Some(storage), notice, ..ArchiveLocation::file(address) })
     }
 
     /// The same by a process of its own, which `command` starts and [`fetch`] is.
     ///
     /// # Errors
-    /// As of [`Place::at`], and of starting the process.
-    pub fn apart(command: &mut Command, address: &Path, how: &Remote, access: Access) -> Result<Place> {
-        let Apart { storage, telling, leaving, ending, following, notice } = open_apart(command, address, how, access)?;
-        let (elsewhere, telling) = (Some(storage), Some(telling));
+    /// As of [`ArchiveLocation::at`], and of starting the process.
+    pub fn apart(command: &mut Command, address: &Path, how: &Remote, access: Access) -> Result<ArchiveLocation> {
+        let FetcherHandle { storage, telling, leaving, ending, following, notice } =
+            open_apart(command, address, how, access)?;
+        let (storage, telling) = (Some(storage), Some(telling));
         let (leaving, ending) = (Some(leaving), Some(ending));
-        Ok(Place { elsewhere, telling, leaving, ending, following, notice, ..Place::file(address) })
+        Ok(ArchiveLocation { storage, telling, leaving, ending, following, notice, ..ArchiveLocation::file(address) })
     }
 
     /// What the user should know of its opening.
@@ -154,27 +164,27 @@ impl Place {
     }
 
     /// What has the store's part kept on this host when it is not taken there.
-    pub fn leaving(&self) -> Option<Leaving> {
+    pub fn leaving(&self) -> Option<SpoolRequest> {
         self.leaving.clone()
     }
 
     /// What asks for later moments of an archive that has them, once.
-    pub fn take_following(&mut self) -> Option<Following> {
+    pub fn take_following(&mut self) -> Option<VersionFollower> {
         self.following.take()
     }
 
     /// What ends the process of its own, where there is one.
-    pub fn ending(&self) -> Option<Ending> {
+    pub fn ending(&self) -> Option<FetcherShutdown> {
         self.ending.clone()
     }
 
     /// Whether the archive could be changed there: a single file of a server cannot.
     pub fn can_be_changed(&self) -> bool {
-        self.elsewhere.as_ref().is_none_or(|storage| storage.ordered())
+        self.storage.as_ref().is_none_or(|storage| storage.ordered())
     }
 
     /// What was asked of the server, where a process of its own asks.
-    pub fn telling(&self) -> Option<Telling> {
+    pub fn telling(&self) -> Option<TrafficQuery> {
         self.telling.clone()
     }
 
@@ -184,11 +194,11 @@ impl Place {
     }
 
     pub fn site(&self) -> Site<'_> {
-        self.elsewhere.as_ref().map_or(Site::File(&self.path), Site::Opened)
+        self.storage.as_ref().map_or(Site::File(&self.path), Site::Opened)
     }
 
-    pub fn is_elsewhere(&self) -> bool {
-        self.elsewhere.is_some()
+    pub fn is_remote(&self) -> bool {
+        self.storage.is_some()
     }
 }
 
@@ -213,7 +223,7 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
 
 pub use remote_access::{
     Access, Bucket, FetcherReach, answer_fetcher, archives, check_writable, collect, compare, directory, examine,
-    fetch, forget_unsent, is_elsewhere, kept, probe, remove_kept, spelled, unsent, write,
+    fetch, forget_unsent, is_remote, kept, probe, remove_kept, spelled, unsent, write,
 };
 use remote_access::{change, open, open_apart, salvage};
 
@@ -228,12 +238,12 @@ mod tests {
             allow_http: true,
             allow_private: true,
             cache_bytes: Some(4 << 30),
-            timeout: Some(Patience::Until(Duration::from_secs(120))),
+            timeout: Some(ServerTimeout::Until(Duration::from_secs(120))),
             unsent: false,
         };
         assert_eq!(all, wanted);
         assert!(parse_list("unsent").unwrap().is_unsent());
-        assert_eq!(parse_list("timeout=hard").unwrap().timeout, Some(Patience::ForEver));
+        assert_eq!(parse_list("timeout=hard").unwrap().timeout, Some(ServerTimeout::ForEver));
         assert_eq!(parse_list("").unwrap(), Remote::default());
         for wrong in ["allow-all", "unsent=yes", "timeout=0", "timeout=x", "cache-size=-1", "allow-http=yes"] {
             assert!(parse_list(wrong).is_err(), "{wrong}");

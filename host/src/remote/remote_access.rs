@@ -14,7 +14,7 @@ pub use lockbox_remote::{Access, Bucket, FetcherReach};
 use lockbox_remote::{Address, Broker, Collected, Examined, Finding, Kept, Names, Options, Step, Stored, Unsent};
 use nix::unistd::geteuid;
 
-use super::{Apart, Following, Patience, Place, Remote};
+use super::{ArchiveLocation, FetcherHandle, Remote, ServerTimeout, VersionFollower};
 
 impl Remote {
     fn options(&self) -> Options {
@@ -27,8 +27,8 @@ impl Remote {
             spool_directory: spool_directory(),
             timeout: match self.timeout {
                 None => default.timeout,
-                Some(Patience::Until(time)) => Some(time),
-                Some(Patience::ForEver) => None,
+                Some(ServerTimeout::Until(time)) => Some(time),
+                Some(ServerTimeout::ForEver) => None,
             },
             ..default
         }
@@ -43,7 +43,7 @@ fn spool_directory() -> Option<PathBuf> {
 }
 
 /// Whether this is the address of an archive and not the path of one.
-pub fn is_elsewhere(name: &Path) -> bool {
+pub fn is_remote(name: &Path) -> bool {
     Address::is_meant(name.as_os_str())
 }
 
@@ -65,7 +65,7 @@ pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<(Arc<
     lockbox_remote::change(&address(name)?, &how.options(), take_over)
 }
 
-pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, access: Access) -> Result<Apart> {
+pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, access: Access) -> Result<FetcherHandle> {
     // Buffers of megabytes go through each of its threads, and an allocator with an arena for each keeps them all: 350 MiB where 60 are used.
     // Whatever the daemon has itself.
     command.env("MALLOC_ARENA_MAX", "1");
@@ -86,10 +86,12 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, acces
         })
     };
     let name = name.to_owned();
-    let following = news.map(|mut news| -> Following {
-        Box::new(move |take| news.look(&mut |storage| take(&Place { elsewhere: Some(storage), ..Place::file(&name) })))
+    let following = news.map(|mut news| -> VersionFollower {
+        Box::new(move |take| {
+            news.look(&mut |storage| take(&ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(&name) }))
+        })
     });
-    Ok(Apart {
+    Ok(FetcherHandle {
         storage: Arc::new(storage),
         telling: Arc::new(telling),
         leaving: Arc::new(move || leaving.leave()),
@@ -129,7 +131,7 @@ pub fn spelled(name: &Path) -> Option<String> {
     address(name).ok().map(|address| address.text())
 }
 
-/// Serves [`Place::apart`] of the process at the other end, until that is gone. `confine` is called
+/// Serves [`ArchiveLocation::apart`] of the process at the other end, until that is gone. `confine` is called
 /// before the first request; from then on the process at the other end of `broker`, which
 /// [`answer_fetcher`] is, looks up names and credentials.
 ///

@@ -17,7 +17,7 @@ use crate::variables;
 /// The key that is kept, if it still opens the archive. One that does not is left to a command that may change something.
 fn kept(archive: &Path) -> Option<UnlockedKey> {
     // Nobody is asked over the network for a key press.
-    if remote::is_elsewhere(archive) || !archive.is_file() {
+    if remote::is_remote(archive) || !archive.is_file() {
         return None;
     }
     let id = keys::identify(archive).ok()?;

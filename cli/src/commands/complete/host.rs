@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::format::header::recognize;
-use lockbox_host::mount_options::{MOUNT, REMOTE, Takes};
+use lockbox_host::mount_options::{MOUNT, OptionValue, REMOTE};
 use lockbox_host::{mounts, remote};
 use rustix::fs::{FileType as FileKind, Mode, OFlags, fstat, open};
 
@@ -140,13 +140,14 @@ pub(super) fn list_of_options(typed: &OsStr, mount: bool) -> Vec<Candidate> {
     if let Some(equals) = last.iter().position(|&byte| byte == b'=') {
         let (name, value) = (&last[..equals], &last[equals + 1..]);
         let stem = &typed[..before.len() + equals + 1];
-        let takes = words(mount).find(|(word, _)| word.as_bytes() == name).map_or(Takes::Nothing, |(_, takes)| takes);
+        let takes =
+            words(mount).find(|(word, _)| word.as_bytes() == name).map_or(OptionValue::Nothing, |(_, takes)| takes);
         return match takes {
-            Takes::OneOf(values) => values.iter().map(|value| Candidate::new(stem, value).open()).collect(),
-            Takes::File => {
+            OptionValue::OneOf(values) => values.iter().map(|value| Candidate::new(stem, value).open()).collect(),
+            OptionValue::File => {
                 files(OsStr::from_bytes(value)).into_iter().map(|file| super::behind(stem, file).open()).collect()
             }
-            Takes::Nothing | Takes::Text => Vec::new(),
+            OptionValue::Nothing | OptionValue::Text => Vec::new(),
         };
     }
     let has = |word: &str| {
@@ -154,14 +155,14 @@ pub(super) fn list_of_options(typed: &OsStr, mount: bool) -> Vec<Candidate> {
         given.map(|option| option.split(|&byte| byte == b'=').next()).any(|name| name == Some(word.as_bytes()))
     };
     let offered = words(mount).filter(|(word, _)| !has(word)).map(|(word, takes)| {
-        let equals = if takes == Takes::Nothing { "" } else { "=" };
+        let equals = if takes == OptionValue::Nothing { "" } else { "=" };
         Candidate::new(before, format!("{word}{equals}")).open()
     });
     offered.collect()
 }
 
-fn words(mount: bool) -> impl Iterator<Item = (&'static str, Takes)> {
-    let of_mount: &'static [(&str, Takes)] = if mount { &MOUNT } else { &[] };
+fn words(mount: bool) -> impl Iterator<Item = (&'static str, OptionValue)> {
+    let of_mount: &'static [(&str, OptionValue)] = if mount { &MOUNT } else { &[] };
     of_mount.iter().chain(&REMOTE).copied()
 }
 

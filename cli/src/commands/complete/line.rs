@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::{Arg, Command};
 
-use super::value_kind::{self, Meaning};
+use super::value_kind::{self, ValueKind};
 
 /// What the words before the last one are.
 pub(super) struct Line<'a> {
@@ -23,7 +23,7 @@ pub(super) struct Line<'a> {
 }
 
 /// What the last word is.
-pub(super) enum Place<'a, 'w> {
+pub(super) enum CursorContext<'a, 'w> {
     /// The name of an option.
     Option,
     /// The value of an option, behind a part of the word that is the option.
@@ -73,25 +73,25 @@ impl<'a> Line<'a> {
         self.command.get_subcommands().filter(move |_| !none)
     }
 
-    pub(super) fn place<'w>(&self, word: &'w [u8]) -> Place<'a, 'w> {
+    pub(super) fn place<'w>(&self, word: &'w [u8]) -> CursorContext<'a, 'w> {
         if let Some(argument) = self.pending {
-            return Place::Value { argument, stem: b"", typed: word };
+            return CursorContext::Value { argument, stem: b"", typed: word };
         }
         if self.escaped || word.first() != Some(&b'-') {
-            return Place::Word { argument: self.positional() };
+            return CursorContext::Word { argument: self.positional() };
         }
         match self.dashed(word) {
-            Dashed::Known(argument, Some((at, typed))) => Place::Value { argument, stem: &word[..at], typed },
-            Dashed::Known(..) | Dashed::Unknown => Place::Option,
+            Dashed::Known(argument, Some((at, typed))) => CursorContext::Value { argument, stem: &word[..at], typed },
+            Dashed::Known(..) | Dashed::Unknown => CursorContext::Option,
         }
     }
 
     /// Whether a word there may begin with a dash: elsewhere the name of something would be an option, which may run a program.
-    pub(super) fn takes_dash(&self, place: &Place<'_, '_>) -> bool {
+    pub(super) fn takes_dash(&self, place: &CursorContext<'_, '_>) -> bool {
         match place {
-            Place::Option => true,
-            Place::Value { stem, .. } => !stem.is_empty(),
-            Place::Word { .. } => self.escaped,
+            CursorContext::Option => true,
+            CursorContext::Value { stem, .. } => !stem.is_empty(),
+            CursorContext::Word { .. } => self.escaped,
         }
     }
 
@@ -138,7 +138,7 @@ impl<'a> Line<'a> {
 
     /// The archive that this is about.
     pub(super) fn archive(&self) -> Option<OsString> {
-        let is_archive = |argument: &Arg| value_kind::of(self.command, argument) == Some(Meaning::Archive);
+        let is_archive = |argument: &Arg| value_kind::of(self.command, argument) == Some(ValueKind::Archive);
         let named = self.values.iter().find(|(argument, _)| is_archive(argument)).map(|(_, value)| *value);
         let placed = self.command.get_positionals().zip(&self.words).find(|(argument, _)| is_archive(argument));
         named.or(placed.map(|(_, word)| *word)).map(OsStr::to_owned)
@@ -146,7 +146,7 @@ impl<'a> Line<'a> {
 
     /// Whether paths in the archive may follow it, and so stand in one word with it.
     pub(super) fn takes_paths(&self) -> bool {
-        self.command.get_positionals().any(|argument| value_kind::of(self.command, argument) == Some(Meaning::Path))
+        self.command.get_positionals().any(|argument| value_kind::of(self.command, argument) == Some(ValueKind::Path))
     }
 }
 
@@ -170,11 +170,11 @@ mod tests {
         let words: Vec<OsString> = line.iter().map(OsString::from).collect();
         let (current, before) = words.split_last().unwrap();
         match Line::of(&program, before).place(current.as_bytes()) {
-            Place::Option => ("-".into(), String::new()),
-            Place::Value { argument, stem, .. } => {
+            CursorContext::Option => ("-".into(), String::new()),
+            CursorContext::Value { argument, stem, .. } => {
                 (argument.get_id().to_string(), String::from_utf8(stem.to_vec()).unwrap())
             }
-            Place::Word { argument } => {
+            CursorContext::Word { argument } => {
                 (argument.map_or_else(String::new, |argument| argument.get_id().to_string()), String::new())
             }
         }

@@ -20,8 +20,8 @@ use std::time::Duration;
 use clap::CommandFactory;
 use lockbox_terminal::display;
 
-use line::{Line, Place};
-use value_kind::Meaning;
+use line::{CursorContext, Line};
+use value_kind::ValueKind;
 
 /// After this nothing is offered: what is asked lies on a mount or a server that does not answer, and a shell waits for us.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -123,12 +123,12 @@ fn offered(words: &[OsString]) -> Vec<Candidate> {
     let place = line.place(current.as_bytes());
     let takes_dash = line.takes_dash(&place);
     let mut found = match place {
-        Place::Option => options(&line, current.as_bytes()),
-        Place::Value { argument, stem, typed } => {
+        CursorContext::Option => options(&line, current.as_bytes()),
+        CursorContext::Value { argument, stem, typed } => {
             let found = of_argument(&line, argument, stem.len(), OsStr::from_bytes(typed));
             found.into_iter().map(|candidate| behind(stem, candidate)).collect()
         }
-        Place::Word { argument } => {
+        CursorContext::Word { argument } => {
             let mut found = commands(&line);
             found.extend(argument.into_iter().flat_map(|argument| of_argument(&line, argument, 0, current)));
             found
@@ -185,21 +185,21 @@ fn of_argument(line: &Line<'_>, argument: &clap::Arg, before: usize, typed: &OsS
     }
     let archive = || line.archive();
     match value_kind::of(line.command, argument) {
-        Some(Meaning::File) => host::files(typed),
-        Some(Meaning::Directory) => host::directories(typed),
-        Some(Meaning::Archive) if before == 0 && line.takes_paths() => content::whole_or_within(typed, false),
-        Some(Meaning::Archive) => host::archives(typed),
-        Some(Meaning::Within) => content::whole_or_within(typed, true),
-        Some(Meaning::Either) => content::either(typed),
-        Some(Meaning::Path) => archive().map(|archive| content::paths(&archive, typed)).unwrap_or_default(),
-        Some(Meaning::Mounted) => host::mounted(typed),
-        Some(Meaning::Slot) => archive().map(|archive| content::labels(&archive)).unwrap_or_default(),
-        Some(Meaning::Snapshot) => archive().map(|archive| content::snapshots(&archive)).unwrap_or_default(),
-        Some(Meaning::Variable) => archive().map(|archive| content::variables(&archive)).unwrap_or_default(),
-        Some(Meaning::Address) => host::addresses(),
-        Some(Meaning::MountOptions) => host::list_of_options(typed, true),
-        Some(Meaning::RemoteOptions) => host::list_of_options(typed, false),
-        Some(Meaning::Free) | None => Vec::new(),
+        Some(ValueKind::File) => host::files(typed),
+        Some(ValueKind::Directory) => host::directories(typed),
+        Some(ValueKind::Archive) if before == 0 && line.takes_paths() => content::whole_or_within(typed, false),
+        Some(ValueKind::Archive) => host::archives(typed),
+        Some(ValueKind::Within) => content::whole_or_within(typed, true),
+        Some(ValueKind::Either) => content::either(typed),
+        Some(ValueKind::Path) => archive().map(|archive| content::paths(&archive, typed)).unwrap_or_default(),
+        Some(ValueKind::Mounted) => host::mounted(typed),
+        Some(ValueKind::Slot) => archive().map(|archive| content::labels(&archive)).unwrap_or_default(),
+        Some(ValueKind::Snapshot) => archive().map(|archive| content::snapshots(&archive)).unwrap_or_default(),
+        Some(ValueKind::Variable) => archive().map(|archive| content::variables(&archive)).unwrap_or_default(),
+        Some(ValueKind::Address) => host::addresses(),
+        Some(ValueKind::MountOptions) => host::list_of_options(typed, true),
+        Some(ValueKind::RemoteOptions) => host::list_of_options(typed, false),
+        Some(ValueKind::Free) | None => Vec::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 use clap::{Arg, Command};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(super) enum ValueKind {
     File,
     Directory,
     Archive,
@@ -27,34 +27,34 @@ pub(super) enum Meaning {
 }
 
 /// None for an argument that nobody thought of, which a test finds.
-pub(super) fn of(command: &Command, argument: &Arg) -> Option<Meaning> {
+pub(super) fn of(command: &Command, argument: &Arg) -> Option<ValueKind> {
     let name = argument.get_value_names().and_then(<[_]>::first).map_or("", |name| name.as_str());
     let (id, command) = (argument.get_id().as_str(), command.get_name());
     Some(match (name, command, id) {
         // It is not there yet.
-        ("ARCHIVE", "create", _) => Meaning::Directory,
-        ("ARCHIVE", ..) => Meaning::Archive,
-        ("ARCHIVE:PATH", ..) => Meaning::Within,
-        ("A" | "B", "diff", "first" | "second") | ("PATH", "cp", _) => Meaning::Either,
-        ("PATH", "receive", "output") | ("PATH", "share", "path") | ("PATH", _, "socket") => Meaning::File,
-        ("PATH", ..) => Meaning::Path,
-        ("DIR", "import-tar" | "restore", "to") => Meaning::Path,
-        ("DIR" | "DIRECTORY", ..) => Meaning::Directory,
-        ("DIR|ARCHIVE", ..) => Meaning::Mounted,
-        ("FILE" | "SRC" | "DEST" | "PROGRAM", ..) => Meaning::File,
-        ("ADDRESS", ..) => Meaning::Address,
-        ("OPTIONS", ..) => Meaning::MountOptions,
-        ("LIST", ..) => Meaning::RemoteOptions,
-        ("SLOT", ..) => Meaning::Slot,
-        ("A" | "B", ..) => Meaning::Snapshot,
-        ("NAME", "set", _) | ("NAME", _, "credential") | ("NAME", "create" | "share", "name") => Meaning::Free,
-        ("NAME", "get" | "rm", "name") | ("NAME", "run", "only") => Meaning::Variable,
-        ("NAME", _, "names" | "snapshot") | ("NAME", "restore", "name") => Meaning::Snapshot,
+        ("ARCHIVE", "create", _) => ValueKind::Directory,
+        ("ARCHIVE", ..) => ValueKind::Archive,
+        ("ARCHIVE:PATH", ..) => ValueKind::Within,
+        ("A" | "B", "diff", "first" | "second") | ("PATH", "cp", _) => ValueKind::Either,
+        ("PATH", "receive", "output") | ("PATH", "share", "path") | ("PATH", _, "socket") => ValueKind::File,
+        ("PATH", ..) => ValueKind::Path,
+        ("DIR", "import-tar" | "restore", "to") => ValueKind::Path,
+        ("DIR" | "DIRECTORY", ..) => ValueKind::Directory,
+        ("DIR|ARCHIVE", ..) => ValueKind::Mounted,
+        ("FILE" | "SRC" | "DEST" | "PROGRAM", ..) => ValueKind::File,
+        ("ADDRESS", ..) => ValueKind::Address,
+        ("OPTIONS", ..) => ValueKind::MountOptions,
+        ("LIST", ..) => ValueKind::RemoteOptions,
+        ("SLOT", ..) => ValueKind::Slot,
+        ("A" | "B", ..) => ValueKind::Snapshot,
+        ("NAME", "set", _) | ("NAME", _, "credential") | ("NAME", "create" | "share", "name") => ValueKind::Free,
+        ("NAME", "get" | "rm", "name") | ("NAME", "run", "only") => ValueKind::Variable,
+        ("NAME", _, "names" | "snapshot") | ("NAME", "restore", "name") => ValueKind::Snapshot,
         (
             "CMD" | "ID" | "LINK" | "MIB" | "N" | "PATTERN" | "RECIPIENT" | "TEXT" | "TIME" | "TOKEN" | "URL" | "SHELL"
             | "COMMAND",
             ..,
-        ) => Meaning::Free,
+        ) => ValueKind::Free,
         _ => return None,
     })
 }
@@ -90,23 +90,23 @@ mod tests {
         assert!(unknown.is_empty(), "say in this file what they are:\n{}", unknown.join("\n"));
         let is = |path: &str, id: &str| known.iter().find(|it| it.0 == path && it.1 == id).map(|it| it.2);
         for (path, id, meaning) in [
-            (" snapshot diff", "older", Meaning::Snapshot),
-            (" snapshot restore", "to", Meaning::Path),
-            (" diff", "first", Meaning::Either),
-            (" ls", "path", Meaning::Path),
-            (" ls", "snapshot", Meaning::Snapshot),
-            (" snapshot create", "name", Meaning::Free),
-            (" snapshot rm", "names", Meaning::Snapshot),
-            (" env rm", "name", Meaning::Variable),
-            (" env set", "name", Meaning::Free),
-            (" share", "path", Meaning::File),
-            (" share", "archive", Meaning::Archive),
-            (" extract", "to", Meaning::Directory),
-            (" add", "to", Meaning::Path),
-            (" create", "archive", Meaning::Directory),
-            (" key rm", "slot", Meaning::Slot),
-            (" cache clear", "addresses", Meaning::Address),
-            (" remote check", "address", Meaning::Address),
+            (" snapshot diff", "older", ValueKind::Snapshot),
+            (" snapshot restore", "to", ValueKind::Path),
+            (" diff", "first", ValueKind::Either),
+            (" ls", "path", ValueKind::Path),
+            (" ls", "snapshot", ValueKind::Snapshot),
+            (" snapshot create", "name", ValueKind::Free),
+            (" snapshot rm", "names", ValueKind::Snapshot),
+            (" env rm", "name", ValueKind::Variable),
+            (" env set", "name", ValueKind::Free),
+            (" share", "path", ValueKind::File),
+            (" share", "archive", ValueKind::Archive),
+            (" extract", "to", ValueKind::Directory),
+            (" add", "to", ValueKind::Path),
+            (" create", "archive", ValueKind::Directory),
+            (" key rm", "slot", ValueKind::Slot),
+            (" cache clear", "addresses", ValueKind::Address),
+            (" remote check", "address", ValueKind::Address),
         ] {
             assert_eq!(is(path, id), Some(meaning), "{path} {id}");
         }

@@ -4,7 +4,7 @@ use std::path::Path;
 use lockbox::Error;
 use lockbox::format::header::recognize;
 use lockbox::storage::Site;
-use lockbox_host::remote::{self, Place, Remote};
+use lockbox_host::remote::{self, ArchiveLocation, Remote};
 
 use super::{Finding, State};
 use crate::exit::Failure;
@@ -41,7 +41,7 @@ pub(super) fn findings(address: &Path, how: &Remote) -> Result<Vec<Finding>, Fai
 /// What an opening finds.
 fn archive(address: &Path, how: &Remote) -> Finding {
     const NAME: &str = "archive";
-    let opened = Place::at(address, &how.without_cache()).and_then(|place| {
+    let opened = ArchiveLocation::at(address, &how.without_cache()).and_then(|place| {
         let Site::Opened(storage) = place.site() else { return Err(Error::invalid("that is no address")) };
         let length = storage.len()?;
         let mut begin = [0; BEGIN];

@@ -7,9 +7,9 @@ use lockbox::crypto::RecoveryCode;
 use lockbox::crypto::identity::Recipient;
 use lockbox::keys::{self, KeyAccess, NewKey};
 use lockbox::storage::HostEntry;
-use lockbox_host::remote::Place;
+use lockbox_host::remote::ArchiveLocation;
 use lockbox_host::secrets::Sources;
-use lockbox_host::{Asker, Given, shown};
+use lockbox_host::{Credentials, Prompter, shown};
 use serde_json::json;
 
 use super::ChangeArgs;
@@ -105,8 +105,8 @@ impl Args {
         Ok(Some(Recipient::parse(&text)?))
     }
 
-    fn add_recipient(&self, place: &Place, recipient: &Recipient) -> Result<(), Failure> {
-        let prompts = Asker::<Lockbox>::prompts(&Sources::default());
+    fn add_recipient(&self, place: &ArchiveLocation, recipient: &Recipient) -> Result<(), Failure> {
+        let prompts = Prompter::<Lockbox>::prompts(&Sources::default());
         let given = self.change.key.unlock.given(place)?;
         tell(self.add(place, given, &NewKey::Recipient(recipient, &prompts))?)?;
         if recipient.shows() {
@@ -117,7 +117,7 @@ impl Args {
         Ok(())
     }
 
-    fn add_file(&self, place: &Place, file: &lockbox::crypto::KeyFile) -> Result<u8, Failure> {
+    fn add_file(&self, place: &ArchiveLocation, file: &lockbox::crypto::KeyFile) -> Result<u8, Failure> {
         let unlock = &self.change.key.unlock;
         if !self.with_passphrase {
             return self.add(place, unlock.given(place)?, &NewKey::KeyFile(file));
@@ -126,7 +126,7 @@ impl Args {
         self.add(place, given, &NewKey::KeyFileAndPassphrase(file, &new, self.cost()?))
     }
 
-    fn add(&self, place: &Place, mut given: Given, new: &NewKey<'_>) -> Result<u8, Failure> {
+    fn add(&self, place: &ArchiveLocation, mut given: Credentials, new: &NewKey<'_>) -> Result<u8, Failure> {
         let unlock = &self.change.key.unlock;
         unlock.attempt(place, &mut given, |access| keys::add(place.site(), access, new, &self.label))
     }

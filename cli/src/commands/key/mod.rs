@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use lockbox::error::Timestamp;
 use lockbox::keys::KeyInfo;
-use lockbox_host::remote::{Place, RemoteArgs};
+use lockbox_host::remote::{ArchiveLocation, RemoteArgs};
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
@@ -63,7 +63,7 @@ struct ChangeArgs {
 }
 
 impl ChangeArgs {
-    fn place(&self) -> Result<Place, Failure> {
+    fn place(&self) -> Result<ArchiveLocation, Failure> {
         open_archive::place_to_change(&self.key.archive, &self.key.remote, self.writer)
     }
 }

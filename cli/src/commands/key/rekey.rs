@@ -1,7 +1,7 @@
 //! `lockbox key rekey`: writes an archive under a new volume key.
 use lockbox::archive::{Archive, KeepKeys, RekeyOptions};
 use lockbox::keys::KeyName;
-use lockbox_host::Asker;
+use lockbox_host::Prompter;
 use lockbox_host::secrets::Sources;
 use serde_json::json;
 
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let KeyArgs { archive: path, unlock, .. } = &args.change.key;
     let place = args.change.place()?;
     let given = unlock.verified(&place)?;
-    let prompts = Asker::<Lockbox>::prompts(&Sources::default());
+    let prompts = Prompter::<Lockbox>::prompts(&Sources::default());
     let names = |given: &[String]| given.iter().map(|text| KeyName::parse(text)).collect();
     let keep = match (&args.only[..], &args.drop[..]) {
         ([], []) => KeepKeys::All,
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             out.reader.size(report.sizes.disk_before),
             compact::where_it_is(path),
             out.reader.size(report.sizes.disk_after),
-            if place.is_elsewhere() {
+            if place.is_remote() {
                 "Copies made before, its objects of before, which stay for a day, and versions of them that the store keeps"
             } else {
                 "Copies made before"

@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use lockbox::control::Difference;
 use lockbox::exchange::{Differing, DifferingKind, compare};
-use lockbox_host::{Program, Working};
+use lockbox_host::{Program, Spinner};
 use lockbox_terminal::display;
 use serde_json::json;
 
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(name) => archive.moment(name).map_err(failed)?,
         None => archive.file_system().clone(),
     };
-    let working = Working::at("Comparing...");
+    let working = Spinner::at("Comparing...");
     let found = compare(&older, &newer, &mut |_| Ok(())).map_err(failed)?;
     drop(working);
     for differing in found {

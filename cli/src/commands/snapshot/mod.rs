@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::exit::{Failure, Lockbox};
 use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name, rfc3339};
-use crate::snapshot_client::{self, Mounted, Told};
+use crate::snapshot_client::{self, Mounted, SnapshotBackend};
 
 /// Keep moments of an archive, to read them later or bring them back; the archive may be mounted, and named by its mount point
 #[derive(clap::Subcommand)]
@@ -120,8 +120,8 @@ fn ls(args: &LsArgs) -> Result<(), Failure> {
 
 /// With names, only what they mean, and what that holds together.
 fn list(archive: &ArchiveArgs, names: &[OsString], json: bool) -> Result<(), Failure> {
-    let wanted = Wanted::new(names)?;
-    let told = Told::of(archive)?;
+    let wanted = SnapshotSelector::new(names)?;
+    let told = SnapshotBackend::of(archive)?;
     let all = told.list(true)?;
     let mut set = None;
     if !names.is_empty() {
@@ -160,7 +160,7 @@ fn rm(args: &RmArgs) -> Result<(), Failure> {
         return list(&args.archive, &args.names, args.json);
     }
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
-    let wanted = Wanted::new(&args.names)?;
+    let wanted = SnapshotSelector::new(&args.names)?;
     let mut gone = Vec::new();
     let mut among = |all: &[Snapshot]| -> lockbox::Result<Vec<u64>> {
         let ids = wanted.among(all)?;
@@ -179,10 +179,10 @@ fn rm(args: &RmArgs) -> Result<(), Failure> {
 }
 
 /// What is to be removed, as it was given.
-struct Wanted<'a>(Vec<(&'a [u8], Option<Gitignore>)>);
+struct SnapshotSelector<'a>(Vec<(&'a [u8], Option<Gitignore>)>);
 
-impl Wanted<'_> {
-    fn new(names: &[OsString]) -> Result<Wanted<'_>, Failure> {
+impl SnapshotSelector<'_> {
+    fn new(names: &[OsString]) -> Result<SnapshotSelector<'_>, Failure> {
         let pattern = |name: &OsStr| {
             let Some(text) = name.to_str().filter(|text| text.contains(['*', '?', '['])) else { return Ok(None) };
             let wrong = |_| Failure::usage(format!("'{}' is no pattern", display(name.as_bytes())));
@@ -191,7 +191,9 @@ impl Wanted<'_> {
             rules.add_line(None, &format!("/{text}")).map_err(wrong)?;
             rules.build().map(Some).map_err(wrong)
         };
-        Ok(Wanted(names.iter().map(|name| Ok((name.as_bytes(), pattern(name)?))).collect::<Result<_, Failure>>()?))
+        Ok(SnapshotSelector(
+            names.iter().map(|name| Ok((name.as_bytes(), pattern(name)?))).collect::<Result<_, Failure>>()?,
+        ))
     }
 
     /// The ids of all that is meant: what has the name, else what the pattern matches.
@@ -232,12 +234,12 @@ mod tests {
             .collect();
         let meant = |given: &[&str]| {
             let given: Vec<OsString> = given.iter().map(OsString::from).collect();
-            Wanted::new(&given).unwrap_or_else(|failure| panic!("{failure}")).among(&all)
+            SnapshotSelector::new(&given).unwrap_or_else(|failure| panic!("{failure}")).among(&all)
         };
         assert_eq!(meant(&["auto-*"]).unwrap(), [3], "it has that name");
         assert_eq!(meant(&["auto-?"]).unwrap(), [1, 2, 3, 5]);
         assert_eq!(meant(&["*day", "auto-[2-9]"]).unwrap(), [4, 2]);
         assert!(meant(&["day*"]).is_err() && meant(&["monday", "tuesday"]).is_err() && meant(&["!monday*"]).is_err());
-        assert!(Wanted::new(&["a[z-a]".into()]).is_err());
+        assert!(SnapshotSelector::new(&["a[z-a]".into()]).is_err());
     }
 }

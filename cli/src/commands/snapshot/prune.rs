@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::exit::Failure;
 use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name, rfc3339};
-use crate::snapshot_client::{self, Mounted, Told};
+use crate::snapshot_client::{self, Mounted, SnapshotBackend};
 
 /// Attempts beside others who remove snapshots of the same mount.
 const ATTEMPTS: usize = 10;
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let keep = args.rules.keep();
     let mut out = Output::new();
     if args.dry_run {
-        let told = Told::of(&args.archive)?;
+        let told = SnapshotBackend::of(&args.archive)?;
         let all = told.list(false)?;
         let plan = plan(all.clone(), &keep);
         let gone: HashSet<u64> = gone(&plan).into_iter().collect();

@@ -7,7 +7,7 @@ use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::error::Timestamp;
 use lockbox::exchange::{Alone, Restore};
-use lockbox_host::{Program, Working};
+use lockbox_host::{Program, Spinner};
 use lockbox_terminal::display;
 use serde_json::json;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(mounted) => {
             let interrupt = Interrupt::watch()?;
             let (paths, to) = (paths(args), args.to.as_ref().map(|to| to.as_bytes()));
-            let _working = Working::at(AT_WORK);
+            let _working = Spinner::at(AT_WORK);
             mounted.restore(args.name.as_bytes(), paths, to, &mut before, &|| interrupt.check())
         }
         None => {
@@ -100,7 +100,7 @@ fn restore(
     before: &mut Option<Vec<u8>>,
     go_on: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let _working = Working::at(AT_WORK);
+    let _working = Spinner::at(AT_WORK);
     let moment = archive.moment(args.name.as_bytes())?;
     let paths = paths(args);
     let to = args.to.as_ref().map(|to| to.as_bytes());
