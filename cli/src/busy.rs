@@ -1,4 +1,4 @@
-//! Tells what keeps a mount busy, as far as the kernel shows it to this user.
+//! Lists the processes that keep a mount busy, as far as /proc shows them to this user.
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,4 @@
-//! How the program ends without success, and what its user can do about an error of the library: its own commands and options.
+//! Exit codes of the program, and the remedies that it adds to errors of the library.
 use std::io;
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! What opens an archive for a change of its keys: everything that the command line names, and never what the keyring keeps.
+//! Gathers the credentials for a change of keys: everything named on the command line, and never the
+//! keyring's copy.
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;

@@ -1,4 +1,4 @@
-//! Opens an archive for a command, cheap checks first: nobody types a passphrase for nothing.
+//! Opens the archive for a command; runs cheap checks before prompting.
 use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! How an argument names what is in an archive: `ARCHIVE:PATH`.
+//! Parses arguments that name an object in an archive: `ARCHIVE:PATH`.
 //!
 //! An argument is meant as a whole when something of that name is there. Else it is split at the first ':' that has the name of a file before it; an address is
 //! split at the first ':' behind its host or bucket that a '/' or nothing follows (one in a name of a store is written as %3A), and else meant as a whole. What follows is a path from the root of the archive, with or without a '/' in front; nothing is the root. Names are bytes.

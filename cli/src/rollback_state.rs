@@ -1,4 +1,4 @@
-//! What this user remembers of archives: where, and what is accepted although it contradicts that.
+//! Rollback state of this user: its directory, and the deviations that options accept.
 use std::path::Path;
 
 use lockbox::format::ArchiveId;

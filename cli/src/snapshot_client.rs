@@ -1,4 +1,4 @@
-//! What commands about snapshots do to an archive that is not mounted, and ask of the daemon of one that is.
+//! Snapshot operations on an unmounted archive, or through the daemon of a mounted one.
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! What does here what somebody asked for by a name that it has elsewhere.
+//! Suggests the command or option for a name that other programs use.
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};

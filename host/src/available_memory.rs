@@ -1,4 +1,4 @@
-//! Tells how much memory this process may take without taking it from others.
+//! Memory that this process may take without swapping or killing other processes.
 
 use std::fs;
 use std::path::Path;

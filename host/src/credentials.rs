@@ -1,4 +1,4 @@
-//! Gathers the secrets that are given for an archive, and lets a person try again.
+//! Collects credentials from the command line and prompts, with retries.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The daemons of mounted archives: where their sockets are, and who holds an archive.
+//! Daemons of mounted archives: the places of their sockets, and the holder of an archive.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};

@@ -1,8 +1,8 @@
-//! What the programs `lockbox` and `mount.lockbox` both need of the host they run on.
+//! Host services shared by the programs `lockbox` and `mount.lockbox`.
 //!
-//! It gets secrets from where their owners keep them and unlocks an archive with them, finds mounts and the daemons that serve them, keeps
-//! what is in memory out of swap and core dumps, and has the one table of exit codes and that of the words that `-o` takes. What a
-//! program says in its own words comes from its [`Program`].
+//! This crate reads credentials and unlocks an archive with them, finds mounts and the daemons that serve
+//! them, keeps memory out of swap and core dumps, and has the tables of exit codes and of the words of
+//! `-o`. The wording of one program is in its [`Program`].
 
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
 

@@ -1,4 +1,5 @@
-//! The words of the lists given with `-o`, for whoever offers them. Their parser is in `fuse/src/options.rs`, and a test there compares the two.
+//! Words of the lists given with `-o`, for completion. Their parser is in `fuse/src/options.rs`, and a
+//! test there compares the two.
 
 /// What follows a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
-//! A mount point that is held open, so that whoever may change its path leads what root does there nowhere else.
+//! Holds a mount point open, so that a user with write access to its path cannot redirect root.
 //!
-//! A path is resolved once, without following links: its links were resolved when the user named it, so one that is found now was put there
-//! since. What follows goes to the descriptor, and a mount is known by the number that the kernel gives no other one while it is open.
-//! So whoever takes a mount away opens what is there, reads its number, looks that number up in the table, compares, and then unmounts what
-//! is open.
+//! A path is resolved once, without following links: its links were resolved when the user named it, so
+//! a link found now was put there since. Later calls use the descriptor, and the kernel does not reuse
+//! the number of a mount while it is open. To unmount, the caller opens the directory, reads the number
+//! of its mount, looks that number up in the table, compares, and then unmounts the open directory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::mounts::{self, Mounted};
 
-/// An open directory, which nobody can put another one in the place of.
+/// Open directory, which no other process can replace.
 pub struct Mountpoint(OwnedFd);
 
 impl Mountpoint {
@@ -58,12 +58,12 @@ impl Mountpoint {
         mount_number(self.0.as_fd())
     }
 
-    /// Takes the mount whose root this is away, also when it is busy or something lies on it.
+    /// Detaches the mount whose root this is, even when it is busy or covered by another mount.
     pub fn detach(&self) -> nix::Result<()> {
         umount2(&self.link(), MntFlags::MNT_DETACH)
     }
 
-    /// Takes away what is mounted on an entry, which no link can lead elsewhere, also when it is busy.
+    /// Detaches the mount on an entry, even when it is busy; does not follow a link.
     pub fn detach_entry(&self, name: &OsStr) -> nix::Result<()> {
         self.unmount_entry(name, MntFlags::MNT_DETACH)
     }
@@ -141,7 +141,6 @@ impl CreatedMountpoint {
     /// Removes it, unless something is in it, is mounted on it, or has taken its place.
     pub fn remove(&self) {
         if number_of(&self.parent, &self.name).is_ok_and(|number| number == self.number) {
-            // What is left there is somebody's.
             let _ = rustix::fs::unlinkat(&self.parent.0, &self.name, AtFlags::REMOVEDIR);
         }
     }
@@ -175,7 +174,7 @@ pub fn mount_of(link: &Path) -> Option<u64> {
     Mountpoint(openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?).mount().ok()
 }
 
-/// A mount of an archive that stays the one that was found in the table.
+/// Mount of an archive, held open so that it stays the one found in the table.
 pub struct PinnedMount {
     root: Mountpoint,
     /// The directory in which it lies, and its name there.
@@ -199,9 +198,9 @@ impl PinnedMount {
         Ok(is_it.then(|| PinnedMount { root, parent, name: name.to_owned() }))
     }
 
-    /// Whether nobody serves it. The attributes may still be cached, a new handle cannot be.
+    /// Returns whether its daemon is gone. Attributes may still be cached, a new handle cannot be.
     pub fn is_dead(&self) -> bool {
-        // ENOTCONN: nobody serves it; ECONNABORTED: not since the question.
+        // ENOTCONN: the daemon is gone; ECONNABORTED: it went during the request.
         fs::read_dir(self.root.link().join(""))
             .is_err_and(|e| matches!(e.kind(), ErrorKind::NotConnected | ErrorKind::ConnectionAborted))
     }

@@ -1,16 +1,16 @@
-//! Says on a terminal what takes long, while it takes long.
+//! Shows a line on the terminal during a long operation.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// When a person begins to wonder; what takes less needs no word.
+/// Delay before the line is shown; shorter operations show nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Goes to the beginning of the line and wipes the rest of it.
+/// ANSI: carriage return, erase to end of line.
 const WIPE: &str = "\r\x1b[K";
 
-/// A line on standard error that goes away when this is dropped.
+/// Line on standard error, erased on drop.
 pub struct Spinner(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl Spinner {

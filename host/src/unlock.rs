@@ -1,4 +1,4 @@
-//! Unlocks an archive with what the command line names, what the keyring keeps, and what is asked for, in this order.
+//! Unlocks an archive with credentials from the command line, the keyring and prompts, in this order.
 
 use std::path::Path;
 

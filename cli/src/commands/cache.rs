@@ -1,4 +1,4 @@
-//! `lockbox cache`: what is kept on disk of archives at addresses.
+//! `lockbox cache`: lists and clears the local cache of remote archives.
 use std::path::PathBuf;
 
 use lockbox::error::Timestamp;

@@ -1,4 +1,4 @@
-//! `lockbox completions`: prints what has a shell ask `lockbox complete` what fits.
+//! `lockbox completions`: prints the shell script that calls `lockbox complete`.
 use crate::exit::Failure;
 use crate::output::Output;
 

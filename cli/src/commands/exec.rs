@@ -164,7 +164,7 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
     Failure::new(code, format!("cannot run {}: {error}", display(program.as_bytes())))
 }
 
-/// The directory that becomes the mount point; goes with this value.
+/// Temporary mount point, removed on drop.
 struct TempMountpoint(PathBuf);
 
 impl TempMountpoint {

@@ -1,4 +1,4 @@
-//! `lockbox forget`: drops what the keyring keeps of archives.
+//! `lockbox forget`: removes keys of archives from the keyring.
 use std::path::PathBuf;
 
 use lockbox::keys;

@@ -1,4 +1,4 @@
-//! `lockbox header`: keeps a copy of an archive's header elsewhere, and puts it back.
+//! `lockbox header`: backs up an archive's header to another file, and restores it.
 use std::io::{self, Read};
 use std::path::PathBuf;
 

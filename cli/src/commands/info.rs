@@ -1,4 +1,4 @@
-//! `lockbox info`: tells what is known of an archive.
+//! `lockbox info`: prints the properties of an archive.
 use lockbox_host::Program;
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! `lockbox receive`: receives what a one-time link gives away.
+//! `lockbox receive`: receives the content of a one-time link.
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fs::File;

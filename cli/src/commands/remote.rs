@@ -1,4 +1,5 @@
-//! `lockbox remote`: what lies in a store of objects, and what has not got there, told and kept in order without a key.
+//! `lockbox remote`: lists, verifies and cleans up archives in object stores and pending uploads,
+//! without a key.
 use std::path::PathBuf;
 
 use lockbox::error::Timestamp;

@@ -1,4 +1,4 @@
-//! `lockbox rescue`: saves what is whole in a damaged archive.
+//! `lockbox rescue`: copies intact data out of a damaged archive.
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `lockbox status`: tells which archives are mounted, by whom, and how their daemons fare.
+//! `lockbox status`: lists mounted archives, their users and the state of their daemons.
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -15,7 +15,7 @@ use lockbox::storage::{Site, Storage};
 use lockbox_terminal::quantity;
 use serde::{Deserialize, Serialize};
 
-/// What a user says of how servers are asked.
+/// Options for requests to servers (`--remote`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remote {
     allow_http: bool,
@@ -72,7 +72,7 @@ impl Remote {
     }
 }
 
-/// Tells what was asked of a server, at once or not at all.
+/// Returns the request metrics of a server, or `None` at once.
 pub type TrafficQuery = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
 
 /// Ends the process that asks, which says to the store that nobody writes there any more.
@@ -84,7 +84,7 @@ pub type SpoolRequest = Arc<dyn Fn() + Send + Sync>;
 /// Asks whether an archive that is read has gone on, and has it taken as it is now; whether it was. What is not taken, and after an error, is told again the next time.
 pub type VersionFollower = Box<dyn FnMut(&mut dyn FnMut(&ArchiveLocation) -> Result<()>) -> Result<bool> + Send>;
 
-/// What a process of its own opened.
+/// Storage opened by a fetcher process, and the handles to control that process.
 struct FetcherHandle {
     storage: Arc<dyn Storage>,
     telling: TrafficQuery,
@@ -94,7 +94,7 @@ struct FetcherHandle {
     notice: Option<String>,
 }
 
-/// Where an archive is, and what is open of one that is no file of this host.
+/// Location of an archive, and the open storage of a remote one.
 pub struct ArchiveLocation {
     path: PathBuf,
     storage: Option<Arc<dyn Storage>>,
@@ -158,7 +158,7 @@ impl ArchiveLocation {
         Ok(ArchiveLocation { storage, telling, leaving, ending, following, notice, ..ArchiveLocation::file(address) })
     }
 
-    /// What the user should know of its opening.
+    /// Notice for the user about the opening.
     pub fn notice(&self) -> Option<&str> {
         self.notice.as_deref()
     }

@@ -1,4 +1,4 @@
-//! Has somebody at a terminal choose a passphrase to be set, says when it is weak, and makes one for who has none.
+//! Prompts for a new passphrase, warns when it is weak, and generates one on request.
 
 use std::path::Path;
 

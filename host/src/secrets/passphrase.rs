@@ -1,4 +1,4 @@
-//! Chooses where the passphrase comes from: what the command line names, the environment, standard input, a prompt.
+//! Chooses the source of the passphrase: command line, environment, standard input, or a prompt.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
@@ -359,7 +359,7 @@ pub fn withhold(command: &mut Command) -> &mut Command {
 const INPUT: &str = "standard input had no passphrase: use --passfile, LOCKBOX_PASSCOMMAND or a terminal";
 const TWO_LINES: &str = "standard input must have the old and the new passphrase, one a line";
 
-/// Cuts one line end off.
+/// Strips one trailing newline.
 ///
 /// # Errors
 /// `empty` for what is empty then.

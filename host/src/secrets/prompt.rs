@@ -1,4 +1,4 @@
-//! Asks on the terminal, without showing what is typed.
+//! Prompts on the terminal without echo.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};

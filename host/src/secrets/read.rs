@@ -1,4 +1,4 @@
-//! Reads secrets from files, descriptors and standard input: bounded, unbuffered, never past what a secret can have.
+//! Reads secrets from files, descriptors and standard input: bounded and unbuffered.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, IsTerminal, Read};

@@ -1,4 +1,4 @@
-//! What opens an archive as the command line says: a passphrase, a key file, identities.
+//! Sources of credentials on the command line: a passphrase, a key file, identities.
 
 use std::ffi::OsString;
 use std::fs::File;

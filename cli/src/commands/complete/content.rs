@@ -1,4 +1,4 @@
-//! What is in an archive, for as long as the keyring keeps its key.
+//! Completes paths inside an archive while the keyring holds its key.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! What this host has: files, archives among them, mounted archives, and the words of options.
+//! Completes values found on this host: files, archives, mounted archives, words of options.
 
 use std::ffi::OsStr;
 use std::fs::{DirEntry, File, FileType, Metadata};

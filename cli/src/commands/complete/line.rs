@@ -1,4 +1,4 @@
-//! Finds out at which place of the command line the last word stands, from what the parser knows of commands.
+//! Locates the word under the cursor in the command line, using the parser's command tree.
 //!
 //! The parser itself cannot be asked: it refuses a line that is not complete.
 

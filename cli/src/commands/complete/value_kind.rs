@@ -1,4 +1,5 @@
-//! What the value of each argument is: told by the name that the help gives it, and where one name means several things, by its command.
+//! Kind of an argument's value, derived from its value name in the help; by command where one name
+//! has several meanings.
 
 use clap::{Arg, Command};
 

@@ -1,4 +1,4 @@
-//! What mounting needs of the machine, and what keeps keys in memory.
+//! Checks the requirements of mounting and of keeping keys in memory.
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -1,4 +1,5 @@
-//! `lockbox doctor`: looks at the machine and says what keeps archives from being mounted, or secrets from being safe; or at a server, and says what it can do.
+//! `lockbox doctor`: checks this machine's mount requirements and secret hygiene, or the
+//! capabilities of a server.
 
 mod confined;
 mod host;

@@ -1,4 +1,4 @@
-//! What is behind an address.
+//! Probes the server at an address.
 use std::path::Path;
 
 use lockbox::Error;

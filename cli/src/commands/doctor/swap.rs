@@ -1,4 +1,4 @@
-//! Whether what is in memory can reach a disk unencrypted through swap space.
+//! Checks whether memory can reach a disk unencrypted through swap space.
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub(super) fn finding() -> Finding {
     Finding::advice(NAME, format!("not encrypted, as far as can be told: {}", plain.join(", ")), advice)
 }
 
-/// The files and devices of the kernel's table, which has a line of titles.
+/// Parses `/proc/swaps`, skipping the header line.
 fn spaces(table: &str) -> Vec<PathBuf> {
     table.lines().skip(1).filter_map(|line| line.split_whitespace().next()).map(PathBuf::from).collect()
 }

@@ -1,4 +1,5 @@
-//! What `lockbox share` seals besides files of the host: standard input, texts, files and directories of an archive, directories.
+//! Content of `lockbox share` other than files of the host: standard input, texts, directories, and
+//! files and directories of an archive.
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::ffi::OsStrExt;

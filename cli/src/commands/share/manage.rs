@@ -1,4 +1,5 @@
-//! `lockbox share info`, `revoke` and `rearm`: asks one thing about one share and shows what became of it.
+//! `lockbox share info`, `revoke` and `rearm`: sends one request about one share and prints its new
+//! state.
 use lockbox_share_client::Error;
 use lockbox_share_client::http::Client;
 use lockbox_share_client::protocol::handle::Handle;

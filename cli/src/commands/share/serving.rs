@@ -1,4 +1,4 @@
-//! Finds the share daemon, what this user remembers of shares, and the words for what goes wrong with them.
+//! Finds the share daemon and the user's history of shares, and words their errors.
 use std::io;
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `lockbox share watch`: tells what happens to a share until nothing more can.
+//! `lockbox share watch`: prints the events of a share until it ends.
 use std::thread;
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `lockbox snapshot diff`: tells what changed since a snapshot.
+//! `lockbox snapshot diff`: lists changes since a snapshot.
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 

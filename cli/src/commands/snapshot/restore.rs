@@ -1,4 +1,4 @@
-//! `lockbox snapshot restore`: brings back what a snapshot shows.
+//! `lockbox snapshot restore`: restores files from a snapshot.
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::SystemTime;
