@@ -15,7 +15,7 @@ use crate::exit::Failure;
 use crate::output::complain;
 use crate::progress::Bar;
 
-/// What is said in the place of the work.
+/// Sentence printed when a signal ends the program.
 type Words = Box<dyn Fn() -> String + Send>;
 
 /// From its start on SIGINT, SIGTERM and SIGHUP are only noted.

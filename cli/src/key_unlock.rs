@@ -26,7 +26,7 @@ pub(crate) struct UnlockArgs {
 }
 
 impl UnlockArgs {
-    /// Shows how far a command is.
+    /// Returns the progress bar of the command.
     pub(crate) fn bar(&self) -> Bar {
         Bar::new(self.sources.passphrase.quiet)
     }
@@ -44,7 +44,7 @@ impl UnlockArgs {
         self.attempt(archive, &mut self.given(archive)?, action)
     }
 
-    /// The same with what was got before.
+    /// Like [`UnlockArgs::with_access`], with credentials gathered before.
     pub(crate) fn attempt<T>(
         &self,
         archive: &ArchiveLocation,
@@ -104,7 +104,7 @@ impl UnlockArgs {
         Ok((given, passphrase.new_one(new, archive.path())?.into()))
     }
 
-    /// Whether a person sees advice and signs of work.
+    /// Returns whether hints and progress are shown.
     pub(crate) fn advises(&self) -> bool {
         self.sources.passphrase.advises()
     }

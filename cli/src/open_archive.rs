@@ -54,7 +54,7 @@ impl WriterArgs {
         WriterArgs { take_over }
     }
 
-    /// Comes as a writer to the archive at an address.
+    /// Opens the remote archive as its writer.
     pub(crate) fn come(self, address: &Path, remote: &remote::Remote) -> Result<ArchiveLocation, Failure> {
         let place = ArchiveLocation::changed(address, remote, self.take_over);
         let place = place.map_err(|error| in_use_elsewhere(address, self.take_over, error))?;
@@ -62,13 +62,13 @@ impl WriterArgs {
         Ok(place)
     }
 
-    /// Comes as a writer to a place that may have no archive yet.
+    /// Opens an address that may have no archive yet as its writer.
     pub(crate) fn begin(self, address: &Path, remote: &remote::Remote) -> Result<Bucket, Failure> {
         begin(address, remote, self.take_over, true)
     }
 
     /// # Errors
-    /// A sentence for who takes over from nobody.
+    /// Usage, when `--take-over` is given for an archive without remote writers.
     pub(crate) fn check(self, archive: &Path) -> Result<(), Failure> {
         match self.take_over && !remote::is_remote(archive) {
             true => {
@@ -88,7 +88,7 @@ fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
     }
 }
 
-/// An archive whose keys are looked at.
+/// Returns the location of an archive whose keys are read.
 pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<ArchiveLocation, Failure> {
     match remote::is_remote(archive) {
         true => ArchiveLocation::at(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
@@ -96,7 +96,7 @@ pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<ArchiveLocati
     }
 }
 
-/// An archive whose keys are changed, which nobody else has open.
+/// Returns the location of an archive whose keys are changed; fails when it is in use.
 pub(crate) fn place_to_change(
     archive: &Path,
     remote: &RemoteArgs,
@@ -109,7 +109,7 @@ pub(crate) fn place_to_change(
     }
 }
 
-/// The same of one whose header may be lost.
+/// Like [`place_to_change`], for an archive whose header may be lost.
 pub(crate) fn place_to_restore(
     archive: &Path,
     remote: &RemoteArgs,
@@ -122,7 +122,7 @@ pub(crate) fn place_to_restore(
     }
 }
 
-/// Comes as a writer to a place of which `is_ours` says that nobody else gives names there.
+/// Opens an address as its writer. `is_ours`: no other party creates names in its directory.
 pub(crate) fn begin(
     address: &Path,
     remote: &remote::Remote,
@@ -135,7 +135,7 @@ pub(crate) fn begin(
     Ok(bucket)
 }
 
-/// What kept somebody from coming as a writer.
+/// Returns the failure of becoming the writer; names the mount of this user that holds the archive.
 fn in_use_elsewhere(address: &Path, takes_over: bool, error: Error) -> Failure {
     match &error {
         Error::InUse(_) if serves_for_writing(address) => Lockbox::failure(address, error),
@@ -143,7 +143,7 @@ fn in_use_elsewhere(address: &Path, takes_over: bool, error: Error) -> Failure {
     }
 }
 
-/// The same for who does not look for mounts.
+/// Returns the failure of becoming the writer, without looking for mounts.
 pub(crate) fn in_the_way(address: &Path, takes_over: bool, error: &Error) -> Failure {
     match error {
         Error::InUse(why) if !takes_over => {
@@ -153,7 +153,7 @@ pub(crate) fn in_the_way(address: &Path, takes_over: bool, error: &Error) -> Fai
     }
 }
 
-/// Whether a mount of this user writes there: whatever only reads it is not who is in the way.
+/// Returns whether a mount of this user writes to the archive; read-only mounts do not block.
 fn serves_for_writing(address: &Path) -> bool {
     matches!(daemons::holder(address), Holder::Serves(status) if !status.read_only)
 }
@@ -212,7 +212,7 @@ impl ArchiveArgs {
         self.open_at(&self.unlock(&self.opening.sources)?, None, moment)
     }
 
-    /// For commands that take back what is not complete when they are interrupted.
+    /// Opens for reading and watches for signals, for commands that roll back when interrupted.
     pub(crate) fn read_watched(&self, moment: &MomentArgs) -> Result<(Archive, Interrupt), Failure> {
         self.probe(None)?;
         let key = self.unlock(&self.opening.sources)?;
@@ -220,7 +220,7 @@ impl ArchiveArgs {
         Ok((self.open_at(&key, None, moment)?, interrupt))
     }
 
-    /// For commands that leave the rest to a later one when they are interrupted.
+    /// Opens for writing and watches for signals, for commands that leave the rest to a later one.
     pub(crate) fn write_watched(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
         self.write_watched_with(writer, &self.opening.sources)
     }
@@ -258,12 +258,12 @@ impl ArchiveArgs {
         Ok((self.told(opened)?, interrupt))
     }
 
-    /// Shows how far a command is.
+    /// Returns the progress bar of the command.
     pub(crate) fn bar(&self) -> Bar {
         Bar::new(self.opening.sources.passphrase.quiet)
     }
 
-    /// How servers are asked, of the archive and of what is named beside it.
+    /// Returns the server options of the archive and of other addresses on the command line.
     pub(crate) fn remote(&self) -> &remote::Remote {
         &self.opening.remote.remote
     }
@@ -286,7 +286,7 @@ impl ArchiveArgs {
             .map_err(|error| Lockbox::failure(&self.archive, error))
     }
 
-    /// For commands whose standard input is no passphrase.
+    /// Opens for reading; standard input is data, not the passphrase.
     pub(crate) fn read_with_input_taken(&self) -> Result<Archive, Failure> {
         self.open(None, &self.sources_without_input())
     }
@@ -301,7 +301,7 @@ impl ArchiveArgs {
         sources
     }
 
-    /// The key of an archive that may not open as a whole any more.
+    /// Unlocks an archive that may be damaged.
     pub(crate) fn unlock_damaged(&self) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
         let path = &self.archive;
         let place = self.place_of(|| ArchiveLocation::damaged(path, self.remote()))?;
@@ -314,7 +314,7 @@ impl ArchiveArgs {
         Ok((key, place))
     }
 
-    /// The key of an archive that nobody else writes to, and the archive.
+    /// Unlocks the archive as its only writer; returns the key and the location.
     pub(crate) fn unlock_alone(&self, writer: WriterArgs) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
         self.probe(Some(writer))?;
         let key = self.unlock(&self.opening.sources)?;
@@ -326,7 +326,7 @@ impl ArchiveArgs {
         secrets::unlock(self.site()?, &self.archive, sources, &self.opening.cache, &self.opening.limit.limits())
     }
 
-    /// What this user remembers, for commands that open the archive in their own way.
+    /// Returns the rollback options, for commands that open the archive themselves.
     pub(crate) fn seen(&self) -> SeenOptions {
         let seen = self.opening.seen.options(&self.archive);
         // What no store has is nothing that is to be found again.
@@ -366,7 +366,7 @@ impl ArchiveArgs {
         self.place_of(|| ArchiveLocation::at(&self.archive, self.remote()))
     }
 
-    /// What is open already, or what `open` does at an address.
+    /// Returns the location that is open already, or calls `open` for an address.
     fn place_of(&self, open: impl FnOnce() -> lockbox::Result<ArchiveLocation>) -> Result<&ArchiveLocation, Failure> {
         if let Some(place) = self.writing.get().or_else(|| self.place.get()) {
             return Ok(place);
@@ -379,7 +379,7 @@ impl ArchiveArgs {
         Ok(self.place.get_or_init(|| place))
     }
 
-    /// Comes as a writer where that is not done by a lock.
+    /// Becomes the writer of a remote archive; a local one is locked when it is opened.
     fn come(&self, writer: WriterArgs) -> Result<(), Failure> {
         if self.writing.get().is_none() && remote::is_remote(&self.archive) {
             let place = writer.come(&self.archive, self.remote())?;
@@ -388,7 +388,7 @@ impl ArchiveArgs {
         Ok(())
     }
 
-    /// Fails at once when there is no archive, or one in use.
+    /// Fails early when there is no archive, or when it is in use.
     fn probe(&self, writer: Option<WriterArgs>) -> Result<(), Failure> {
         if let Some(writer) = writer {
             writer.check(&self.archive)?;
@@ -403,7 +403,7 @@ impl ArchiveArgs {
         }
     }
 
-    /// Says what whoever opens it is told.
+    /// Prints the notices of an opened archive.
     fn told(&self, opened: lockbox::Result<Archive>) -> Result<Archive, Failure> {
         let path = &self.archive;
         let failed = |error| Lockbox::failure(path, error);

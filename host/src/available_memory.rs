@@ -37,7 +37,7 @@ fn of_host(root: &Path) -> u64 {
     groups.min().map_or(free, |left| left.min(free))
 }
 
-/// KiB below the limit of a group; None when it has none.
+/// Returns the KiB left below the limit of a group; None without a limit.
 fn left_in(root: &Path, [_, directory, limit, used]: &[&str; 4], group: &Path) -> Option<u64> {
     let directory = root.join(directory).join(group.strip_prefix("/").ok()?);
     let read = |name: &str| fs::read_to_string(directory.join(name)).ok()?.trim().parse::<u64>().ok();

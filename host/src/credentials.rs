@@ -14,10 +14,10 @@ use crate::{Failure, Program, Spinner, WRONG_KEY};
 /// How often a passphrase may be typed. A script has one try: what it gives does not change.
 const TRIES: u32 = 3;
 
-/// What is to open an archive.
+/// Credentials gathered for one archive.
 pub struct Credentials {
     pub secrets: Secrets,
-    /// Why what looks like a recovery code is none.
+    /// Error of a typed text that looks like a recovery code but is not valid.
     mistyped: Option<Error>,
 }
 
@@ -69,7 +69,7 @@ impl Credentials {
         attempt(&self.secrets)
     }
 
-    /// Whether a person typed a passphrase, and can do so again.
+    /// Returns whether the passphrase was typed, so that it can be asked for again.
     pub fn is_typed(&self, sources: &Sources) -> bool {
         self.secrets.passphrase.is_some() && sources.passphrase.is_typed()
     }

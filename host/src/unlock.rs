@@ -50,26 +50,26 @@ pub fn unlock_damaged<P: Program>(
     UnlockTarget { lock: &DamagedArchive { site, limits }, path: name, sources }.ask()
 }
 
-/// What secrets are tried on.
+/// Archive on which secrets are tried.
 trait Lock {
     /// Whether a key slot wants a key file and a passphrase together.
     fn wants_both(&self) -> bool;
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey>;
 
-    /// What its slots ask for.
+    /// Returns the kinds of its key slots.
     fn kinds(&self) -> Vec<KeyKind>;
 }
 
-/// A lock whose key may be kept.
+/// Archive whose key may be cached in the keyring.
 trait CacheableLock: Lock {
     fn id(&self) -> [u8; 16];
 
-    /// The key that was kept; None when it does not open the archive, or not any more.
+    /// Validates a cached key; None when it does not, or no longer, open the archive.
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey>;
 }
 
-/// An archive whose header is whole.
+/// Archive with an intact header.
 struct IntactArchive<'a> {
     site: Site<'a>,
     id: [u8; 16],
@@ -100,7 +100,7 @@ impl Lock for IntactArchive<'_> {
     }
 }
 
-/// An archive of which not even the id is certain, so that nothing is kept for it.
+/// Archive whose id is not certain, so no key is cached for it.
 struct DamagedArchive<'a> {
     site: Site<'a>,
     limits: &'a UnlockLimits,
@@ -138,7 +138,7 @@ fn other_ways(kinds: &[KeyKind]) -> Option<String> {
     (!ways.is_empty()).then(|| ways.join(", or "))
 }
 
-/// A lock, and where its secrets come from.
+/// Archive to unlock, and the sources of its secrets.
 struct UnlockTarget<'a, L> {
     lock: &'a L,
     path: &'a Path,
@@ -178,7 +178,7 @@ impl<L: CacheableLock> UnlockTarget<'_, L> {
 }
 
 impl<L: Lock> UnlockTarget<'_, L> {
-    /// Opens the lock with what the command line names or somebody types, and never with what is kept.
+    /// Unlocks with named or typed secrets, never with a cached key.
     fn ask<P: Program>(&self) -> Result<UnlockedKey, Failure<P>> {
         let mut given = gather::<P>(self.path, self.sources)?;
         let alone = self.sources.keyfile.is_some() && !self.sources.passphrase.any_named();
