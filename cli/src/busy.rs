@@ -10,13 +10,13 @@ use lockbox_host::{daemons, mountpoint, shown};
 use lockbox_terminal::display;
 use nix::sys::stat::{major, minor};
 
-/// More would not help anybody.
+/// Maximum number of users listed.
 const MOST: usize = 5;
 
 /// A process that uses a mount.
 pub(crate) struct User {
     pub(crate) pid: u32,
-    /// What the process calls itself: any bytes that its owner likes.
+    /// Name of the process, arbitrary bytes chosen by its owner.
     pub(crate) name: OsString,
     pub(crate) kind: Kind,
     pub(crate) path: PathBuf,
@@ -59,7 +59,7 @@ impl fmt::Display for User {
     }
 }
 
-/// What is certain to use the mount, in words; None when this user may not see any of it. The mount's own daemon is not asked.
+/// Describes the users of the mount; None when this user can see none. Does not ask the daemon.
 pub(crate) fn by_whom(mounted: &Mounted) -> Option<String> {
     let below = mounts::all().into_iter().filter(|other| other.parent == mounted.id);
     let mut found: Vec<String> =

@@ -29,7 +29,7 @@ Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong pas
 /// What shells show for a program that SIGPIPE ended: this one ignores the signal, and ends without a word as if it did not.
 const READER_GONE: u8 = 128 + 13;
 
-/// The failure to write to standard output. Whoever reads it may have seen enough, which is nobody's fault.
+/// Returns the failure of writing to standard output; a closed pipe has no message.
 pub(crate) fn of_output(error: &io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::new(READER_GONE, ""),
@@ -134,7 +134,7 @@ fn advised(refusal: &Refusal) -> String {
     format!("{refusal}{remedy}")
 }
 
-/// What mends at once what a check found, where a command does.
+/// Returns the remedy for a finding of `check`, when a command is one.
 pub(crate) fn mending(finding: FindingKind) -> &'static str {
     match finding {
         FindingKind::Header => "; 'lockbox check --repair-header' does so now",

@@ -41,7 +41,7 @@ impl Remote {
         Remote { cache_bytes: Some(0), ..self.clone() }
     }
 
-    /// Whether what is read is what this host alone has.
+    /// Returns whether pending uploads of this host are read.
     pub fn is_unsent(&self) -> bool {
         self.unsent
     }
@@ -78,7 +78,7 @@ pub type TrafficQuery = Arc<dyn Fn() -> Option<Traffic> + Send + Sync>;
 /// Ends the process that asks, which says to the store that nobody writes there any more.
 pub type FetcherShutdown = Arc<dyn Fn() + Send + Sync>;
 
-/// Has what the store does not take in time kept on this host.
+/// Spools on this host the uploads that the store does not accept in time.
 pub type SpoolRequest = Arc<dyn Fn() + Send + Sync>;
 
 /// Asks whether an archive that is read has gone on, and has it taken as it is now; whether it was. What is not taken, and after an error, is told again the next time.
@@ -106,7 +106,7 @@ pub struct ArchiveLocation {
 }
 
 impl ArchiveLocation {
-    /// A file, which whoever opens the archive opens.
+    /// Location of a file; the caller opens it.
     pub fn file(path: &Path) -> ArchiveLocation {
         let path = path.to_owned();
         ArchiveLocation {
@@ -120,7 +120,7 @@ impl ArchiveLocation {
         }
     }
 
-    /// What is at an address, opened for reading.
+    /// Opens an address for reading.
     ///
     /// # Errors
     /// As of [`lockbox_remote::open`].
@@ -128,7 +128,7 @@ impl ArchiveLocation {
         open(address, how).map(|storage| ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
     }
 
-    /// The same of what may be damaged, for who rescues it.
+    /// Opens a possibly damaged archive at an address, for a rescue.
     ///
     /// # Errors
     /// As of [`lockbox_remote::salvage`].
@@ -137,7 +137,7 @@ impl ArchiveLocation {
             .map(|storage| ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
     }
 
-    /// The same as its writer, who goes when the place is dropped.
+    /// Opens an address as its writer, until the location is dropped.
     ///
     /// # Errors
     /// As of [`lockbox_remote::change`].
@@ -163,32 +163,32 @@ impl ArchiveLocation {
         self.notice.as_deref()
     }
 
-    /// What has the store's part kept on this host when it is not taken there.
+    /// Returns the request to keep pending uploads on this host.
     pub fn leaving(&self) -> Option<SpoolRequest> {
         self.leaving.clone()
     }
 
-    /// What asks for later moments of an archive that has them, once.
+    /// Takes the poller for newer versions; `None` after the first call.
     pub fn take_following(&mut self) -> Option<VersionFollower> {
         self.following.take()
     }
 
-    /// What ends the process of its own, where there is one.
+    /// Returns the handle that ends the fetcher.
     pub fn ending(&self) -> Option<FetcherShutdown> {
         self.ending.clone()
     }
 
-    /// Whether the archive could be changed there: a single file of a server cannot.
+    /// Returns whether the archive can be changed; a single file of a server cannot.
     pub fn can_be_changed(&self) -> bool {
         self.storage.as_ref().is_none_or(|storage| storage.ordered())
     }
 
-    /// What was asked of the server, where a process of its own asks.
+    /// Returns the metrics query of the fetcher.
     pub fn telling(&self) -> Option<TrafficQuery> {
         self.telling.clone()
     }
 
-    /// As its user named it.
+    /// Name of the archive as the user gave it.
     pub fn path(&self) -> &Path {
         &self.path
     }

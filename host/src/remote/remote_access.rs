@@ -35,14 +35,14 @@ impl Remote {
     }
 }
 
-/// Beside what is remembered of archives.
+/// Directory of pending uploads, in the state directory of the user.
 fn spool_directory() -> Option<PathBuf> {
     let variable = std::env::var_os;
     let state = state_directory(variable("XDG_STATE_HOME"), variable("HOME"), geteuid().is_root());
     state.map(|state| state.join("unsent"))
 }
 
-/// Whether this is the address of an archive and not the path of one.
+/// Returns whether the name is an address rather than a path.
 pub fn is_remote(name: &Path) -> bool {
     Address::is_meant(name.as_os_str())
 }
@@ -110,7 +110,7 @@ pub fn write(name: &Path, how: &Remote, take_over: bool, is_ours: bool) -> Resul
     lockbox_remote::write(&address(name)?, &how.options(), take_over, names)
 }
 
-/// Whether an archive there could be written to.
+/// Checks that the address accepts writes.
 ///
 /// # Errors
 /// As of [`lockbox_remote::check_writable`].
@@ -118,7 +118,7 @@ pub fn check_writable(name: &Path) -> Result<()> {
     lockbox_remote::check_writable(&address(name)?)
 }
 
-/// The directory that an address is of, when it is of one.
+/// Returns the directory of a `file://` address.
 pub fn directory(name: &Path) -> Option<PathBuf> {
     match address(name) {
         Ok(Address::Directory(url)) => url.to_file_path().ok(),
@@ -126,7 +126,7 @@ pub fn directory(name: &Path) -> Option<PathBuf> {
     }
 }
 
-/// An address in its one spelling.
+/// Returns the canonical spelling of an address.
 pub fn spelled(name: &Path) -> Option<String> {
     address(name).ok().map(|address| address.text())
 }
@@ -141,7 +141,7 @@ pub fn fetch(control: UnixStream, broker: Option<UnixStream>, confine: impl FnOn
     lockbox_remote::serve(control, broker.map(Broker::over), confine)
 }
 
-/// Looks up for a fetcher until that is gone.
+/// Answers the lookups of a fetcher until it ends.
 ///
 /// # Errors
 /// The errors of starting a thread.
@@ -149,7 +149,7 @@ pub fn answer_fetcher(control: UnixStream) -> io::Result<()> {
     lockbox_remote::answer(control)
 }
 
-/// What is kept on disk of archives at addresses.
+/// Lists the local cache of remote archives.
 ///
 /// # Errors
 /// As of [`lockbox_remote::kept`].
@@ -172,7 +172,7 @@ pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(Kept, bool)>> {
     Ok(removed)
 }
 
-/// What this host keeps of archives whose stores do not have it.
+/// Lists the pending uploads of this host.
 ///
 /// # Errors
 /// As of [`lockbox_remote::unsent`].
@@ -180,7 +180,7 @@ pub fn unsent() -> Result<Vec<Unsent>> {
     lockbox_remote::unsent(&Remote::default().options())
 }
 
-/// Throws away what this host keeps of one archive.
+/// Discards the pending uploads of one archive.
 ///
 /// # Errors
 /// As of [`lockbox_remote::forget_unsent`].
@@ -188,7 +188,7 @@ pub fn forget_unsent(name: &Path) -> Result<Vec<Unsent>> {
     lockbox_remote::forget_unsent(&address(name)?, &Remote::default().options())
 }
 
-/// What is behind an address, and what it can do. `goes_on` is asked between requests.
+/// Probes the server at an address. `goes_on` is called between requests, to cancel.
 ///
 /// # Errors
 /// As of [`lockbox_remote::probe`].
@@ -196,7 +196,7 @@ pub fn probe(name: &Path, how: &Remote, goes_on: &mut dyn FnMut() -> Result<()>)
     lockbox_remote::probe(&address(name)?, &how.options(), goes_on)
 }
 
-/// The archives at a place in a store and below it.
+/// Lists the archives at and below an address.
 ///
 /// # Errors
 /// As of [`lockbox_remote::archives`].
@@ -204,7 +204,7 @@ pub fn archives(place: &Path, how: &Remote, step: &mut Step<'_>) -> Result<Vec<S
     lockbox_remote::archives(&Address::place(place.as_os_str())?, &how.options(), step)
 }
 
-/// Whether all objects of an archive are there; with `whole`, with their content.
+/// Checks that all objects of an archive exist; with `whole`, verifies their content.
 ///
 /// # Errors
 /// As of [`lockbox_remote::examine`].
@@ -212,7 +212,7 @@ pub fn examine(name: &Path, how: &Remote, whole: bool, step: &mut Step<'_>) -> R
     lockbox_remote::examine(&address(name)?, &how.options(), whole, step)
 }
 
-/// Compares the objects of an archive with their hashes; None where it has none.
+/// Verifies the objects of an archive by their hashes; None when it has none.
 ///
 /// # Errors
 /// As of [`lockbox_remote::compare`].
@@ -220,7 +220,7 @@ pub fn compare(name: &Path, how: &Remote, step: &mut Step<'_>) -> Result<Option<
     lockbox_remote::compare(&address(name)?, &how.options(), step)
 }
 
-/// Removes objects of an archive that are needed no more.
+/// Garbage-collects the objects of an archive.
 ///
 /// # Errors
 /// As of [`lockbox_remote::collect`].
