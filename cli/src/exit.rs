@@ -1,4 +1,4 @@
-//! How the program ends without success, and what its user can do about an error of the library: its own commands and options.
+//! Exit codes of the program, and the remedies that it adds to errors of the library.
 use std::io;
 use std::path::Path;
 
@@ -7,9 +7,9 @@ use lockbox::archive::FindingKind;
 use lockbox::error::Refusal;
 use lockbox::exchange::{Problem, ProblemCause};
 use lockbox_host::daemons::{self, Holder};
-use lockbox_host::elsewhere;
 use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::remote;
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
 
 /// What was compared is not alike; diff(1) has 1 for that, which is wrong usage here.
@@ -29,7 +29,7 @@ Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong pas
 /// What shells show for a program that SIGPIPE ended: this one ignores the signal, and ends without a word as if it did not.
 const READER_GONE: u8 = 128 + 13;
 
-/// The failure to write to standard output. Whoever reads it may have seen enough, which is nobody's fault.
+/// Returns the failure of writing to standard output; a closed pipe has no message.
 pub(crate) fn of_output(error: &io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::new(READER_GONE, ""),
@@ -68,7 +68,7 @@ impl Program for Lockbox {
         if let Error::InUse(_) = &error
             && let Holder::Serves(status) = daemons::holder(path)
             // Of what is at an address only who writes there is in the way.
-            && !(elsewhere::is_elsewhere(path) && status.read_only)
+            && !(remote::is_remote(path) && status.read_only)
         {
             let point = shown(&status.mount_point_path());
             if daemons::is_out_of_sight(&status) && daemons::mount_of(&status, &mounts::all()).is_none() {
@@ -134,7 +134,7 @@ fn advised(refusal: &Refusal) -> String {
     format!("{refusal}{remedy}")
 }
 
-/// What mends at once what a check found, where a command does.
+/// Returns the remedy for a finding of `check`, when a command is one.
 pub(crate) fn mending(finding: FindingKind) -> &'static str {
     match finding {
         FindingKind::Header => "; 'lockbox check --repair-header' does so now",
@@ -197,7 +197,7 @@ mod tests {
         let mut known = Vec::new();
         options(&program, &mut known);
         let remedy = |refusal: &Refusal| advised(refusal)[refusal.to_string().len()..].to_owned();
-        let hints = crate::hints::TABLE.iter().map(|(_, hint)| String::from(*hint));
+        let hints = crate::suggestions::TABLE.iter().map(|(_, hint)| String::from(*hint));
         let advice = refusals
             .iter()
             .map(remedy)

@@ -56,7 +56,7 @@ fn headed(title: &str, below: &str) -> String {
 
 /// Commands and their sentences, laid out by the parser for the width of the terminal.
 fn list(names: &[&'static str]) -> String {
-    let program = crate::Command::augment_subcommands(clap::Command::new("lockbox"));
+    let program = crate::commands::Command::augment_subcommands(clap::Command::new("lockbox"));
     let listed = names.iter().filter_map(|name| {
         let about = program.find_subcommand(name)?.get_about()?;
         Some(clap::Command::new(*name).about(about.clone()))

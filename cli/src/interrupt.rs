@@ -15,24 +15,24 @@ use crate::exit::Failure;
 use crate::output::complain;
 use crate::progress::Bar;
 
-/// What is said in the place of the work.
+/// Sentence printed when a signal ends the program.
 type Words = Box<dyn Fn() -> String + Send>;
 
 /// From its start on SIGINT, SIGTERM and SIGHUP are only noted.
 pub(crate) struct Interrupt {
-    noted: Arc<Noted>,
+    noted: Arc<SignalState>,
     /// Can be read from when a signal came.
     came: PipeReader,
 }
 
-struct Noted {
+struct SignalState {
     /// The number of the signal that came, or 0.
     signal: AtomicU8,
     words: Mutex<Option<Words>>,
     came: PipeWriter,
 }
 
-impl Noted {
+impl SignalState {
     fn words(&self) -> MutexGuard<'_, Option<Words>> {
         // Nothing panics while it is held.
         self.words.lock().unwrap_or_else(PoisonError::into_inner)
@@ -57,7 +57,7 @@ impl Interrupt {
     /// Before any other thread is started, and after the last question: a prompt can be left as usual.
     pub(crate) fn watch() -> Result<Interrupt, Failure> {
         let (came, writer) = io::pipe().map_err(|error| Failure::host("cannot watch for signals", &error))?;
-        let noted = Arc::new(Noted { signal: AtomicU8::new(0), words: Mutex::new(None), came: writer });
+        let noted = Arc::new(SignalState { signal: AtomicU8::new(0), words: Mutex::new(None), came: writer });
         let watching = noted.clone();
         on_signal(move |signal| watching.come(signal))?;
         Ok(Interrupt { noted, came })
@@ -76,7 +76,7 @@ impl Interrupt {
         &self,
         bar: &Bar,
         words: impl Fn() -> String + Send + 'static,
-    ) -> Result<AtOnce<'_>, Failure> {
+    ) -> Result<ImmediateExit<'_>, Failure> {
         let wipe = bar.wiper();
         let mut held = self.noted.words();
         // It may have come before.
@@ -85,7 +85,7 @@ impl Interrupt {
             wipe();
             words()
         }));
-        Ok(AtOnce(&self.noted))
+        Ok(ImmediateExit(&self.noted))
     }
 
     /// Waits until there is something to read, or nothing will be any more.
@@ -104,9 +104,9 @@ impl Interrupt {
 }
 
 /// See [`Interrupt::ends_at_once`].
-pub(crate) struct AtOnce<'a>(&'a Noted);
+pub(crate) struct ImmediateExit<'a>(&'a SignalState);
 
-impl Drop for AtOnce<'_> {
+impl Drop for ImmediateExit<'_> {
     fn drop(&mut self) {
         *self.0.words() = None;
     }

@@ -1,6 +1,6 @@
 //! The cost of a new passphrase's key derivation: calibrated, or as asked for.
 use lockbox::archive::{Archive, KdfCost};
-use lockbox_host::Working;
+use lockbox_host::Spinner;
 
 use crate::exit::Failure;
 
@@ -28,7 +28,7 @@ impl KdfArgs {
     /// A person at a terminal `sees` that it takes a while.
     pub(crate) fn cost(&self, sees: bool) -> Result<KdfCost, Failure> {
         if self.kdf_memory.is_none() && self.kdf_passes.is_none() && self.kdf_lanes.is_none() {
-            let _working = Working::deriving(sees);
+            let _working = Spinner::deriving(sees);
             return Ok(Archive::calibrate(TARGET_MILLIS, memory_limit_kib()));
         }
         let floor = KdfCost::FLOOR;

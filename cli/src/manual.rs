@@ -1,4 +1,4 @@
-//! Compares the command line with the manual page: whatever one has, the other has.
+//! Compares the command line with the manual page, in both directions.
 use std::collections::BTreeSet;
 
 use clap::CommandFactory;

@@ -1,4 +1,5 @@
-//! Changes names in what is mounted, as a restore there needs it: within the mount, whatever is put in the way meanwhile.
+//! Renames and creates directories inside a mount for a restore; path resolution never leaves the
+//! mount.
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;

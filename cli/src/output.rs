@@ -1,4 +1,5 @@
-//! What the program shows: lines on standard output, complaints on standard error, times, sizes and JSON.
+//! Output of the program: lines on standard output, complaints on standard error, times, sizes and
+//! JSON.
 use std::io::{self, IsTerminal, Write};
 
 use jiff::tz::TimeZone;

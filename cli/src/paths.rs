@@ -1,4 +1,4 @@
-//! How an argument names what is in an archive: `ARCHIVE:PATH`.
+//! Parses arguments that name an object in an archive: `ARCHIVE:PATH`.
 //!
 //! An argument is meant as a whole when something of that name is there. Else it is split at the first ':' that has the name of a file before it; an address is
 //! split at the first ':' behind its host or bucket that a '/' or nothing follows (one in a name of a store is written as %3A), and else meant as a whole. What follows is a path from the root of the archive, with or without a '/' in front; nothing is the root. Names are bytes.
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use lockbox::exchange::components;
 use lockbox_host::located::Located;
-use lockbox_host::{elsewhere, shown};
+use lockbox_host::{remote, shown};
 use lockbox_terminal::display;
 
 use crate::exit::Failure;
@@ -26,14 +26,14 @@ pub(crate) enum Named {
 impl Named {
     pub(crate) fn of(argument: &OsStr) -> Result<Named, Failure> {
         let whole = Path::new(argument);
-        let is_elsewhere = elsewhere::is_elsewhere(whole);
-        if !is_elsewhere && exists(whole) {
+        let is_remote = remote::is_remote(whole);
+        if !is_remote && exists(whole) {
             return Ok(Named::Whole(whole.into()));
         }
         let bytes = argument.as_bytes();
         let mut colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
         let archive = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));
-        let at = match is_elsewhere {
+        let at = match is_remote {
             true => {
                 // Behind "scheme://host/".
                 let name = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').nth(2).map(|(at, _)| at);

@@ -1,4 +1,4 @@
-//! How far a command is, for a person at a terminal: how much of what, how fast, how long still, and a line at its end.
+//! Progress display on a terminal: amount done, rate, time left, and a line at the end.
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,5 @@
-//! The daemons of mounted archives: where their sockets are, who holds an archive, and which one a user means.
+//! Daemons of mounted archives: their sockets, the holder of an archive, and the one that an argument
+//! names.
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::thread::{self, ScopedJoinHandle};

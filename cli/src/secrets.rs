@@ -1,4 +1,4 @@
-//! What unlocking may cost, and what the keyring keeps.
+//! Cost limit of unlocking, and the keys in the keyring.
 use std::path::Path;
 
 use lockbox::crypto::Passphrase;

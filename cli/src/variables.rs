@@ -7,8 +7,8 @@ use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
 use lockbox_terminal::display;
 use zeroize::Zeroizing;
 
-use crate::create::creator;
 use crate::exit::Failure;
+use crate::open_archive::creator;
 
 /// Where they are, for people.
 pub(crate) const DIRECTORY: &str = "/.lockbox/env";

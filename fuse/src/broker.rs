@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use lockbox_host::elsewhere;
+use lockbox_host::remote;
 use nix::sys::signal::SigSet;
 
 use crate::filter;
@@ -68,5 +68,5 @@ pub fn run() -> io::Result<()> {
         .map_err(|failure| io::Error::other(failure.message))?;
     let refusals = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     thread::Builder::new().name("listener".into()).spawn(move || filter::log_refusals(&refusals, "fetcher"))?;
-    elsewhere::answer_fetcher(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
+    remote::answer_fetcher(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
 }

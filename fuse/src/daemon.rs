@@ -18,8 +18,8 @@ use std::process::{Command, Stdio};
 use lockbox::keys::UnlockedKey;
 use lockbox_host::harden;
 use lockbox_host::located::{Located, in_time};
+use lockbox_host::mountpoint::Mountpoint;
 use lockbox_host::namespaces::Namespaces;
-use lockbox_host::point::Point;
 use lockbox_host::secrets;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -99,7 +99,7 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
         (Some(parent), Some(name)) => parent.canonicalize().map_err(failed)?.join(name),
         _ => absolute,
     };
-    let held = Point::of(&point).map_err(failed)?;
+    let held = Mountpoint::of(&point).map_err(failed)?;
     match held.mounted_at(&point).map_err(failed)? {
         Some(dead) if dead.is_archive() => {}
         _ => return Err(Failure::mount(format!("a dead mount that is not ours lies at {}", point.display()))),

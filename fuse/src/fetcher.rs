@@ -19,7 +19,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lockbox_host::elsewhere::{self, Access, FetcherReach, Place, Remote};
+use lockbox_host::remote::{self, Access, ArchiveLocation, FetcherReach, Remote};
 use nix::sys::signal::SigSet;
 use nix::unistd::geteuid;
 use rustix::thread::CapabilitySet;
@@ -45,13 +45,13 @@ pub(crate) fn start(
     access: Access,
     log: &LogTarget<'_>,
     confined: bool,
-) -> lockbox::Result<Place> {
+) -> lockbox::Result<ArchiveLocation> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("mount.lockbox").arg(ARGUMENT).arg(if confined { CONFINED } else { FREE });
     // A terminal's interrupt is meant for the daemon alone.
     command.args(logging::to_argument(log)).process_group(0);
     command.stderr(if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
-    Place::apart(&mut command, archive, options, access)
+    ArchiveLocation::apart(&mut command, archive, options, access)
 }
 
 /// Runs the fetcher process.
@@ -69,10 +69,10 @@ pub fn run() -> io::Result<()> {
     logging::start(&log, false).map_err(|failure| io::Error::other(failure.message))?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     if !confined {
-        return elsewhere::fetch(control, None, |_| {});
+        return remote::fetch(control, None, |_| {});
     }
     let brokerage = Brokerage::start(&log)?;
-    let served = elsewhere::fetch(control, Some(brokerage.questions()?), |reach| confine(reach, &brokerage.refusals));
+    let served = remote::fetch(control, Some(brokerage.questions()?), |reach| confine(reach, &brokerage.refusals));
     brokerage.end();
     served
 }

@@ -14,8 +14,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use lockbox_host::mountpoint::{Mountpoint, PinnedMount};
 use lockbox_host::mounts::{self, Mounted, Numbers};
-use lockbox_host::point::{Held, Point};
 use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
@@ -78,7 +78,7 @@ impl Mount<'_> {
             Err(e) if e.raw_os_error() == Some(Errno::EPERM as i32) => return Err(AttachError::NotPermitted),
             Err(e) => return Err(failed(format!("cannot open {DEVICE}"), e)),
         };
-        let point = Point::of(self.point).and_then(|point| Ok((point.mode()?, point)));
+        let point = Mountpoint::of(self.point).and_then(|point| Ok((point.mode()?, point)));
         let (mode, point) = point.map_err(|e| failed(format!("cannot read {}", self.point.display()), e))?;
         self.check_owner(&point).map_err(AttachError::Failed)?;
         let mut data = format!(
@@ -98,7 +98,7 @@ impl Mount<'_> {
         }
     }
 
-    fn check_owner(&self, held: &Point) -> Result<(), Failure> {
+    fn check_owner(&self, held: &Mountpoint) -> Result<(), Failure> {
         self.point_owner.map_or(Ok(()), |owner| mountpoint_check::check_owner(held, self.point, owner))
     }
 
@@ -109,7 +109,7 @@ impl Mount<'_> {
         if self.point_owner.is_some() {
             // The program takes a path instead of a descriptor. Root comes here only without the
             // right to mount, which that program then lacks too.
-            let held = Point::of(self.point);
+            let held = Mountpoint::of(self.point);
             let held = held.map_err(|e| Failure::mount(format!("cannot read {}: {e}", self.point.display())))?;
             self.check_owner(&held)?;
         }
@@ -224,7 +224,7 @@ pub(crate) fn send_descriptor(socket: &UnixStream, descriptor: BorrowedFd<'_>) -
 pub fn unmount(mounted: &Mounted, detach: bool) -> Result<(), UnmountError> {
     let point = &mounted.point;
     let failed = |e: &dyn std::fmt::Display| UnmountError::Other(format!("cannot unmount {}: {e}", point.display()));
-    let unmounted = match Held::of(mounted).map_err(|e| failed(&e))? {
+    let unmounted = match PinnedMount::of(mounted).map_err(|e| failed(&e))? {
         Some(held) if detach => held.detach(),
         Some(held) => held.unmount(),
         // It was moved, or another mount covers it.
@@ -239,7 +239,7 @@ pub fn unmount(mounted: &Mounted, detach: bool) -> Result<(), UnmountError> {
 }
 
 /// Detaches the held mount, even if it is busy; `point` is its path.
-pub fn detach(held: &Point, point: &Path) -> Result<(), UnmountError> {
+pub fn detach(held: &Mountpoint, point: &Path) -> Result<(), UnmountError> {
     match held.detach() {
         Ok(()) => Ok(()),
         // The program lets users unmount their own mounts only.
@@ -295,10 +295,10 @@ pub fn open_root(mount: Numbers) -> io::Result<OwnedFd> {
 }
 
 /// Holds the root without a request to its daemon.
-pub fn held_root(mount: Numbers) -> io::Result<Point> {
+pub fn held_root(mount: Numbers) -> io::Result<Mountpoint> {
     let found = mounts::table()?.into_iter().find(|mounted| mounted.numbers() == mount);
     let point = found.ok_or(io::ErrorKind::NotFound)?.point;
-    let held = Point::of(&point)?;
+    let held = Mountpoint::of(&point)?;
     match held.mounted_at(&point)? {
         Some(mounted) if mounted.numbers() == mount => Ok(held),
         _ => Err(io::ErrorKind::NotFound.into()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockbox::archive::{OpenOptions, RetentionPolicy};
 use lockbox::fs::SyncProfile;
 use lockbox::keys::{PlaceName, SeenOptions, UnlockLimits, seen_directory};
-use lockbox_host::elsewhere::Remote;
+use lockbox_host::remote::Remote;
 use lockbox_host::secrets::{Cache, Sources, parse_timeout};
 use lockbox_terminal::quantity;
 use nix::mount::MsFlags;
@@ -467,7 +467,7 @@ fn parse_size(name: &str, value: &str, least: u64) -> Result<u64, Failure> {
 mod tests {
     use super::*;
     use lockbox_host::USAGE;
-    use lockbox_host::words::{self, Takes};
+    use lockbox_host::mount_options::{self, OptionValue};
 
     #[test]
     fn lists_are_read_in_order() {
@@ -588,15 +588,17 @@ mod tests {
     fn every_word_that_is_offered_is_taken_with_what_is_offered_for_it() {
         let accepted = |option: &str| MountOptions::parse(&[option]).is_ok();
         // That one is read before the others, and not by this parser.
-        for (word, takes) in words::MOUNT.iter().chain(&words::REMOTE).filter(|(word, _)| *word != "remount") {
+        for (word, takes) in
+            mount_options::MOUNT.iter().chain(&mount_options::REMOTE).filter(|(word, _)| *word != "remount")
+        {
             match takes {
-                Takes::Nothing => assert!(accepted(word) && !accepted(&format!("{word}=\u{1}")), "{word}"),
-                Takes::OneOf(values) => {
+                OptionValue::Nothing => assert!(accepted(word) && !accepted(&format!("{word}=\u{1}")), "{word}"),
+                OptionValue::OneOf(values) => {
                     assert!(values.iter().all(|value| accepted(&format!("{word}={value}"))), "{word}");
                     assert!(!accepted(&format!("{word}=bogus")), "{word}");
                 }
-                Takes::File => assert!(accepted(&format!("{word}=/a")) && !accepted(word), "{word}"),
-                Takes::Text => assert!(!accepted(word), "{word}"),
+                OptionValue::File => assert!(accepted(&format!("{word}=/a")) && !accepted(word), "{word}"),
+                OptionValue::Text => assert!(!accepted(word), "{word}"),
             }
         }
     }

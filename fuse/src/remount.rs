@@ -8,7 +8,7 @@ use std::path::Path;
 
 use lockbox::control::{self, Request, Response};
 use lockbox_host::daemons;
-use lockbox_host::point::Point;
+use lockbox_host::mountpoint::Mountpoint;
 use nix::mount::MsFlags;
 use nix::unistd::geteuid;
 
@@ -92,7 +92,7 @@ fn required_flags(mounted_by: Option<u32>, own: u32) -> MsFlags {
 /// mount, all earlier writes are durable.
 pub fn remount(point: &Path, change: FlagChange) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::mount(format!("cannot remount {}: {e}", point.display()));
-    let held = Point::of(point).map_err(failed)?;
+    let held = Mountpoint::of(point).map_err(failed)?;
     let mounted = match held.mounted_at(point).map_err(failed)? {
         Some(mounted) if mounted.is_archive() => mounted,
         _ => return Err(Failure::mount(format!("no archive is mounted at {}", point.display()))),

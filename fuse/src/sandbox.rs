@@ -17,7 +17,7 @@ use landlock::{
     RestrictionStatus, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
     make_bitflags,
 };
-use lockbox_host::elsewhere::FetcherReach;
+use lockbox_host::remote::FetcherReach;
 
 /// Paths that stay accessible, as descriptors, because the mount may cover the paths.
 pub(crate) struct SandboxPaths<'a> {

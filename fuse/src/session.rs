@@ -31,8 +31,8 @@ use lockbox::archive::{Archive, OpenOptions, RetentionPolicy};
 use lockbox::control::{self, SocketName};
 use lockbox::error::Timestamp;
 use lockbox::keys::UnlockedKey;
-use lockbox_host::elsewhere::{self, Access};
 use lockbox_host::namespaces::Namespaces;
+use lockbox_host::remote::{self, Access};
 use lockbox_host::{Program, code, daemons, harden};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
@@ -77,7 +77,7 @@ pub fn serve(
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
     let path = config.archive();
-    let (host, mut place) = if elsewhere::is_elsewhere(path) {
+    let (host, mut place) = if remote::is_remote(path) {
         let MountOptions { read_only, take_over, .. } = config.options;
         let access = if read_only { Access::Read } else { Access::Write { take_over } };
         let log = LogTarget::of(&config.options);
@@ -86,7 +86,7 @@ pub fn serve(
     } else {
         let directory = File::open(path.parent().unwrap_or(Path::new("/")))
             .map_err(|e| Failure::other(format!("cannot open the directory of {}: {e}", path.display())))?;
-        (Some(directory.into()), elsewhere::Place::file(path))
+        (Some(directory.into()), remote::ArchiveLocation::file(path))
     };
     // In the namespaces of `lockbox exec` only that command's program sees the mount, on a
     // directory that was created for it.
@@ -168,7 +168,7 @@ struct ArchiveHost {
     directory: Option<OwnedFd>,
     /// User that must own the mount point.
     point_owner: Option<u32>,
-    remote_status: Option<elsewhere::Telling>,
+    remote_status: Option<remote::TrafficQuery>,
     /// Configuration of a replica mount.
     replica: Option<ReplicaConfig>,
 }
@@ -199,7 +199,7 @@ struct Preparation {
 
 fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation, Failure> {
     let archive = config.archive();
-    let reads_elsewhere = config.options.read_only && elsewhere::is_elsewhere(archive);
+    let reads_elsewhere = config.options.read_only && remote::is_remote(archive);
     let name = match reads_elsewhere {
         true => Ok(SocketName::of_reader(archive.as_os_str(), config.point())),
         false => daemons::socket_name(archive),

@@ -1,4 +1,4 @@
-//! The daemons of mounted archives: where their sockets are, and who holds an archive.
+//! Daemons of mounted archives: the places of their sockets, and the holder of an archive.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
@@ -11,7 +11,7 @@ use nix::unistd::{Uid, User, geteuid, mkdtemp};
 
 use crate::located::{Located, in_time};
 use crate::mounts::{self, Mounted};
-use crate::{Failure, elsewhere};
+use crate::{Failure, remote};
 
 fn given() -> Option<OsString> {
     std::env::var_os("XDG_RUNTIME_DIR")
@@ -104,7 +104,7 @@ pub fn mount_of<'a>(status: &Status, table: &'a [Mounted]) -> Option<&'a Mounted
 /// When it is a path, and nothing is there, or a mount point, of which nothing is asked; `TimedOut`
 /// when it lies in an archive and the daemon of that does not answer.
 pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
-    if elsewhere::is_elsewhere(archive) {
+    if remote::is_remote(archive) {
         return Ok(SocketName::of_address(archive.as_os_str()));
     }
     let located = Located::of(archive)?;

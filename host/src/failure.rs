@@ -1,4 +1,4 @@
-//! The one table of exit codes, and the failure that carries one to the end of a program.
+//! Table of exit codes, and the failure that carries one to the end of a program.
 
 use std::error::Error as _;
 use std::fmt;

@@ -27,8 +27,8 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
 
+use crate::mountpoint::mount_number;
 use crate::mounts::{self, Mounted};
-use crate::point::mount_number;
 
 /// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that runs answers
 /// at once.

@@ -1,10 +1,13 @@
-//! Namespaces that a command makes for its program, and a daemon joins that was begun outside of them.
+//! Namespaces that a command makes for its program, and that a daemon started outside of them joins.
 //!
-//! # Why a daemon is not begun inside
-//! Who owns a user namespace has every capability in it, to trace processes as well, and that is each program of the user who made it. Whether a process
-//! that is not dumpable may be traced is asked in the user namespace in which execve(2) made its memory, and joining another one later does not change
-//! that. So what knows a passphrase or a key is begun outside, where its user may trace nothing of that kind, and joins with the key in memory. A process
-//! joins a user namespace while it has one thread. What a daemon starts afterwards, the process that unmounts, is begun inside, and knows no secret.
+//! # Why the daemon is started outside
+//! The owner of a user namespace has every capability in it, including tracing processes, and so has each
+//! program of that user. Whether a process that is not dumpable may be traced is decided in the user
+//! namespace in which execve(2) made its memory; joining another one later does not change that. So a
+//! process that holds a passphrase or a key is started outside, where its user cannot trace it, and joins
+//! with the key in memory. A process can join a user namespace only while it has one thread. The process
+//! that unmounts is started by the daemon inside, and holds no secret.
+
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use lockbox::keys::PlaceName;
 
-use crate::elsewhere;
+use crate::remote;
 
 /// As many symbolic links as the kernel follows.
 const MOST_LINKS: usize = 40;
@@ -14,11 +14,11 @@ const MOST_LINKS: usize = 40;
 /// Returns the names of an archive's place, as `lockbox::keys::SeenOptions` wants them: of an
 /// address the one spelling, of a path the names that [`paths`] gives.
 pub fn place_names(archive: &Path) -> Vec<PlaceName> {
-    if let Some(directory) = elsewhere::directory(archive) {
+    if let Some(directory) = remote::directory(archive) {
         return paths(&directory).iter().map(|path| PlaceName::of_directory(path)).collect();
     }
-    match elsewhere::is_elsewhere(archive) {
-        true => elsewhere::spelled(archive).iter().map(|address| PlaceName::of_address(address)).collect(),
+    match remote::is_remote(archive) {
+        true => remote::spelled(archive).iter().map(|address| PlaceName::of_address(address)).collect(),
         false => paths(archive).iter().map(|path| PlaceName::of_path(path)).collect(),
     }
 }

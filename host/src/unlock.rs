@@ -1,4 +1,4 @@
-//! Unlocks an archive with what the command line names, what the keyring keeps, and what is asked for, in this order.
+//! Unlocks an archive with credentials from the command line, the keyring and prompts, in this order.
 
 use std::path::Path;
 
@@ -6,16 +6,16 @@ use lockbox::Error;
 use lockbox::keys::{self, KeyKind, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::storage::ArchiveSource;
 
-use crate::given::gather;
+use crate::available_memory::available_kib;
+use crate::credentials::gather;
 use crate::secrets::{Cache, Keyring, Sources};
-use crate::spare::spare_kib;
 use crate::{Failure, Program};
 
 /// What unlocking may cost: as much as ever, or in all as much as the user raised it to. Half of the memory that nothing uses is for derivations
 /// side by side, so that whatever is asked for meanwhile is there.
 pub fn unlock_limits(raised: Option<u64>) -> UnlockLimits {
     let limits = raised.map_or_else(UnlockLimits::default, UnlockLimits::raised);
-    UnlockLimits { together_mib: spare_kib() / 1024 / 2, ..limits }
+    UnlockLimits { together_mib: available_kib() / 1024 / 2, ..limits }
 }
 
 /// Unlocks the archive there, which the user calls `name`, and keeps its key when the user wants that. The second value says why it
@@ -34,7 +34,7 @@ pub fn unlock<P: Program>(
     limits: &UnlockLimits,
 ) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
     let id = keys::identify(site).map_err(|error| P::failure(name, error))?;
-    Door { lock: &Whole { site, id, limits }, path: name, sources }.open(cache)
+    UnlockTarget { lock: &IntactArchive { site, id, limits }, path: name, sources }.open(cache)
 }
 
 /// Unlocks an archive whose header may be damaged; nothing that is kept is used.
@@ -47,36 +47,36 @@ pub fn unlock_damaged<P: Program>(
     sources: &Sources,
     limits: &UnlockLimits,
 ) -> Result<UnlockedKey, Failure<P>> {
-    Door { lock: &Damaged { site, limits }, path: name, sources }.ask()
+    UnlockTarget { lock: &DamagedArchive { site, limits }, path: name, sources }.ask()
 }
 
-/// What secrets are tried on.
+/// Archive on which secrets are tried.
 trait Lock {
     /// Whether a key slot wants a key file and a passphrase together.
     fn wants_both(&self) -> bool;
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey>;
 
-    /// What its slots ask for.
+    /// Returns the kinds of its key slots.
     fn kinds(&self) -> Vec<KeyKind>;
 }
 
-/// A lock whose key may be kept.
-trait Known: Lock {
+/// Archive whose key may be cached in the keyring.
+trait CacheableLock: Lock {
     fn id(&self) -> [u8; 16];
 
-    /// The key that was kept; None when it does not open the archive, or not any more.
+    /// Validates a cached key; None when it does not, or no longer, open the archive.
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey>;
 }
 
-/// An archive whose header is whole.
-struct Whole<'a> {
+/// Archive with an intact header.
+struct IntactArchive<'a> {
     site: ArchiveSource<'a>,
     id: [u8; 16],
     limits: &'a UnlockLimits,
 }
 
-impl Known for Whole<'_> {
+impl CacheableLock for IntactArchive<'_> {
     fn id(&self) -> [u8; 16] {
         self.id
     }
@@ -86,7 +86,7 @@ impl Known for Whole<'_> {
     }
 }
 
-impl Lock for Whole<'_> {
+impl Lock for IntactArchive<'_> {
     fn wants_both(&self) -> bool {
         keys::wants_both(self.site)
     }
@@ -100,13 +100,13 @@ impl Lock for Whole<'_> {
     }
 }
 
-/// An archive of which not even the id is certain, so that nothing is kept for it.
-struct Damaged<'a> {
+/// Archive whose id is not certain, so no key is cached for it.
+struct DamagedArchive<'a> {
     site: ArchiveSource<'a>,
     limits: &'a UnlockLimits,
 }
 
-impl Lock for Damaged<'_> {
+impl Lock for DamagedArchive<'_> {
     fn wants_both(&self) -> bool {
         keys::wants_both(self.site)
     }
@@ -138,14 +138,14 @@ fn other_ways(kinds: &[KeyKind]) -> Option<String> {
     (!ways.is_empty()).then(|| ways.join(", or "))
 }
 
-/// A lock, and where its secrets come from.
-struct Door<'a, L> {
+/// Archive to unlock, and the sources of its secrets.
+struct UnlockTarget<'a, L> {
     lock: &'a L,
     path: &'a Path,
     sources: &'a Sources,
 }
 
-impl<L: Known> Door<'_, L> {
+impl<L: CacheableLock> UnlockTarget<'_, L> {
     fn open<P: Program>(&self, cache: &Cache) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
         self.sources.check()?;
         let named = self.sources.any_named();
@@ -177,8 +177,8 @@ impl<L: Known> Door<'_, L> {
     }
 }
 
-impl<L: Lock> Door<'_, L> {
-    /// Opens the lock with what the command line names or somebody types, and never with what is kept.
+impl<L: Lock> UnlockTarget<'_, L> {
+    /// Unlocks with named or typed secrets, never with a cached key.
     fn ask<P: Program>(&self) -> Result<UnlockedKey, Failure<P>> {
         let mut given = gather::<P>(self.path, self.sources)?;
         let alone = self.sources.keyfile.is_some() && !self.sources.passphrase.any_named();
@@ -248,8 +248,8 @@ mod tests {
             Slots { id, opens, both: false, given: RefCell::default(), attempts: 0.into(), key: [number; 48] }
         }
 
-        fn door<'a>(&'a self, sources: &'a Sources) -> Door<'a, Slots> {
-            Door { lock: self, path: Path::new("a.lbx"), sources }
+        fn door<'a>(&'a self, sources: &'a Sources) -> UnlockTarget<'a, Slots> {
+            UnlockTarget { lock: self, path: Path::new("a.lbx"), sources }
         }
 
         fn open(&self, sources: &Sources, cache: &Cache) -> bool {
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    impl Known for Slots {
+    impl CacheableLock for Slots {
         fn id(&self) -> [u8; 16] {
             self.id
         }

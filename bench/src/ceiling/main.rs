@@ -16,7 +16,7 @@ use fuser::{Session, SessionACL};
 use lockbox_fuse::exit::Failure;
 use lockbox_fuse::kernel;
 use lockbox_fuse::mount::{self, Mount};
-use lockbox_host::point::Point;
+use lockbox_host::mountpoint::Mountpoint;
 use nix::mount::MsFlags;
 use nix::sys::signal::{SigSet, Signal};
 use std::os::unix::fs::MetadataExt;
@@ -66,7 +66,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     thread::spawn(move || {
         while signals.wait().is_ok() {
             // Also when busy: no data can be lost.
-            if let Ok(held) = Point::of(&stop_at) {
+            if let Ok(held) = Mountpoint::of(&stop_at) {
                 let _ = mount::detach(&held, &stop_at);
             }
         }

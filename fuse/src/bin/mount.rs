@@ -21,10 +21,10 @@ use lockbox_fuse::{
     broker, daemon, fetcher, fstab, kernel, mount, mount_agent, mount8_options, mountpoint_check, previous_daemon,
     remount, session,
 };
-use lockbox_host::elsewhere::{self, Place};
 use lockbox_host::located::real_path;
+use lockbox_host::mountpoint::CreatedMountpoint;
 use lockbox_host::namespaces::Namespaces;
-use lockbox_host::point::Made;
+use lockbox_host::remote::{self, ArchiveLocation};
 use lockbox_host::secrets::{Cache, Sources, desktop};
 use lockbox_host::{OTHER, Program, USAGE, harden};
 use nix::errno::Errno;
@@ -244,9 +244,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         mountpoint_check::check_owner_early(&archive, &point, &options)?;
     }
     // Set here, because `status` shows it.
-    options.threads.get_or_insert_with(|| kernel::default_threads(place.is_elsewhere()));
+    options.threads.get_or_insert_with(|| kernel::default_threads(place.is_remote()));
     // Checked before the prompt and the slow key derivation.
-    if place.is_elsewhere() {
+    if place.is_remote() {
         if !options.read_only && !place.can_be_changed() {
             options.read_only = true;
             options.sources.passphrase.notice = Some("Read-only, as it is a file of a server");
@@ -274,7 +274,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(sentence) = refused {
         print_message(&sentence);
     }
-    if place.is_elsewhere() && !options.read_only && is_backup(&place, &key, &options)? {
+    if place.is_remote() && !options.read_only && is_backup(&place, &key, &options)? {
         options.read_only = true;
         print_message(&format!("{} is a backup: it is mounted read-only", arguments.archive.display()));
     }
@@ -283,13 +283,13 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::mount(format!("cannot make the directory {}: {e}", point.display()));
     if creates_point {
         // Not kept: a daemon in the foreground closes descriptors that it did not open itself.
-        Made::make(&point).map(drop).map_err(failed)?;
+        CreatedMountpoint::make(&point).map(drop).map_err(failed)?;
     }
     let (archive, point) = (OsString::from(archive), OsString::from(point));
     let config = DaemonConfig { archive, point, options, verbose: arguments.verbose, made: creates_point };
     let served = serve(&config, &key, namespaces.as_ref());
     match &served {
-        Err(_) if creates_point => drop(Made::of(config.point()).map(|made| made.remove())),
+        Err(_) if creates_point => drop(CreatedMountpoint::of(config.point()).map(|made| made.remove())),
         Ok(()) if creates_point && !config.options.foreground && config.options.sources.passphrase.advises() => {
             print_message(&format!("made {}, which goes when the archive is unmounted", config.point().display()));
         }
@@ -347,7 +347,7 @@ fn is_read_only(archive: &Path) -> bool {
 }
 
 /// Returns whether a remote archive is a backup, and would stop being one if it were written to.
-fn is_backup(place: &Place, key: &UnlockedKey, options: &MountOptions) -> Result<bool, Failure> {
+fn is_backup(place: &ArchiveLocation, key: &UnlockedKey, options: &MountOptions) -> Result<bool, Failure> {
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
     let archive = Archive::open_seen(place.site(), key, &reading, &options.seen_options())?;
     let info = archive.info()?;
@@ -381,13 +381,13 @@ fn serve(config: &DaemonConfig, key: &UnlockedKey, namespaces: Option<&Namespace
 
 /// Returns the archive's absolute path, or its address, and its location; None if it is missing and
 /// may be (`nofail`).
-fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf, Place)>, Failure> {
-    let is_elsewhere = elsewhere::is_elsewhere(name);
-    if options.remote.is_unsent() && !is_elsewhere {
+fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf, ArchiveLocation)>, Failure> {
+    let is_remote = remote::is_remote(name);
+    if options.remote.is_unsent() && !is_remote {
         return Err(Failure::usage("-o unsent is for archives at addresses"));
     }
-    if is_elsewhere {
-        return match Place::at(name, &options.remote.without_cache()) {
+    if is_remote {
+        return match ArchiveLocation::at(name, &options.remote.without_cache()) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
             opened => Ok(Some((name.to_owned(), opened.map_err(|error| MountProgram::failure(name, error))?))),
         };
@@ -396,7 +396,7 @@ fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf
         Err(e) if e.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
         Err(e) => Err(Failure::other(format!("cannot open {}: {e}", name.display()))),
         Ok(path) => {
-            let place = Place::file(&path);
+            let place = ArchiveLocation::file(&path);
             Ok(Some((path, place)))
         }
     }
@@ -423,7 +423,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use clap::CommandFactory;
-    use lockbox_host::words::{MOUNT, Takes};
+    use lockbox_host::mount_options::{MOUNT, OptionValue};
 
     use super::*;
 
@@ -473,7 +473,7 @@ mod tests {
         // Both directions: the parser's own test shows that it accepts every offered option.
         // Values of options are offered in a table of their own.
         let offered = MOUNT.iter().flat_map(|(word, takes)| match takes {
-            Takes::OneOf(values) => [&[*word], *values].concat(),
+            OptionValue::OneOf(values) => [&[*word], *values].concat(),
             _ => vec![*word],
         });
         missing.extend(lacking(&offered.map(str::to_owned).collect(), " in what completions offer"));

@@ -1,7 +1,8 @@
-//! Asks in a window, and tells there what went wrong, for who has no terminal: with zenity, kdialog or pinentry, whichever is there.
+//! Prompts and reports errors in a window where there is no terminal, with zenity, kdialog or pinentry.
 //!
-//! What is typed comes through a pipe, and is in no argument and no variable. What is said may hold names that strangers gave; each of these
-//! programs gives some characters a meaning, and gets them in its own spelling.
+//! The typed secret comes through a pipe, and is in no argument and no variable. The shown text may hold
+//! untrusted names; each of these programs gives some characters a meaning, and gets them escaped in its
+//! own syntax.
 
 use std::io::{ErrorKind, Write};
 use std::process::{Child, Command, Stdio};

@@ -12,7 +12,7 @@ pub enum Kind {
     Usage,
     /// A source failed, or has nothing that could be a secret.
     Source,
-    /// Somebody who was asked does not want it any more, and needs no words.
+    /// The user cancelled the prompt; no message is shown.
     Left,
 }
 

@@ -1,12 +1,11 @@
-//! Keeps for a while what unlocks an archive, in the kernel's keyring of the user, so that nobody has to ask again.
+//! Caches keys of archives in the kernel's keyring of the user for a limited time.
 //!
-//! What is kept is whatever the program hands over (the volume key, never a passphrase, which may
-//! open other things too), under a name made of the archive's id. Only processes whose file system
-//! uid owns the key can see, read or drop it. The possessor has no rights: possession comes by the
-//! session keyring, which su(1), sudo(8), runuser(1) and setpriv(1) hand on to processes of other
-//! users. The key begins in the keyring of this process, gets its permissions and its end there,
-//! and only then is it put where other processes of this user look, so there is no moment at which
-//! it has no end.
+//! The program hands over the cached secret (the volume key, never a passphrase, which may open other
+//! things too); its name is made of the archive's id. Only processes whose file system uid owns the key
+//! can see, read or drop it. The possessor has no rights: possession comes by the session keyring, which
+//! su(1), sudo(8), runuser(1) and setpriv(1) hand on to processes of other users. The key is created in
+//! the keyring of this process, gets its permissions and its timeout there, and only then is linked into
+//! the user's keyring, so there is no moment at which it has no timeout.
 
 use std::ffi::OsString;
 use std::time::Duration;

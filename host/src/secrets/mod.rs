@@ -3,10 +3,10 @@
 //! Nothing in here knows archives: it hands out bytes that are wiped when dropped, or one sentence that says why there are none.
 //! No sentence contains any part of a secret.
 
-mod choice;
 pub mod desktop;
 mod error;
 mod keyring;
+mod new_passphrase;
 mod passphrase;
 mod program;
 mod prompt;

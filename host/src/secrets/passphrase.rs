@@ -1,4 +1,4 @@
-//! Chooses where the passphrase comes from: what the command line names, the environment, standard input, a prompt.
+//! Chooses the source of the passphrase: command line, environment, standard input, or a prompt.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::error::{Error, Result};
 use super::read::{PASSPHRASE, Privacy};
-use super::{Bytes, choice, desktop, program, prompt, read};
+use super::{Bytes, desktop, new_passphrase, program, prompt, read};
 use crate::shown;
 
 /// Where a passphrase comes from, as the command line says; nothing in here is secret.
@@ -201,7 +201,7 @@ impl PassphraseSources {
     }
 
     fn chosen(&self, path: &Path) -> Result<Bytes> {
-        checked(choice::choose(path, self.advises())?, TYPED)
+        checked(new_passphrase::choose(path, self.advises())?, TYPED)
     }
 
     /// What an identity or its plugin wants to know, such as the passphrase of an SSH key.
@@ -359,7 +359,7 @@ pub fn withhold(command: &mut Command) -> &mut Command {
 const INPUT: &str = "standard input had no passphrase: use --passfile, LOCKBOX_PASSCOMMAND or a terminal";
 const TWO_LINES: &str = "standard input must have the old and the new passphrase, one a line";
 
-/// Cuts one line end off.
+/// Strips one trailing newline.
 ///
 /// # Errors
 /// `empty` for what is empty then.

@@ -6,10 +6,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use super::Bytes;
 use super::error::{Error, Result};
-use super::read::{self, What};
+use super::read::{self, SecretKind};
 
 /// What a shell command prints. `name` is where the command came from; the command itself may be nobody's business.
-pub(crate) fn shell(command: &OsStr, name: &str, what: &What) -> Result<Bytes> {
+pub(crate) fn shell(command: &OsStr, name: &str, what: &SecretKind) -> Result<Bytes> {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(command);
     output_of(&mut shell, name, what)
@@ -18,7 +18,7 @@ pub(crate) fn shell(command: &OsStr, name: &str, what: &What) -> Result<Bytes> {
 const ASKER: &str = "systemd-ask-password";
 
 /// What somebody answers to systemd's password agents.
-pub(crate) fn ask(question: &str, what: &What) -> Result<Bytes> {
+pub(crate) fn ask(question: &str, what: &SecretKind) -> Result<Bytes> {
     let mut asker = Command::new(ASKER);
     asker
         .args(["--no-tty", "--id=lockbox", "--icon=drive-harddisk", "--", &lockbox_terminal::sentence(question)])
@@ -26,7 +26,7 @@ pub(crate) fn ask(question: &str, what: &What) -> Result<Bytes> {
     output_of(&mut asker, ASKER, what)
 }
 
-fn output_of(command: &mut Command, name: &str, what: &What) -> Result<Bytes> {
+fn output_of(command: &mut Command, name: &str, what: &SecretKind) -> Result<Bytes> {
     let failed = |e: io::Error| match e.kind() {
         ErrorKind::NotFound => Error::source(format!("{name} is not there to be run")),
         _ => Error::host(format!("{name} failed"), &e),
@@ -40,7 +40,7 @@ fn output_of(command: &mut Command, name: &str, what: &What) -> Result<Bytes> {
 }
 
 /// What a program that was started prints, and how it ended.
-pub(crate) fn answer_of(child: &mut Child, name: &str, what: &What) -> Result<(Bytes, ExitStatus)> {
+pub(crate) fn answer_of(child: &mut Child, name: &str, what: &SecretKind) -> Result<(Bytes, ExitStatus)> {
     let bytes = match child.stdout.take() {
         Some(stdout) => read::all(stdout, what, name),
         None => Ok(Bytes::default()),

@@ -1,4 +1,4 @@
-//! Asks on the terminal, without showing what is typed.
+//! Prompts on the terminal without echo.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -27,7 +27,7 @@ const SIGNALS: [Signal; 5] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, S
 pub fn ask(question: &str) -> Result<Bytes> {
     let question = lockbox_terminal::sentence(question);
     let terminal = OpenOptions::new().read(true).write(true).open(TERMINAL);
-    let line = terminal.and_then(|terminal| Quiet::over(&terminal)?.ask(&question));
+    let line = terminal.and_then(|terminal| NoEchoTerminal::over(&terminal)?.ask(&question));
     let mut line = line.map_err(|e| Error::host("cannot ask on the terminal", &e))?;
     cut_paste_marks(&mut line);
     match line.pop() {
@@ -58,7 +58,7 @@ fn cut_paste_marks(line: &mut Bytes) {
 }
 
 /// A terminal without echo. Whatever ends the question, a signal too, it is as it was before.
-struct Quiet<'a> {
+struct NoEchoTerminal<'a> {
     terminal: &'a File,
     before: Termios,
     /// The signals that this thread had blocked.
@@ -66,15 +66,15 @@ struct Quiet<'a> {
     signals: SignalFd,
 }
 
-impl Quiet<'_> {
-    fn over(terminal: &File) -> io::Result<Quiet<'_>> {
+impl NoEchoTerminal<'_> {
+    fn over(terminal: &File) -> io::Result<NoEchoTerminal<'_>> {
         let before = tcgetattr(terminal)?;
         let blocked = SigSet::thread_get_mask()?;
         // What was blocked before ends nothing: passed on, it would only come again, and again.
         let watched: SigSet = SIGNALS.into_iter().filter(|signal| !blocked.contains(*signal)).collect();
         let signals = SignalFd::with_flags(&watched, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let blocked = watched.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let quiet = Quiet { terminal, before, blocked, signals };
+        let quiet = NoEchoTerminal { terminal, before, blocked, signals };
         quiet.silence()?;
         Ok(quiet)
     }
@@ -136,7 +136,7 @@ impl Quiet<'_> {
     }
 }
 
-impl Drop for Quiet<'_> {
+impl Drop for NoEchoTerminal<'_> {
     fn drop(&mut self) {
         self.restore();
         let _ = self.blocked.thread_set_mask();
@@ -220,7 +220,7 @@ mod tests {
         thread::spawn(move || {
             SigSet::from(Signal::SIGHUP).thread_block().unwrap();
             raise(Signal::SIGHUP).unwrap();
-            let typed = Quiet::over(&terminal).and_then(|quiet| quiet.ask("Passphrase: "));
+            let typed = NoEchoTerminal::over(&terminal).and_then(|quiet| quiet.ask("Passphrase: "));
             answer.send(typed.map(|line| line.to_vec()).map_err(|error| error.kind())).unwrap();
         });
         keyboard.write_all(b"secret\n").unwrap();

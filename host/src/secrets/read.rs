@@ -1,4 +1,4 @@
-//! Reads secrets from files, descriptors and standard input: bounded, unbuffered, never past what a secret can have.
+//! Reads secrets from files, descriptors and standard input: bounded and unbuffered.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, IsTerminal, Read};
@@ -19,15 +19,15 @@ use crate::shown;
 const WRITER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// One kind of secret: its name in sentences, and the most bytes that it can have. More is a mistake, such as a wrong file.
-pub(crate) struct What {
+pub(crate) struct SecretKind {
     pub(crate) name: &'static str,
     pub(crate) most: usize,
 }
 
-pub(crate) const PASSPHRASE: What = What { name: "passphrase", most: 64 << 10 };
+pub(crate) const PASSPHRASE: SecretKind = SecretKind { name: "passphrase", most: 64 << 10 };
 
 /// Something secret that opens nothing.
-const VALUE: What = What { name: "value", most: 64 << 10 };
+const VALUE: SecretKind = SecretKind { name: "value", most: 64 << 10 };
 
 /// Reads something secret that opens nothing, such as a token to keep, from `file` or standard input, and cuts one line end off.
 ///
@@ -60,16 +60,16 @@ pub(crate) enum Privacy {
     Waived,
 }
 
-pub(crate) fn file(path: &Path, what: &What, privacy: Privacy) -> Result<Bytes> {
+pub(crate) fn file(path: &Path, what: &SecretKind, privacy: Privacy) -> Result<Bytes> {
     all(open(path, what, privacy)?, what, &shown(path))
 }
 
 /// A file to read a secret from: private, and with a writer if it is a FIFO.
-pub(crate) fn open(path: &Path, what: &What, privacy: Privacy) -> Result<File> {
+pub(crate) fn open(path: &Path, what: &SecretKind, privacy: Privacy) -> Result<File> {
     open_within(path, what, privacy, WRITER_DEADLINE)
 }
 
-fn open_within(path: &Path, what: &What, privacy: Privacy, deadline: Duration) -> Result<File> {
+fn open_within(path: &Path, what: &SecretKind, privacy: Privacy, deadline: Duration) -> Result<File> {
     let failed = |e: io::Error| Error::host(format!("cannot read the {} from {}", what.name, shown(path)), &e);
     // Without waiting: opening a FIFO without a writer would last until there is one.
     let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
@@ -114,7 +114,7 @@ fn wait_again(file: &File) -> io::Result<()> {
 }
 
 /// Reads a descriptor that the program was started with, and closes it: nothing that is started later shall inherit it.
-pub(crate) fn descriptor(number: RawFd, what: &What) -> Result<Bytes> {
+pub(crate) fn descriptor(number: RawFd, what: &SecretKind) -> Result<Bytes> {
     let name = format!("descriptor {number}");
     let failed = |e: io::Error| Error::host(format!("cannot read the {} from {name}", what.name), &e);
     let file = if number == 0 { input_file().map_err(failed)? } else { take(number).map_err(failed)?.into() };
@@ -138,7 +138,7 @@ fn take(number: RawFd) -> io::Result<OwnedFd> {
 }
 
 /// Everything on standard input.
-pub(crate) fn input(what: &What) -> Result<Bytes> {
+pub(crate) fn input(what: &SecretKind) -> Result<Bytes> {
     let file = input_file().map_err(|e| Error::host(format!("cannot read the {}", what.name), &e))?;
     all(file, what, "standard input")
 }
@@ -149,7 +149,7 @@ fn input_file() -> io::Result<File> {
 }
 
 /// Reads to the end, into memory reserved beforehand: a vector that grew would leave copies behind.
-pub(crate) fn all(mut source: impl Read, what: &What, name: &str) -> Result<Bytes> {
+pub(crate) fn all(mut source: impl Read, what: &SecretKind, name: &str) -> Result<Bytes> {
     let mut bytes = Zeroizing::new(vec![0; what.most + 1]);
     let mut length = 0;
     loop {

@@ -1,4 +1,4 @@
-//! What opens an archive as the command line says: a passphrase, a key file, identities.
+//! Sources of credentials on the command line: a passphrase, a key file, identities.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,12 +10,12 @@ use lockbox::crypto::identity::is_public_key;
 use super::Bytes;
 use super::error::Result;
 use super::passphrase::PassphraseSources;
-use super::read::{self, Privacy, What};
+use super::read::{self, Privacy, SecretKind};
 use crate::shown;
 
-const IDENTITY: What = What { name: "identity", most: 1 << 20 };
+const IDENTITY: SecretKind = SecretKind { name: "identity", most: 1 << 20 };
 /// Whoever reads it knows how much of it counts.
-const KEY_FILE: What = What { name: "key file", most: usize::MAX };
+const KEY_FILE: SecretKind = SecretKind { name: "key file", most: usize::MAX };
 
 /// Where the secrets that open an archive come from; nothing in here is secret.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]

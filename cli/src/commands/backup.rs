@@ -1,0 +1,366 @@
+//! `lockbox backup`: copies a moment of an archive, mounted or not, into a file of its own or into an object store.
+use std::io::{self, IsTerminal, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use lockbox::archive::{BackupDestination, BackupReport, BackupSource, BackupStep};
+use lockbox::error::{Refusal, Timestamp};
+use lockbox::format::{ArchiveId, Generation};
+use lockbox::keys::Fingerprint;
+use lockbox::storage::{FileIdentity, FileStorage, Storage, serve_storage};
+use lockbox::{Error, Result as Done};
+use lockbox_host::remote;
+use lockbox_host::{IN_USE, Program, shown};
+use rustix::fs::{Mode, OFlags};
+use serde_json::json;
+
+use crate::exit::{self, Failure, Lockbox};
+use crate::interrupt::{self, Interrupt};
+use crate::open_archive::{ArchiveArgs, begin};
+use crate::output::{Output, rfc3339};
+use crate::progress::Bar;
+use crate::rollback_state;
+use crate::snapshot_client::Mounted;
+
+/// Copy an archive as it is now into a file or an object store, or bring that up to now; the archive may be mounted, and written to meanwhile
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// The file, or the address of a place for objects: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY; - for standard output. A backup that is there already must be
+    /// one of the archive, and gets what changed since
+    #[arg(value_name = "DEST")]
+    destination: PathBuf,
+    /// Go on although another machine seems to be writing to the backup; what that has not committed is lost to it
+    #[arg(long)]
+    take_over: bool,
+    /// Read the backup back and compare it with the archive
+    #[arg(long)]
+    verify: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Bytes that go to standard output at once.
+const PIECE: usize = 1 << 20;
+
+/// What a backup is made of.
+trait Source {
+    /// Fills a new file.
+    fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure>;
+    /// Brings a backup up to now; None when too much has changed for that.
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure>;
+    /// Whether nobody but this user reads and writes.
+    fn is_ours(&self) -> bool;
+    /// Id and fingerprint of the archive, as far as they are known.
+    fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
+    /// Whether a file lies in the archive.
+    fn holds(&self, file: BorrowedFd) -> bool;
+    fn interrupt(&self) -> &Interrupt;
+}
+
+/// What a backup is written into.
+enum ExistingBackup {
+    File(Arc<FileStorage>),
+    Remote(Arc<dyn Storage>),
+}
+
+impl ExistingBackup {
+    fn storage(&self) -> Arc<dyn Storage> {
+        match self {
+            ExistingBackup::File(file) => file.clone(),
+            ExistingBackup::Remote(storage) => storage.clone(),
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let to_output = args.destination.as_os_str() == "-";
+    if to_output && (args.json || io::stdout().is_terminal()) {
+        return Err(Failure::usage("a backup is written to a file or into a pipe, with nothing else beside it"));
+    }
+    if args.take_over && !remote::is_remote(&args.destination) {
+        return Err(Failure::usage("--take-over is for backups in object stores: nothing else has a writer elsewhere"));
+    }
+    let path = &args.archive.archive;
+    if let Some(mounted) = Mounted::find(&args.archive)? {
+        return back_up(args, &mut OnlineBackup { mounted, interrupt: Interrupt::watch()?, args });
+    }
+    let same = |a: &Path, b: &Path| {
+        Some(FileIdentity::from(&rustix::fs::stat(a).ok()?) == FileIdentity::from(&rustix::fs::stat(b).ok()?))
+    };
+    if !to_output && same(path, &args.destination) == Some(true) {
+        return Err(Failure::usage(format!("{} is the archive itself", shown(&args.destination))));
+    }
+    let (archive, interrupt) = args.archive.read_for_backup()?;
+    let source = archive.backups().pin().map_err(|error| Lockbox::failure(path, error))?;
+    let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
+    let archive = (info.archive, info.fingerprint);
+    back_up(args, &mut OfflineBackup { source, archive, interrupt, bar: args.archive.bar(), args })
+}
+
+fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
+    if args.destination.as_os_str() == "-" {
+        let beside = BackupDestination::temporary()?;
+        source.fill(&ExistingBackup::File(beside.file()))?;
+        return put(&*beside.without_name()?, source.interrupt(), &args.archive.bar());
+    }
+    if remote::is_remote(&args.destination) {
+        return back_up_elsewhere(args, source);
+    }
+    let failed = |error| match error {
+        error @ Error::Refused(_) => failure(args, error),
+        error => Lockbox::failure(&args.destination, error),
+    };
+    let destination = BackupDestination::open(&args.destination, source.is_ours()).map_err(failed)?;
+    let brought = destination.existing().map(|file| ExistingBackup::File(file.clone()));
+    let brought = brought.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
+    let done = match brought {
+        Some(done) => {
+            destination.check().map_err(failed)?;
+            done
+        }
+        None => {
+            let beside = destination.create_new().map_err(failed)?;
+            let done = source.fill(&ExistingBackup::File(beside.file()))?;
+            destination.take(beside).map_err(failed)?;
+            remember(args, source);
+            done
+        }
+    };
+    tell(args, &done)
+}
+
+/// One commit makes all of it visible, so a backup there needs no file beside it.
+fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
+    let failed = |error| Failure::at(&args.destination, &error);
+    if let Some(directory) = remote::directory(&args.destination)
+        && lies_inside(source, &directory)
+    {
+        return Err(inside(args));
+    }
+    let mut bucket = begin(&args.destination, args.archive.remote(), args.take_over, source.is_ours())?;
+    let there = bucket.open_existing().map_err(failed)?.map(ExistingBackup::Remote);
+    let brought = there.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
+    let done = match brought {
+        Some(done) => done,
+        None => source.fill(&ExistingBackup::Remote(bucket.create_empty().map_err(failed)?))?,
+    };
+    bucket.publish().map_err(failed)?;
+    remember(args, source);
+    tell(args, &done)
+}
+
+/// Remembers the new archive at the place. The user's own command replaced any other archive there.
+fn remember(args: &Args, source: &dyn Source) {
+    if let Some((archive, fingerprint)) = source.archive() {
+        rollback_state::remember_place(&args.destination, archive, fingerprint);
+    }
+}
+
+/// Whether a directory that is there, or is to be made, lies in the archive: each backup would have to have itself in it.
+fn lies_inside(source: &dyn Source, directory: &Path) -> bool {
+    // Whatever is there is not opened: a FIFO would be waited for.
+    let open = |path: &Path| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+    let there = open(directory).or_else(|| directory.parent().and_then(open));
+    there.is_some_and(|there| source.holds(there.as_fd()))
+}
+
+fn inside(args: &Args) -> Failure {
+    Failure::usage(format!("{} lies in the archive that is to be backed up", shown(&args.destination)))
+}
+
+fn tell(args: &Args, done: &BackupReport) -> Result<(), Failure> {
+    let BackupReport { time, generation, whole, copied_bytes } = *done;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "time": rfc3339(time), "generation": generation.0, "whole": whole, "copied_bytes": copied_bytes, "verified": args.verify,
+        }))?;
+    } else {
+        let what = if whole { "everything" } else { "what changed" };
+        let verified = if args.verify { ", and verified" } else { "" };
+        out.line(&format!(
+            "{}: the archive as it was on {} (commit {}); {what} was copied, {} of file data{verified}",
+            shown(&args.destination),
+            out.reader.time(time),
+            generation.0,
+            out.reader.size(copied_bytes)
+        ))?;
+    }
+    out.finish()
+}
+
+/// Writes a file that has no name to standard output.
+fn put(file: &FileStorage, interrupt: &Interrupt, bar: &Bar) -> Result<(), Failure> {
+    let words = || "what was written is no whole archive; the same command begins anew".to_owned();
+    let at_once = interrupt.ends_at_once(bar, words)?;
+    let (mut at, end) = (0, file.len()?);
+    let mut out = io::stdout().lock();
+    let mut piece = vec![0; PIECE];
+    while at < end {
+        let length = (end - at).min(PIECE as u64) as usize;
+        file.read_at(at, &mut piece[..length])?;
+        out.write_all(&piece[..length]).map_err(|e| exit::of_output(&e))?;
+        at += length as u64;
+        bar.bytes("written", at, end);
+    }
+    out.flush().map_err(|e| exit::of_output(&e))?;
+    drop(at_once);
+    bar.done("written", None, end);
+    Ok(())
+}
+
+/// What failed, and where.
+fn failure(args: &Args, error: Error) -> Failure {
+    match error {
+        Error::Interrupted(_) if args.destination.as_os_str() == "-" => {
+            interrupt::failure(&error, "nothing was written; the same command begins anew")
+        }
+        Error::Interrupted(_) => {
+            interrupt::failure(&error, "the backup is as it was, or up to date; the same command goes on")
+        }
+        Error::Refused(Refusal::Destination { .. } | Refusal::DamagedBackup { .. }) => {
+            Failure::of(shown(&args.destination), &error)
+        }
+        Error::NoSpace(_) => Lockbox::failure(&args.destination, error),
+        error => Lockbox::failure(&args.archive.archive, error),
+    }
+}
+
+/// An archive that is open here.
+struct OfflineBackup<'a> {
+    source: BackupSource,
+    archive: (ArchiveId, Fingerprint),
+    interrupt: Interrupt,
+    bar: Bar,
+    args: &'a Args,
+}
+
+impl OfflineBackup<'_> {
+    fn step(&self, step: BackupStep) -> Done<()> {
+        match step {
+            BackupStep::Copying { done, total } => self.bar.bytes("copied", done, total),
+            BackupStep::Verifying { done, total } => self.bar.bytes("compared", done, total),
+        }
+        self.interrupt.check()
+    }
+
+    fn verified(&self, file: &Arc<dyn Storage>, done: BackupReport) -> Done<BackupReport> {
+        if self.args.verify {
+            self.source.verify(file, &mut |step| self.step(step))?;
+        }
+        self.bar.wipe();
+        Ok(done)
+    }
+}
+
+impl Source for OfflineBackup<'_> {
+    fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure> {
+        let file = place.storage();
+        let filled = self.source.fill(&file, &mut |step| self.step(step));
+        filled.and_then(|done| self.verified(&file, done)).map_err(|error| failure(self.args, error))
+    }
+
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure> {
+        let file = place.storage();
+        let brought = self.source.bring_up_to_date(&file, &mut |step| self.step(step));
+        let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
+        verified.map_err(|error| failure(self.args, error))
+    }
+
+    fn is_ours(&self) -> bool {
+        true
+    }
+
+    fn archive(&self) -> Option<(ArchiveId, Fingerprint)> {
+        Some(self.archive)
+    }
+
+    /// It is not mounted.
+    fn holds(&self, _file: BorrowedFd) -> bool {
+        false
+    }
+
+    fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+}
+
+/// An archive that a daemon has open: that reads it, and writes into the file that it is given.
+struct OnlineBackup<'a> {
+    mounted: Mounted,
+    interrupt: Interrupt,
+    args: &'a Args,
+}
+
+impl OnlineBackup<'_> {
+    /// Another user's daemon may be any program: nothing but an archive of its id is given to it, or gets a name.
+    fn check(&self, place: &ExistingBackup) -> Result<(), Failure> {
+        let checked = BackupDestination::check_archive(&*place.storage(), &self.mounted.archive_id()?);
+        checked.map_err(|error| failure(self.args, error))
+    }
+
+    fn ask(&self, place: &ExistingBackup, whole: bool) -> Result<Option<BackupReport>, Failure> {
+        let done = match place {
+            ExistingBackup::File(file) if self.mounted.holds(&**file) => {
+                return Err(inside(self.args));
+            }
+            ExistingBackup::File(file) => self.ask_for(&**file, whole)?,
+            // The daemon reaches no network: this process writes for it.
+            ExistingBackup::Remote(storage) => {
+                let cannot = |error| Failure::other(format!("cannot make a pair of sockets: {error}"));
+                let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
+                let end = ours.try_clone().map_err(cannot)?;
+                thread::scope(|scope| {
+                    scope.spawn(|| serve_storage(&**storage, ours));
+                    let asked = self.ask_for(&theirs, whole);
+                    // Whatever the daemon still has of it: nothing is lent to it any more.
+                    let _ = end.shutdown(Shutdown::Both);
+                    asked
+                })?
+            }
+        };
+        Ok(done.map(|(time, generation, copied_bytes)| BackupReport { time, generation, whole, copied_bytes }))
+    }
+
+    fn ask_for(&self, place: impl AsFd, whole: bool) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
+        let go_on = || self.interrupt.check();
+        let done = self.mounted.back_up(place, whole, self.args.verify, &self.args.destination, &go_on);
+        done.or_else(|other| go_on().map_err(|error| failure(self.args, error)).and(Err(other)))
+    }
+}
+
+impl Source for OnlineBackup<'_> {
+    fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure> {
+        let nothing = || Failure::new(IN_USE, "the daemon made no backup");
+        let done = self.ask(place, true)?.ok_or_else(nothing)?;
+        self.check(place).map(|()| done)
+    }
+
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure> {
+        self.check(place)?;
+        self.ask(place, false)
+    }
+
+    fn is_ours(&self) -> bool {
+        self.mounted.is_ours()
+    }
+
+    fn archive(&self) -> Option<(ArchiveId, Fingerprint)> {
+        self.mounted.archive_id().ok().zip(self.mounted.fingerprint())
+    }
+
+    fn holds(&self, file: BorrowedFd) -> bool {
+        self.mounted.holds(file)
+    }
+
+    fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+}

@@ -1,0 +1,111 @@
+//! `lockbox compact`: rewrites an archive without its free space.
+use std::path::Path;
+
+use lockbox::Error;
+use lockbox::archive::{Archive, CompactOptions, CompactStep};
+use lockbox_host::remote::{self, ArchiveLocation};
+use lockbox_host::{NO_SPACE, shown};
+use serde_json::json;
+
+use crate::exit::Failure;
+use crate::interrupt::{self, Interrupt};
+use crate::key_unlock;
+use crate::open_archive::{ArchiveArgs, WriterArgs};
+use crate::output::Output;
+use crate::progress::Bar;
+
+/// What becomes of the bytes of a new file.
+const COPIED: &str = "copied and compared";
+
+/// Rewrite an archive without its free space and put the new one in its place
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
+    /// Only tell how large the archive would be, about
+    #[arg(long)]
+    dry_run: bool,
+    /// Go on although the file has further names (hard links), which will keep the old file
+    #[arg(long)]
+    break_links: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = &args.archive.archive;
+    let (key, place) = args.archive.unlock_alone(args.writer)?;
+    // Not before: a prompt for the passphrase can be left as usual.
+    let watch = Watch::start(args.archive.bar())?;
+    let seen = args.archive.seen();
+    let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links, seen };
+    let done = Archive::compact(place.site(), &key, &options, &mut |step| watch.step(step));
+    drop(watch);
+    let report = done.map_err(|error| failure(place, error))?;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "dry_run": args.dry_run,
+            "length_before": report.length_before,
+            "disk_before": report.disk_before,
+            "length_after": report.length_after,
+            "disk_after": report.disk_after,
+        }))?;
+    } else {
+        let after = if args.dry_run { "about " } else { "" };
+        out.line(&format!(
+            "{}: {} {} before, {after}{} after",
+            shown(path),
+            out.reader.size(report.disk_before),
+            where_it_is(path),
+            out.reader.size(report.disk_after)
+        ))?;
+    }
+    out.finish()
+}
+
+/// Shows how far a new file has come, and stops before it takes the archive's place when a signal came.
+pub(crate) struct Watch {
+    bar: Bar,
+    interrupt: Interrupt,
+}
+
+impl Watch {
+    pub(crate) fn start(bar: Bar) -> Result<Watch, Failure> {
+        Ok(Watch { interrupt: Interrupt::watch()?, bar })
+    }
+
+    pub(crate) fn step(&self, step: CompactStep) -> lockbox::Result<()> {
+        match step {
+            // Copying and comparing read the same bytes, so each is half of the work.
+            CompactStep::Copying { done, total } => self.bar.bytes(COPIED, done, 2 * total),
+            CompactStep::Verifying { done, total } => self.bar.bytes(COPIED, total + done, 2 * total),
+            _ => {}
+        }
+        self.interrupt.check()
+    }
+}
+
+/// Where the bytes are that are counted.
+pub(crate) fn where_it_is(archive: &Path) -> &'static str {
+    if remote::is_remote(archive) { "in the store" } else { "on the disk" }
+}
+
+/// What is said when it was not done.
+pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
+    let path = place.path();
+    match error {
+        Error::Interrupted(_) => interrupt::failure(&error, "the archive is as it was; the same command begins anew"),
+        Error::NoSpace(_) if !place.is_remote() => Failure::new(
+            NO_SPACE,
+            format!(
+                "no space left for the new file beside {}; the archive is as it was, and 'lockbox compact --dry-run' tells how much is needed",
+                shown(path)
+            ),
+        ),
+        error => key_unlock::failure(place, error),
+    }
+}

@@ -1,0 +1,217 @@
+//! Completes values found on this host: files, archives, mounted archives, words of options.
+
+use std::ffi::OsStr;
+use std::fs::{DirEntry, File, FileType, Metadata};
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use lockbox::Error;
+use lockbox::format::header::recognize;
+use lockbox_host::mount_options::{MOUNT, OptionValue, REMOTE};
+use lockbox_host::{mounts, remote};
+use rustix::fs::{FileType as FileKind, Mode, OFlags, fstat, open};
+
+use super::Candidate;
+
+/// Above so many files only their names tell which ones are archives: to open each would take longer than a person waits.
+const MOST_OPENED: usize = 2000;
+
+/// What is listed beside directories.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Listed {
+    Files,
+    Archives,
+    Nothing,
+}
+
+pub(super) fn files(typed: &OsStr) -> Vec<Candidate> {
+    list(typed, Listed::Files)
+}
+
+pub(super) fn archives(typed: &OsStr) -> Vec<Candidate> {
+    list(typed, Listed::Archives)
+}
+
+pub(super) fn directories(typed: &OsStr) -> Vec<Candidate> {
+    list(typed, Listed::Nothing)
+}
+
+/// The path that a shell would make of a word.
+pub(super) fn path(word: &[u8]) -> PathBuf {
+    let home = || std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    match (word.strip_prefix(b"~/"), home()) {
+        (Some(below), Some(home)) => home.join(OsStr::from_bytes(below)),
+        _ => PathBuf::from(OsStr::from_bytes(word)),
+    }
+}
+
+/// Directories, and what else is wanted, that begin as `typed` does.
+fn list(typed: &OsStr, listed: Listed) -> Vec<Candidate> {
+    let (stem, begun) = split(typed.as_bytes());
+    let directory = if stem.is_empty() { PathBuf::from(".") } else { path(stem) };
+    let Ok(entries) = directory.read_dir() else { return Vec::new() };
+    let name = |entry: &DirEntry| entry.file_name().as_bytes().to_vec();
+    // Hidden ones are for who asks for them.
+    let fits = |name: &[u8]| name.starts_with(begun) && (begun.first() == Some(&b'.') || name.first() != Some(&b'.'));
+    let fitting: Vec<_> = entries.flatten().map(|entry| (name(&entry), entry)).filter(|(name, _)| fits(name)).collect();
+    let opened = fitting.len() <= MOST_OPENED;
+    let mut found = Vec::new();
+    for (name, entry) in fitting {
+        // What the directory itself says of an entry: one on which something dead is mounted is not touched.
+        let Some(kind) = kind(&entry) else { continue };
+        if kind.is_dir() {
+            found.push(Candidate::new(stem, [&name[..], b"/"].concat()).open());
+        } else if match listed {
+            Listed::Files => true,
+            Listed::Archives => kind.is_file() && (name.ends_with(b".lbx") || (opened && is_archive(&entry.path()))),
+            Listed::Nothing => false,
+        } {
+            found.push(Candidate::new(stem, name));
+        }
+    }
+    found
+}
+
+/// Behind a link, that of what it leads to.
+fn kind(entry: &DirEntry) -> Option<FileType> {
+    let kind = entry.file_type().ok()?;
+    if kind.is_symlink() { entry.path().metadata().ok().map(|it| Metadata::file_type(&it)) } else { Some(kind) }
+}
+
+/// Up to its last directory, and the rest.
+pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1))
+}
+
+/// Whether a file begins as an archive does.
+fn is_archive(path: &Path) -> bool {
+    // A FIFO or a device may have taken its place, and to open one may do something.
+    let begin = || {
+        let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let mut begin = [0; 20];
+        if FileKind::from_raw_mode(fstat(&held)?.st_mode).is_file() {
+            File::open(format!("/proc/self/fd/{}", held.as_raw_fd()))?.read_exact(&mut begin)?;
+        }
+        io::Result::Ok(begin)
+    };
+    begin().is_ok_and(|begin| !matches!(recognize(&begin, 0), Err(Error::NotArchive(_))))
+}
+
+/// Where this user's archives are mounted. The kernel's table has them, so nothing is asked of the mounts.
+pub(super) fn mounted(typed: &OsStr) -> Vec<Candidate> {
+    let here = std::env::current_dir().map(|here| [here.as_os_str().as_bytes(), b"/"].concat()).unwrap_or_default();
+    let typed = typed.as_bytes();
+    let (stem, begun) = match typed {
+        [b'/', ..] => (&b""[..], typed.to_vec()),
+        [b'~', b'/', ..] => (&b"~/"[..], path(typed).into_os_string().as_bytes().to_vec()),
+        [b'.', b'/', below @ ..] => (&b"./"[..], [&here[..], below].concat()),
+        below => (&b""[..], [&here[..], below].concat()),
+    };
+    let root = match typed {
+        [b'/', ..] => Vec::new(),
+        [b'~', b'/', ..] => path(b"~/").into_os_string().as_bytes().to_vec(),
+        _ => here,
+    };
+    let mut found = Vec::new();
+    for mount in mounts::mine() {
+        let point = mount.point.as_os_str().as_bytes();
+        let about = || mount.source.file_name().unwrap_or_default().as_bytes();
+        if point.starts_with(&begun) && point.len() > root.len() {
+            found.push(Candidate::new(stem, &point[root.len()..]).about(about()));
+        } else if typed.is_empty() {
+            found.push(Candidate::new(b"", point).about(about()));
+        }
+    }
+    found
+}
+
+/// Addresses of which something is kept on disk: nobody is asked for others.
+pub(super) fn addresses() -> Vec<Candidate> {
+    let kept = remote::kept().unwrap_or_default();
+    kept.into_iter().filter_map(|kept| kept.address).map(|address| Candidate::new(b"", address)).collect()
+}
+
+/// Words of a list with commas; what is there already is not offered once more.
+pub(super) fn list_of_options(typed: &OsStr, mount: bool) -> Vec<Candidate> {
+    let typed = typed.as_bytes();
+    let (before, last) = typed.split_at(typed.iter().rposition(|&byte| byte == b',').map_or(0, |at| at + 1));
+    if let Some(equals) = last.iter().position(|&byte| byte == b'=') {
+        let (name, value) = (&last[..equals], &last[equals + 1..]);
+        let stem = &typed[..before.len() + equals + 1];
+        let takes =
+            words(mount).find(|(word, _)| word.as_bytes() == name).map_or(OptionValue::Nothing, |(_, takes)| takes);
+        return match takes {
+            OptionValue::OneOf(values) => values.iter().map(|value| Candidate::new(stem, value).open()).collect(),
+            OptionValue::File => {
+                files(OsStr::from_bytes(value)).into_iter().map(|file| super::behind(stem, file).open()).collect()
+            }
+            OptionValue::Nothing | OptionValue::Text => Vec::new(),
+        };
+    }
+    let has = |word: &str| {
+        let given = before.split(|&byte| byte == b',');
+        given.map(|option| option.split(|&byte| byte == b'=').next()).any(|name| name == Some(word.as_bytes()))
+    };
+    let offered = words(mount).filter(|(word, _)| !has(word)).map(|(word, takes)| {
+        let equals = if takes == OptionValue::Nothing { "" } else { "=" };
+        Candidate::new(before, format!("{word}{equals}")).open()
+    });
+    offered.collect()
+}
+
+fn words(mount: bool) -> impl Iterator<Item = (&'static str, OptionValue)> {
+    let of_mount: &'static [(&str, OptionValue)] = if mount { &MOUNT } else { &[] };
+    of_mount.iter().chain(&REMOTE).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use nix::sys::stat::Mode as Permissions;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    fn names(found: Vec<Candidate>, place: &Path) -> Vec<String> {
+        let stem = place.as_os_str().len() + 1;
+        let mut names: Vec<String> =
+            found.into_iter().map(|it| String::from_utf8_lossy(&it.word[stem..]).into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn archives_are_told_by_their_first_bytes_or_their_name() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        let magic = b"\x89LOCKBOX\r\n\x1a\n\0\0\0\0\x01\0\0\0";
+        for (name, content) in [
+            ("named.lbx", &b""[..]),
+            ("holiday photos", magic),
+            ("text", b"LOCKBOX"),
+            (".hidden", magic),
+            ("short", &magic[..12]),
+        ] {
+            fs::write(at(name), content).unwrap();
+        }
+        fs::create_dir(at("directory")).unwrap();
+        mkfifo(&at("fifo"), Permissions::S_IRUSR).unwrap();
+        for (name, to) in
+            [("link", "holiday photos"), ("broken", "missing"), ("to fifo", "fifo"), ("to directory", "directory")]
+        {
+            symlink(to, at(name)).unwrap();
+        }
+        let typed = |begun: &str| at(begun).into_os_string();
+        let found = names(archives(&typed("")), place.path());
+        assert_eq!(found, ["directory/", "holiday photos", "link", "named.lbx", "to directory/"]);
+        assert_eq!(names(archives(&typed(".h")), place.path()), [".hidden"]);
+        assert_eq!(names(directories(&typed("d")), place.path()), ["directory/"]);
+        let all = names(files(&typed("")), place.path());
+        assert!(all.contains(&"fifo".to_owned()) && all.contains(&"text".to_owned()) && all.len() == 9, "{all:?}");
+        assert!(files(&typed("missing/")).is_empty() && files(&typed("fifo/")).is_empty());
+    }
+}

@@ -1,0 +1,249 @@
+//! Locates the word under the cursor in the command line, using the parser's command tree.
+//!
+//! The parser itself cannot be asked: it refuses a line that is not complete.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use clap::{Arg, Command};
+
+use super::value_kind::{self, ValueKind};
+
+/// What the words before the last one are.
+pub(super) struct Line<'a> {
+    pub(super) command: &'a Command,
+    /// The option whose value is the next word.
+    pending: Option<&'a Arg>,
+    /// Words that belong to no option.
+    words: Vec<&'a OsStr>,
+    /// Values of options.
+    values: Vec<(&'a Arg, &'a OsStr)>,
+    /// After `--` there are no options.
+    escaped: bool,
+}
+
+/// What the last word is.
+pub(super) enum CursorContext<'a, 'w> {
+    /// The name of an option.
+    Option,
+    /// The value of an option, behind a part of the word that is the option.
+    Value { argument: &'a Arg, stem: &'w [u8], typed: &'w [u8] },
+    /// A command, or the value of an argument.
+    Word { argument: Option<&'a Arg> },
+}
+
+/// What a word is, if it is no word of its own.
+enum Dashed<'a, 'w> {
+    /// An option, behind it its value if that is in the word; `usize` is where it begins.
+    Known(&'a Arg, Option<(usize, &'w [u8])>),
+    Unknown,
+}
+
+impl<'a> Line<'a> {
+    pub(super) fn of(program: &'a Command, before: &'a [OsString]) -> Line<'a> {
+        let mut line = Line { command: program, pending: None, words: Vec::new(), values: Vec::new(), escaped: false };
+        for word in before {
+            line.take(word);
+        }
+        line
+    }
+
+    fn take(&mut self, word: &'a OsStr) {
+        let bytes = word.as_bytes();
+        if let Some(argument) = self.pending.take() {
+            self.values.push((argument, word));
+        } else if !self.escaped && bytes == b"--" {
+            self.escaped = true;
+        } else if !self.escaped && bytes.len() > 1 && bytes[0] == b'-' {
+            match self.dashed(bytes) {
+                Dashed::Known(argument, Some((_, value))) => self.values.push((argument, OsStr::from_bytes(value))),
+                Dashed::Known(argument, None) if needs_value(argument) => self.pending = Some(argument),
+                Dashed::Known(..) | Dashed::Unknown => {}
+            }
+        } else if let Some(command) = self.commands().find(|command| command.get_name().as_bytes() == bytes) {
+            self.command = command;
+        } else {
+            self.words.push(word);
+        }
+    }
+
+    /// What may stand in the place of a command.
+    pub(super) fn commands(&self) -> impl Iterator<Item = &'a Command> + use<'a> {
+        let none = self.escaped || !self.words.is_empty() || !self.values.is_empty();
+        self.command.get_subcommands().filter(move |_| !none)
+    }
+
+    pub(super) fn place<'w>(&self, word: &'w [u8]) -> CursorContext<'a, 'w> {
+        if let Some(argument) = self.pending {
+            return CursorContext::Value { argument, stem: b"", typed: word };
+        }
+        if self.escaped || word.first() != Some(&b'-') {
+            return CursorContext::Word { argument: self.positional() };
+        }
+        match self.dashed(word) {
+            Dashed::Known(argument, Some((at, typed))) => CursorContext::Value { argument, stem: &word[..at], typed },
+            Dashed::Known(..) | Dashed::Unknown => CursorContext::Option,
+        }
+    }
+
+    /// Whether a word there may begin with a dash: elsewhere the name of something would be an option, which may run a program.
+    pub(super) fn takes_dash(&self, place: &CursorContext<'_, '_>) -> bool {
+        match place {
+            CursorContext::Option => true,
+            CursorContext::Value { stem, .. } => !stem.is_empty(),
+            CursorContext::Word { .. } => self.escaped,
+        }
+    }
+
+    fn dashed<'w>(&self, word: &'w [u8]) -> Dashed<'a, 'w> {
+        let options = || self.command.get_arguments().filter(|argument| !argument.is_positional());
+        if let Some(long) = word.strip_prefix(b"--") {
+            let name = long.split(|&byte| byte == b'=').next().unwrap_or_default();
+            let is_it = |argument: &&Arg| {
+                let aliases = argument.get_all_aliases().unwrap_or_default();
+                argument.get_long().into_iter().chain(aliases).any(|long| long.as_bytes() == name)
+            };
+            let value = (name.len() < long.len()).then(|| (name.len() + 3, &long[name.len() + 1..]));
+            return options().find(is_it).map_or(Dashed::Unknown, |argument| Dashed::Known(argument, value));
+        }
+        // `-rf`: each a flag, but for the first that takes a value, which is the rest.
+        let mut last = Dashed::Unknown;
+        for (at, byte) in word.iter().enumerate().skip(1) {
+            let found = options().find(|argument| argument.get_short() == Some(char::from(*byte)));
+            let Some(argument) = found else { return Dashed::Unknown };
+            let rest = &word[at + 1..];
+            if needs_value(argument) {
+                return Dashed::Known(argument, (!rest.is_empty()).then_some((at + 1, rest)));
+            }
+            last = Dashed::Known(argument, None);
+        }
+        last
+    }
+
+    /// The argument that the next word is.
+    fn positional(&self) -> Option<&'a Arg> {
+        let all = || self.command.get_positionals();
+        if self.escaped
+            && let Some(last) = all().find(|argument| argument.is_last_set())
+        {
+            return Some(last);
+        }
+        let plain = || all().filter(|argument| !argument.is_last_set());
+        let many = |argument: &&Arg| {
+            argument.get_num_args().is_some_and(|range| range.max_values() > 1)
+                || matches!(argument.get_action(), clap::ArgAction::Append)
+        };
+        plain().nth(self.words.len()).or_else(|| plain().last().filter(many))
+    }
+
+    /// The archive that this is about.
+    pub(super) fn archive(&self) -> Option<OsString> {
+        let is_archive = |argument: &Arg| value_kind::of(self.command, argument) == Some(ValueKind::Archive);
+        let named = self.values.iter().find(|(argument, _)| is_archive(argument)).map(|(_, value)| *value);
+        let placed = self.command.get_positionals().zip(&self.words).find(|(argument, _)| is_archive(argument));
+        named.or(placed.map(|(_, word)| *word)).map(OsStr::to_owned)
+    }
+
+    /// Whether paths in the archive may follow it, and so stand in one word with it.
+    pub(super) fn takes_paths(&self) -> bool {
+        self.command.get_positionals().any(|argument| value_kind::of(self.command, argument) == Some(ValueKind::Path))
+    }
+}
+
+/// Whether the next word is the value, when none is in the same one.
+fn needs_value(argument: &Arg) -> bool {
+    argument.get_action().takes_values()
+        && !argument.is_require_equals_set()
+        && argument.get_num_args().is_none_or(|range| range.min_values() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// The argument that the last word is, or of whose value it is a part, and what of the word is before the value.
+    fn place(line: &[&str]) -> (String, String) {
+        let mut program = crate::Cli::command();
+        program.build();
+        let words: Vec<OsString> = line.iter().map(OsString::from).collect();
+        let (current, before) = words.split_last().unwrap();
+        match Line::of(&program, before).place(current.as_bytes()) {
+            CursorContext::Option => ("-".into(), String::new()),
+            CursorContext::Value { argument, stem, .. } => {
+                (argument.get_id().to_string(), String::from_utf8(stem.to_vec()).unwrap())
+            }
+            CursorContext::Word { argument } => {
+                (argument.map_or_else(String::new, |argument| argument.get_id().to_string()), String::new())
+            }
+        }
+    }
+
+    #[test]
+    fn the_place_of_a_word_is_that_which_the_parser_gives_it() {
+        for (line, id, stem) in [
+            (&["mount", ""][..], "archive", ""),
+            (&["mount", "a", ""], "directory", ""),
+            (&["mount", "a", "b", ""], "", ""),
+            (&["mount", "-o", ""], "options", ""),
+            (&["mount", "-oro", "-o", "x", ""], "archive", ""),
+            (&["mount", "-oro,"], "options", "-o"),
+            (&["mount", "--passfile", "x", ""], "archive", ""),
+            (&["mount", "--passfile=x"], "passfile", "--passfile="),
+            (&["mount", "--passfile=x", ""], "archive", ""),
+            (&["mount", "--foreground", ""], "archive", ""),
+            (&["mount", "--foreground"], "-", ""),
+            (&["mount", "-"], "-", ""),
+            (&["mount", "--", "-"], "archive", ""),
+            (&["umount", "--wait", ""], "what", ""),
+            (&["umount", "--wait=5"], "wait", "--wait="),
+            (&["ls", "-lR", "a", ""], "path", ""),
+            (&["rm", "-r", "a:b", "a:c", ""], "paths", ""),
+            (&["exec", "a", "--", "sh", "-"], "command", ""),
+            (&["key", "rm", "a", ""], "slot", ""),
+            (&["key", "rekey", "--drop", "1", "a", "--only", ""], "only", ""),
+            (&["share", "--archive", ""], "archive", ""),
+            (&["share", "x", "ls"], "path", ""),
+        ] {
+            assert_eq!(place(line), (id.to_owned(), stem.to_owned()), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_a_dash_is_offered_only_where_it_is_no_option() {
+        let mut program = crate::Cli::command();
+        program.build();
+        for (line, takes) in [
+            (&["info", ""][..], false),
+            (&["cat", "a.lbx", ""], false),
+            (&["ls", "a.lbx", "--snapshot", ""], false),
+            (&["info", "--", ""], true),
+            (&["cat", "--", "a.lbx", "-"], true),
+            (&["mount", "-"], true),
+            (&["mount", "-oro,"], true),
+            (&["mount", "--passfile=x"], true),
+        ] {
+            let words: Vec<OsString> = line.iter().map(OsString::from).collect();
+            let (current, before) = words.split_last().unwrap();
+            let line_of = Line::of(&program, before);
+            assert_eq!(line_of.takes_dash(&line_of.place(current.as_bytes())), takes, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn the_archive_of_a_line_is_found_wherever_it_stands() {
+        let mut program = crate::Cli::command();
+        program.build();
+        for line in [
+            &["ls", "-l", "a.lbx"][..],
+            &["key", "rm", "--passfile", "x", "a.lbx"],
+            &["share", "--archive=a.lbx"],
+            &["cat", "a.lbx", "b"],
+        ] {
+            let words: Vec<OsString> = line.iter().map(OsString::from).collect();
+            assert_eq!(Line::of(&program, &words).archive().as_deref(), Some(OsStr::new("a.lbx")), "{line:?}");
+        }
+        assert_eq!(Line::of(&program, &["ls".into()]).archive(), None);
+    }
+}

@@ -1,0 +1,178 @@
+//! `lockbox cp`: copies files into an archive, out of one, and within it.
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use lockbox::Error;
+use lockbox::exchange::{self, CopyDestination, ExtractOptions, Filter, ImportOptions, components, resolve};
+use lockbox::fs::FileSystem;
+use lockbox_host::{Program, shown};
+use lockbox_terminal::display;
+
+use crate::commands::add::copy_in;
+use crate::commands::extract::copy_out;
+use crate::exit::{self, Failure, Lockbox};
+use crate::interrupt;
+use crate::open_archive::creator;
+use crate::open_archive::{MomentArgs, OpeningArgs, WriterArgs};
+use crate::paths::{Named, in_one_archive, is_same};
+
+/// Copy files and directories into an archive, out of it, or within it
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
+    /// What to copy, and last where to, each on the host or in the archive as ARCHIVE:PATH: into a directory that is there, or one of them to a new name
+    #[arg(required = true, num_args = 2.., value_name = "PATH")]
+    paths: Vec<OsString>,
+    /// Copy directories with everything below them
+    #[arg(short)]
+    recursive: bool,
+    /// Replace files that are in the way
+    #[arg(long)]
+    force: bool,
+    /// Keep privileges of copies to the host, as 'extract --privileges' does
+    #[arg(long)]
+    privileges: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let Some((target, sources)) = args.paths.split_last() else { return Err(Failure::usage("nothing is named")) };
+    let within = sources.iter().map(|source| Ok(matches!(Named::of(source)?, Named::Within { .. })));
+    let within = within.collect::<Result<Vec<bool>, Failure>>()?;
+    let (all, none) = (within.iter().all(|&within| within), within.iter().all(|&within| !within));
+    match Named::of(target)? {
+        Named::Within { archive, path } if none => into(args, sources, archive, &path),
+        Named::Within { archive, path } if all => {
+            let (from, paths) = in_one_archive(sources)?;
+            if !is_same(&from, &archive) {
+                return Err(Failure::usage(format!(
+                    "{} and {} are two archives: copy with 'lockbox export-tar' of the one into 'lockbox import-tar' of the other",
+                    shown(&from),
+                    shown(&archive)
+                )));
+            }
+            inside(args, archive, &paths, &path)
+        }
+        Named::Whole(target) if all => {
+            refuse_missing_archive(&target)?;
+            out_of(args, sources, &target)
+        }
+        Named::Whole(_) if none => {
+            Err(Failure::usage("nothing of it is in an archive: that is ARCHIVE:PATH, with an ARCHIVE that is there"))
+        }
+        _ => Err(Failure::usage(
+            "some of what is to be copied is in an archive and some is not: copy one after the other",
+        )),
+    }
+}
+
+/// What was meant to go into an archive does not come to the disk as plain text under a name with a colon.
+fn refuse_missing_archive(target: &Path) -> Result<(), Failure> {
+    let name = target.file_name().unwrap_or_default().as_bytes();
+    if !name.contains(&b':') || target.symlink_metadata().is_ok() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{} is not there, and no archive is before its ':'; create it, or choose another name for the copy",
+        shown(target)
+    )))
+}
+
+fn refuse_directory(name: String) -> Failure {
+    Failure::other(format!("{name} is a directory; use -r to copy it with all in it"))
+}
+
+/// Of the host into an archive.
+fn into(args: &Args, sources: &[OsString], archive: PathBuf, target: &[u8]) -> Result<(), Failure> {
+    let sources: Vec<PathBuf> = sources.iter().map(PathBuf::from).collect();
+    for source in &sources {
+        let found = source.symlink_metadata();
+        let found = found.map_err(|e| Failure::host(format!("cannot read {}", shown(source)), &e))?;
+        if found.is_dir() && !args.recursive {
+            return Err(refuse_directory(shown(source)));
+        }
+    }
+    let named = args.opening.of(archive);
+    let (archive, interrupt) = named.write_watched(args.writer)?;
+    let to = CopyDestination::of(archive.file_system(), target, sources.len() > 1);
+    let to = to.map_err(|error| Lockbox::failure(&named.archive, error))?;
+    let options = ImportOptions {
+        to: to.directory,
+        name: to.name,
+        follow: false,
+        replace: args.force,
+        creator: creator(),
+        filter: Filter::default(),
+        mirror: None,
+    };
+    let report = copy_in(&named, archive, &interrupt, "copied", &sources, &options)?;
+    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+}
+
+/// Of an archive to the host.
+fn out_of(args: &Args, sources: &[OsString], target: &Path) -> Result<(), Failure> {
+    let (archive, paths) = in_one_archive(sources)?;
+    let is_root = |path: &Vec<u8>| components(path).is_ok_and(|names| names.is_empty());
+    let (to, name) = if target.is_dir() {
+        (target, None)
+    } else {
+        let above = target.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if paths.len() > 1 || target.as_os_str().as_bytes().ends_with(b"/") || !above.is_dir() {
+            let missing = if paths.len() > 1 || above.is_dir() { target } else { above };
+            return Err(Failure::other(format!("{} is no directory", shown(missing))));
+        }
+        match target.file_name() {
+            // The root has no name, so it is the directory that is made.
+            Some(_) if paths.iter().any(is_root) => (target, None),
+            Some(name) => (above, Some(name)),
+            None => return Err(Failure::other(format!("{} is no directory", shown(target)))),
+        }
+    };
+    let options = ExtractOptions {
+        to: to.to_path_buf(),
+        name: name.map(OsStr::as_bytes).map(<[u8]>::to_vec),
+        replace: args.force,
+        filter: Filter::default(),
+        privileges: args.privileges,
+    };
+    let named = args.opening.of(archive);
+    let (opened, interrupt) = named.read_watched(&MomentArgs::default())?;
+    refuse_directories(args, opened.file_system(), &paths)?;
+    let report = copy_out(&named, &opened, &interrupt, "copied", &paths, &options)?;
+    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+}
+
+/// Within an archive.
+fn inside(args: &Args, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Result<(), Failure> {
+    let named = args.opening.of(archive);
+    let (archive, interrupt) = named.write_watched(args.writer)?;
+    let fs = archive.file_system();
+    let failed = |error| Lockbox::failure(&named.archive, error);
+    let copied = refuse_directories(args, fs, paths).and_then(|()| {
+        let to = CopyDestination::of(fs, target, paths.len() > 1);
+        let copied = to.and_then(|to| exchange::copy(fs, paths, &to, args.force, &mut || interrupt.check()));
+        copied.map(drop).map_err(|error| match error {
+            Error::Interrupted(_) => {
+                let kept = "what was copied until then is whole and stays, and what was on its way was taken back";
+                let again = if args.force { "" } else { " and --force" };
+                interrupt::failure(&error, &format!("{kept}; go on with the same command{again}"))
+            }
+            error => failed(error),
+        })
+    });
+    // What was copied before a failure is whole, so it is kept.
+    let closed = archive.close().map_err(failed);
+    copied.and(closed)
+}
+
+fn refuse_directories(args: &Args, fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(), Failure> {
+    let directory = |path: &&Vec<u8>| resolve(fs, path).is_ok_and(|found| found.is_directory());
+    match paths.iter().find(directory).filter(|_| !args.recursive) {
+        None => Ok(()),
+        Some(path) if path.is_empty() => Err(refuse_directory("the root of the archive".into())),
+        Some(path) => Err(refuse_directory(display(path))),
+    }
+}

@@ -1,0 +1,112 @@
+//! `lockbox doctor`: checks this machine's mount requirements and secret hygiene, or the
+//! capabilities of a server.
+
+mod confined;
+mod host;
+mod remote;
+mod swap;
+use std::path::PathBuf;
+
+use lockbox_host::OTHER;
+use lockbox_host::remote::RemoteArgs;
+use serde_json::json;
+
+use self::confined::Confined;
+use crate::exit::Failure;
+use crate::output::Output;
+
+/// Look at this machine: what mounting needs, and what may give secrets away; or at a server of archives
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Look at this server instead, and say what it can do; objects that are made in a store for that are removed again
+    #[arg(value_name = "ADDRESS")]
+    address: Option<PathBuf>,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found of one thing.
+struct Finding {
+    /// Stable, for programs.
+    name: &'static str,
+    state: State,
+    found: String,
+    /// What to do, in one sentence.
+    advice: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Good,
+    /// Works, and could be better or safer.
+    Advice,
+    /// Something cannot work.
+    Bad,
+}
+
+impl Finding {
+    fn good(name: &'static str, found: impl Into<String>) -> Finding {
+        Finding { name, state: State::Good, found: found.into(), advice: None }
+    }
+
+    fn advice(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { name, state: State::Advice, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn bad(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { name, state: State::Bad, found: found.into(), advice: Some(advice.into()) }
+    }
+}
+
+impl State {
+    fn word(self) -> &'static str {
+        match self {
+            State::Good => "ok",
+            State::Advice => "advice",
+            State::Bad => "bad",
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut processes = None;
+    let (findings, keeps) = match &args.address {
+        Some(address) => (remote::findings(address, &args.remote.remote)?, "there keeps lockbox from using it"),
+        None => {
+            let mut findings = host::findings();
+            findings.push(swap::finding());
+            findings.push(confined::finding(processes.insert(confined::processes())));
+            (findings, "here keeps lockbox from working")
+        }
+    };
+    let bad = findings.iter().filter(|finding| finding.state == State::Bad).count();
+    let mut out = Output::new();
+    if args.json {
+        let checks: Vec<_> = findings
+            .iter()
+            .map(|f| json!({"name": f.name, "state": f.state.word(), "found": f.found, "advice": f.advice}))
+            .collect();
+        let mut told = json!({"ok": bad == 0, "version": env!("CARGO_PKG_VERSION"), "checks": checks});
+        if let Some(processes) = processes {
+            let processes: Vec<_> = processes.iter().map(Confined::json).collect();
+            told["sandbox"] = json!({"kernel": host::KernelSandbox::of_host().json(), "processes": processes});
+        }
+        out.json(&told)?;
+    } else {
+        for finding in &findings {
+            out.line(&format!("{:<7} {:<18} {}", finding.state.word(), finding.name, finding.found))?;
+            if let Some(advice) = &finding.advice {
+                out.line(&format!("{:<26} {advice}", ""))?;
+            }
+        }
+    }
+    out.finish()?;
+    match bad {
+        0 => Ok(()),
+        1 => Err(Failure::new(OTHER, format!("one thing {keeps}; see above"))),
+        count => Err(Failure::new(OTHER, format!("{count} things {}; see above", keeps.replacen("keeps", "keep", 1)))),
+    }
+}

@@ -1,0 +1,362 @@
+//! `lockbox edit`: hands a file of an archive to an editor, in memory alone, and takes back what it changed.
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use lockbox::Error;
+use lockbox::archive::Archive;
+use lockbox::control::OwnRuntimeDir;
+use lockbox::exchange::{
+    self, CopyDestination, DiffRoot, Filter, ImportOptions, Problem, ProblemCause, compare_trees, components, resolve,
+};
+use lockbox::fs::FileSystem;
+use lockbox_host::mountpoint::others_exchange;
+use lockbox_host::secrets;
+use lockbox_host::{Program, daemons, shown};
+use lockbox_terminal::display;
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{Pid, geteuid, mkdtemp};
+
+use crate::exit::{Failure, Lockbox};
+use crate::interrupt::on_signal;
+use crate::open_archive::creator;
+use crate::open_archive::{OpeningArgs, WriterArgs, regular_file};
+use crate::output;
+use crate::paths::in_one_archive;
+
+/// Bytes copied at once, and zeros written at once.
+const PIECE: usize = 64 << 10;
+/// What is tried when neither VISUAL nor EDITOR says anything.
+const USUAL: &str = "$(command -v sensible-editor || command -v editor || command -v nano || echo vi)";
+/// A person needs longer to look at a file. An editor that only tells a window to show it returns
+/// sooner.
+const AT_ONCE: Duration = Duration::from_secs(2);
+const RETURNED_AT_ONCE: &str = "the editor returned at once and changed nothing; \
+     an editor that opens a window needs its option to wait, such as VISUAL='code --wait' or 'gvim -f'";
+/// What fstatfs(2) says of file systems that are in memory alone.
+const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// Edit a file of an archive with VISUAL or EDITOR
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
+    /// The file, made when it is missing
+    #[arg(value_name = "ARCHIVE:PATH")]
+    path: OsString,
+    /// Keep the text meanwhile in a directory made in DIR, which may be on a disk
+    #[arg(long = "in", value_name = "DIR")]
+    place: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let (archive, paths) = in_one_archive([&args.path])?;
+    let path = paths.first().map_or(&b""[..], Vec::as_slice);
+    let names = components(path).map_err(|error| Failure::of(display(path), &error))?;
+    let Some(name) = names.last() else { return Err(Failure::other("the root of an archive is no file")) };
+    let place = place(args)?;
+    let named = args.opening.of(archive);
+    let watch = Watch::default();
+    let archive = named.write_beside(args.writer, || watch.begin())?;
+    let edited = edit(&archive, path, name, &place, &watch);
+    match edited {
+        // What could not be written back must not get lost: it stays where it is.
+        Ok(Some(private)) => {
+            let written = write_back(archive.file_system(), path, &private);
+            let closed = written.and_then(|()| archive.close());
+            closed.map_err(|error| private.keep(Lockbox::failure(&named.archive, error)))
+        }
+        unchanged => {
+            let closed = archive.close().map_err(|error| Lockbox::failure(&named.archive, error));
+            unchanged.and(closed)
+        }
+    }
+}
+
+/// Where the private directory is made: a path without links, on which nobody else puts another one in its place and reads what comes there.
+fn place(args: &Args) -> Result<PathBuf, Failure> {
+    const REMEDY: &str = "name a directory with --in, which may be on a disk";
+    let user = geteuid();
+    let given = std::env::var_os("XDG_RUNTIME_DIR");
+    let place = match (&args.place, daemons::directory()) {
+        (Some(place), _) => place.clone(),
+        (None, OwnRuntimeDir::Ready(place)) if user.is_root() || given.is_some_and(|given| *place == *given) => place,
+        // Sockets of daemons come to /tmp then, which is on a disk mostly.
+        (None, _) => PathBuf::from(format!("/run/user/{user}")),
+    };
+    let cannot = |error| {
+        let mut failure = Failure::host(format!("cannot use {}", shown(&place)), &error);
+        failure.message += &format!("; {REMEDY}");
+        failure
+    };
+    let real = place.canonicalize().map_err(cannot)?;
+    let found = rustix::fs::statfs(&real).map_err(|errno| cannot(errno.into()))?;
+    if args.place.is_none() && !IN_MEMORY.contains(&found.f_type) {
+        return Err(Failure::other(format!(
+            "{} is not in memory, and what is edited would come to a disk; if that is right, {REMEDY}",
+            shown(&place)
+        )));
+    }
+    if others_exchange(&real) {
+        return Err(Failure::other(format!(
+            "others may rename what is in {} or above it: set XDG_RUNTIME_DIR, or {REMEDY}",
+            shown(&place)
+        )));
+    }
+    Ok(real)
+}
+
+/// The file as it was edited; None when it is as before.
+fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch) -> Result<Option<Private>, Failure> {
+    let fs = archive.file_system();
+    let is_there = match resolve(fs, path) {
+        Err(Error::NotFound) => {
+            // Before anybody types anything.
+            CopyDestination::of(fs, path, false).map_err(|error| Failure::of(display(path), &error))?;
+            false
+        }
+        _ => {
+            regular_file(fs, path)?;
+            true
+        }
+    };
+    let private = Private::new(place, name)?;
+    if is_there {
+        private.fill(fs, path)?;
+    }
+    let begun = Instant::now();
+    let ended = editor(&private.file, watch)?;
+    let lasted = begun.elapsed();
+    let accident = match (watch.check(), ended) {
+        (Err(failure), _) => Some(failure),
+        (Ok(()), WaitStatus::Exited(..)) => None,
+        (Ok(()), _) => Some(Failure::other("the editor was killed; nothing was changed")),
+    };
+    // Nobody said that what was typed is not wanted.
+    if let Some(failure) = accident {
+        return Err(if private.has_more(fs, path) { private.keep(failure) } else { failure });
+    }
+    if let WaitStatus::Exited(_, code) = ended
+        && code != 0
+    {
+        return Err(Failure::other(format!("the editor ended with exit code {code}; nothing was changed")));
+    }
+    let failed = |error: &std::io::Error| Failure::host("cannot read what was edited", error);
+    let found = match private.file.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_there => {
+            if lasted < AT_ONCE {
+                output::complain(RETURNED_AT_ONCE);
+            }
+            return Ok(None);
+        }
+        found => found.map_err(|error| failed(&error))?,
+    };
+    if !found.is_file() {
+        return Err(Failure::other("the editor left no regular file; nothing was changed"));
+    }
+    let changed = private.differs(fs, path);
+    if !changed && lasted < AT_ONCE {
+        output::complain(RETURNED_AT_ONCE);
+    }
+    Ok(changed.then_some(private))
+}
+
+/// Writes what was edited into the archive.
+fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Error> {
+    if let Err(Error::NotFound) = resolve(fs, path) {
+        let to = CopyDestination::of(fs, path, false)?;
+        let options = ImportOptions {
+            to: to.directory,
+            name: to.name,
+            follow: false,
+            replace: false,
+            creator: creator(),
+            filter: Filter::default(),
+            mirror: None,
+        };
+        let report = exchange::import(fs, None, std::slice::from_ref(&private.file), &options, &mut |_| Ok(()))?;
+        return match report.problems.into_iter().next() {
+            None => Ok(()),
+            // That is not about the file.
+            Some(Problem { cause: ProblemCause::Failed(error @ Error::InUse(_)), .. }) => Err(error),
+            Some(problem) => Err(Error::Invalid(problem.to_string())),
+        };
+    }
+    let failed = |error| Error::io("cannot read what was edited", error);
+    let mut file = File::open(&private.file).map_err(failed)?;
+    exchange::rewrite(fs, path, &mut file)
+}
+
+/// What is edited, in a directory that only its user enters. Wiped and removed when dropped.
+struct Private {
+    directory: PathBuf,
+    file: PathBuf,
+}
+
+impl Private {
+    fn new(place: &Path, name: &[u8]) -> Result<Private, Failure> {
+        let directory = mkdtemp(&place.join("lockbox-edit-XXXXXX"))
+            .map_err(|errno| Failure::host(format!("cannot make a directory in {}", shown(place)), &errno.into()))?;
+        Ok(Private { file: directory.join(OsStr::from_bytes(name)), directory })
+    }
+
+    fn fill(&self, fs: &FileSystem, path: &[u8]) -> Result<(), Failure> {
+        let attributes = regular_file(fs, path)?;
+        let failed = |error: std::io::Error| Failure::host(format!("cannot write {}", shown(&self.file)), &error);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.file).map_err(failed)?;
+        let (mut offset, mut piece) = (0, Vec::new());
+        while offset < attributes.size {
+            let length = fs
+                .read_into(attributes.ino, offset, PIECE, &mut piece)
+                .map_err(|error| Failure::of(display(path), &error))?;
+            if length == 0 {
+                break;
+            }
+            file.write_all(&piece[..length]).map_err(failed)?;
+            offset += length as u64;
+        }
+        Ok(())
+    }
+
+    /// Whether the file is another one than the archive has. What cannot be compared is taken for that: nobody types it again.
+    fn differs(&self, fs: &FileSystem, path: &[u8]) -> bool {
+        if let Err(Error::NotFound) = resolve(fs, path) {
+            return self.file.symlink_metadata().is_ok_and(|found| found.len() > 0);
+        }
+        let mut differs = false;
+        let compared = compare_trees(DiffRoot::Archive(fs, path), DiffRoot::Host(&self.file), false, &mut |_, _| {
+            differs = true;
+            ControlFlow::Break(())
+        });
+        differs || !compared.is_ok_and(|problems| problems.is_empty())
+    }
+
+    /// Whether anything is here that the archive does not have. Editors keep beside the file what is not yet written to it.
+    fn has_more(&self, fs: &FileSystem, path: &[u8]) -> bool {
+        let mut entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        entries.any(|entry| entry.path() != self.file || self.differs(fs, path))
+    }
+
+    /// Leaves everything where it is, which the failure says then.
+    fn keep(self, mut failure: Failure) -> Failure {
+        failure.message += &format!("; what was edited is in {}", shown(&self.file));
+        std::mem::forget(self);
+        failure
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // Editors leave copies beside the file.
+        let beside = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        beside.for_each(|entry| wipe(&entry.path()));
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            output::complain(&format!("cannot remove {}, which has what was edited: {error}", shown(&self.directory)));
+        }
+    }
+}
+
+/// Writes zeros over a file, as far as that can be done: it is removed in any case.
+fn wipe(path: &Path) {
+    // Nothing that would be waited for.
+    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
+    let Ok(mut file) = OpenOptions::new().write(true).custom_flags(flags).open(path) else { return };
+    let Ok(end) = file.seek(SeekFrom::End(0)) else { return };
+    if file.rewind().is_ok() {
+        let _ = std::io::copy(&mut std::io::repeat(0).take(end), &mut file);
+    }
+}
+
+/// No process.
+const STARTING: i32 = -1;
+
+/// Signals while somebody edits: those of the keyboard are the editor's business, others end it; what was typed is kept then, and not written back.
+#[derive(Default)]
+struct Watch {
+    /// The editor's process; STARTING while it is made, or 0.
+    editor: Arc<AtomicI32>,
+    /// The signal that came, or 0.
+    came: Arc<AtomicU8>,
+}
+
+impl Watch {
+    fn begin(&self) -> Result<(), Failure> {
+        let (editor, noted) = (self.editor.clone(), self.came.clone());
+        // It would end this program where it stands, and the text would stay.
+        let quit: SigSet = [Signal::SIGQUIT].into_iter().collect();
+        quit.thread_block().map_err(|errno| Failure::host("cannot watch for signals", &errno.into()))?;
+        on_signal(move |signal| {
+            let editor = editor.load(Ordering::SeqCst);
+            if editor != 0 && signal == Signal::SIGINT as u8 {
+                return;
+            }
+            noted.store(signal, Ordering::SeqCst);
+            end(editor, signal);
+        })
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        match self.came.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            signal => Err(Failure::new(128 + signal, "interrupted; nothing was changed")),
+        }
+    }
+}
+
+/// Passes a signal on to the editor, if there is one.
+fn end(editor: i32, signal: u8) {
+    if editor > 0
+        && let Ok(signal) = Signal::try_from(i32::from(signal))
+    {
+        // It may have ended by itself.
+        let _ = kill(Pid::from_raw(editor), signal);
+    }
+}
+
+/// Runs the editor on the file, and tells how it ended.
+fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
+    let named = ["VISUAL", "EDITOR"].iter().filter_map(std::env::var_os).find(|editor| !editor.is_empty());
+    let named = named.unwrap_or_else(|| USUAL.into());
+    // Shell words, as everywhere: EDITOR may have arguments.
+    let script = [b"exec ", named.as_bytes(), b" \"$@\""].concat();
+    let words = [&b"sh"[..], b"-c", &script, b"sh", file.as_os_str().as_bytes()];
+    let variables = secrets::inherited().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat());
+    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Failure::usage("the path holds a NUL"));
+    let words = words.into_iter().map(|word| text(word.to_vec())).collect::<Result<Vec<_>, _>>()?;
+    let variables = variables.map(text).collect::<Result<Vec<_>, _>>()?;
+    watch.editor.store(STARTING, Ordering::SeqCst);
+    watch.check()?;
+    let cannot = |errno: nix::errno::Errno| Failure::host("cannot run the editor", &errno.into());
+    let pid = spawn(&words, &variables).map_err(cannot)?;
+    watch.editor.store(pid.as_raw(), Ordering::SeqCst);
+    // One that came just before.
+    end(pid.as_raw(), watch.came.load(Ordering::SeqCst));
+    let ended = loop {
+        match waitpid(pid, None) {
+            Err(nix::errno::Errno::EINTR) => {}
+            ended => break ended,
+        }
+    };
+    watch.editor.store(0, Ordering::SeqCst);
+    ended.map_err(cannot)
+}
+
+/// With no signal blocked or ignored that this program blocks or ignores for itself.
+fn spawn(words: &[CString], variables: &[CString]) -> nix::Result<Pid> {
+    let mut attributes = PosixSpawnAttr::init()?;
+    attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF)?;
+    attributes.set_sigmask(&SigSet::empty())?;
+    attributes.set_sigdefault(&[Signal::SIGPIPE, Signal::SIGXFSZ].into_iter().collect())?;
+    posix_spawn(c"/bin/sh", &PosixSpawnFileActions::init()?, &attributes, words, variables)
+}

@@ -1,0 +1,309 @@
+//! `lockbox ls`: lists the files of an archive.
+use std::collections::HashMap;
+use std::ffi::OsString;
+
+use lockbox::Error;
+use lockbox::exchange::{Entries, ListingEntry, resolve, split_device_number};
+use lockbox::format::Ino;
+use lockbox::fs::{Attributes, FileSystem, mode};
+use lockbox_host::DAMAGED;
+use lockbox_terminal::display;
+use nix::unistd::{Gid, Group, Uid, User};
+use serde_json::{Value, json};
+
+use crate::exit::Failure;
+use crate::open_archive::{ArchiveArgs, MomentArgs};
+use crate::output::{Output, complain, put_name, rfc3339};
+
+/// List files of an archive
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    #[command(flatten)]
+    moment: MomentArgs,
+    /// A file or directory of the archive, which may also be named as ARCHIVE:PATH; the root by default
+    #[arg(value_name = "PATH")]
+    path: Option<OsString>,
+    /// Show mode, links, owner, group, size and time of modification
+    #[arg(short)]
+    long: bool,
+    /// List directories with everything below them
+    #[arg(short = 'R')]
+    recursive: bool,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let (archive, paths) = args.archive.and_paths(&args.path)?;
+    let path: &[u8] = match &paths[..] {
+        [] => b"/",
+        [path] if path.is_empty() => b"/",
+        [path] => path,
+        _ => return Err(Failure::usage("one file or directory is listed at a time")),
+    };
+    let archive = archive.read_at(&args.moment)?;
+    let fs = archive.file_system();
+    let (users, groups) = (HashMap::new(), HashMap::new());
+    let mut list = List { fs, args, out: Output::new(), users, groups, unreadable: 0 };
+    list.path(path).map_err(|failure| match failure {
+        Stop::Archive(error) => Failure::of(display(path), &error),
+        Stop::Output(failure) => failure,
+    })?;
+    list.out.finish()?;
+    match list.unreadable {
+        0 => Ok(()),
+        count => Err(Failure::new(DAMAGED, format!("{}: {count} could not be read", display(path)))),
+    }
+}
+
+/// Why a listing ends early.
+enum Stop {
+    Archive(Error),
+    Output(Failure),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Archive(error)
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        Stop::Output(failure)
+    }
+}
+
+struct List<'a> {
+    fs: &'a FileSystem,
+    args: &'a Args,
+    out: Output,
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+    /// Entries and directories that were told and left out.
+    unreadable: u64,
+}
+
+impl List<'_> {
+    fn path(&mut self, path: &[u8]) -> Result<(), Stop> {
+        let attributes = resolve(self.fs, path)?;
+        if !attributes.is_directory() {
+            return self.entries(path, &[ListingEntry { name: path.to_vec(), attributes }], true);
+        }
+        let start: &[u8] = if path.iter().all(|&b| b == b'/') { b"/" } else { without_end_slashes(path) };
+        // A stack of paths, the next one on top: directories are listed one after the other as ls(1) does.
+        let mut directories = vec![(start.to_vec(), attributes)];
+        let mut first = true;
+        while let Some((path, attributes)) = directories.pop() {
+            let mut entries = self.readable(&path, attributes.ino)?;
+            entries.sort_by(|a, b| a.name.cmp(&b.name));
+            if self.args.recursive && !self.args.json {
+                if !first {
+                    self.out.bytes(b"\n")?;
+                }
+                self.out.name(&path)?;
+                self.out.bytes(b":\n")?;
+            }
+            first = false;
+            self.entries(&path, &entries, false)?;
+            if self.args.recursive {
+                let below = entries.iter().rev().filter(|e| e.attributes.is_directory());
+                directories.extend(below.map(|e| (join(&path, &e.name), e.attributes)));
+            }
+        }
+        Ok(())
+    }
+
+    /// What of a directory can be read; the rest is told.
+    fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<ListingEntry>, Error> {
+        let mut readable = Vec::new();
+        for entry in Entries::new(self.fs, directory)? {
+            match entry {
+                Ok(entry) => readable.push(entry),
+                Err(error @ Error::Damaged(_)) => {
+                    self.unreadable += 1;
+                    complain(&format!("{}: {}", display(path), Failure::sentence(&error)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(readable)
+    }
+
+    /// `whole`: the names are paths already.
+    fn entries(&mut self, directory: &[u8], entries: &[ListingEntry], whole: bool) -> Result<(), Stop> {
+        if self.args.json {
+            for entry in entries {
+                let path = if whole { entry.name.clone() } else { join(directory, &entry.name) };
+                let object = self.object(&path, entry)?;
+                self.out.json(&object)?;
+            }
+        } else if self.args.long {
+            self.long(entries)?;
+        } else {
+            for entry in entries {
+                self.out.name(&entry.name)?;
+                self.out.bytes(b"\n")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn long(&mut self, entries: &[ListingEntry]) -> Result<(), Stop> {
+        let rows: Vec<[String; 5]> = entries.iter().map(|entry| self.columns(&entry.attributes)).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+        let [links, user, group, size] = [width(1), width(2), width(3), width(4)];
+        for (row, entry) in rows.iter().zip(entries) {
+            let attributes = &entry.attributes;
+            let text = format!(
+                "{} {:>links$} {:<user$} {:<group$} {:>size$} {} ",
+                row[0],
+                row[1],
+                row[2],
+                row[3],
+                row[4],
+                self.out.reader.time(attributes.mtime)
+            );
+            self.out.bytes(text.as_bytes())?;
+            self.out.name(&entry.name)?;
+            if attributes.mode & mode::TYPE == mode::SYMLINK {
+                self.out.bytes(b" -> ")?;
+                self.out.name(&self.fs.read_link(attributes.ino)?)?;
+            }
+            self.out.bytes(b"\n")?;
+        }
+        Ok(())
+    }
+
+    fn columns(&mut self, attributes: &Attributes) -> [String; 5] {
+        let Attributes { uid, gid, .. } = *attributes;
+        let user = self.users.entry(uid).or_insert_with(|| {
+            let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+            known.map_or_else(|| uid.to_string(), |user| user.name)
+        });
+        let group = self.groups.entry(gid).or_insert_with(|| {
+            let known = Group::from_gid(Gid::from_raw(gid)).ok().flatten();
+            known.map_or_else(|| gid.to_string(), |group| group.name)
+        });
+        let size = match attributes.mode & mode::TYPE {
+            mode::BLOCK | mode::CHARACTER => {
+                let (major, minor) = split_device_number(attributes.rdev);
+                format!("{major}, {minor}")
+            }
+            _ => attributes.size.to_string(),
+        };
+        [mode_text(attributes.mode), attributes.links.to_string(), user.clone(), group.clone(), size]
+    }
+
+    fn object(&self, path: &[u8], entry: &ListingEntry) -> Result<Value, Stop> {
+        let attributes = &entry.attributes;
+        let mut object = json!({
+            "ino": attributes.ino.0,
+            "type": type_name(attributes.mode),
+            "mode": format!("{:04o}", attributes.mode & mode::PERMISSIONS),
+            "links": attributes.links,
+            "uid": attributes.uid,
+            "gid": attributes.gid,
+            "size": attributes.size,
+            "atime": rfc3339(attributes.atime),
+            "mtime": rfc3339(attributes.mtime),
+            "ctime": rfc3339(attributes.ctime),
+        });
+        put_name(&mut object, "path", path);
+        let name = entry.name.rsplit(|&b| b == b'/').next().unwrap_or_default();
+        put_name(&mut object, "name", name);
+        match attributes.mode & mode::TYPE {
+            mode::SYMLINK => put_name(&mut object, "target", &self.fs.read_link(attributes.ino)?),
+            mode::BLOCK | mode::CHARACTER => {
+                let (major, minor) = split_device_number(attributes.rdev);
+                object["device"] = json!([major, minor]);
+            }
+            _ => {}
+        }
+        Ok(object)
+    }
+}
+
+fn without_end_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&b| b != b'/').map_or(0, |last| last + 1);
+    &path[..end]
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = directory.to_vec();
+    if path.last() != Some(&b'/') {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+/// In JSON.
+pub(crate) fn type_name(bits: u32) -> &'static str {
+    match bits & mode::TYPE {
+        mode::REGULAR => "file",
+        mode::DIRECTORY => "directory",
+        mode::SYMLINK => "symlink",
+        mode::FIFO => "fifo",
+        mode::SOCKET => "socket",
+        mode::BLOCK => "block",
+        mode::CHARACTER => "character",
+        _ => "unknown",
+    }
+}
+
+/// As ls(1) writes it: type, three times read, write and execute, with set-id and sticky bits in the places of execute.
+fn mode_text(bits: u32) -> String {
+    let kind = match bits & mode::TYPE {
+        mode::REGULAR => '-',
+        mode::DIRECTORY => 'd',
+        mode::SYMLINK => 'l',
+        mode::FIFO => 'p',
+        mode::SOCKET => 's',
+        mode::BLOCK => 'b',
+        mode::CHARACTER => 'c',
+        _ => '?',
+    };
+    let mut text = String::from(kind);
+    for (shift, special, mark) in [(6, mode::SET_UID, 's'), (3, mode::SET_GID, 's'), (0, mode::STICKY, 't')] {
+        let rwx = bits >> shift;
+        text.push(if rwx & 4 != 0 { 'r' } else { '-' });
+        text.push(if rwx & 2 != 0 { 'w' } else { '-' });
+        text.push(match (rwx & 1 != 0, bits & special != 0) {
+            (true, true) => mark,
+            (false, true) => mark.to_ascii_uppercase(),
+            (true, false) => 'x',
+            (false, false) => '-',
+        });
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_read_as_in_ls() {
+        for (bits, text) in [
+            (0o100644, "-rw-r--r--"),
+            (0o041777, "drwxrwxrwt"),
+            (0o104755, "-rwsr-xr-x"),
+            (0o102644, "-rw-r-Sr--"),
+            (0o120777, "lrwxrwxrwx"),
+            (0o020600, "crw-------"),
+        ] {
+            assert_eq!(mode_text(bits), text);
+        }
+    }
+
+    #[test]
+    fn paths_join_with_one_slash() {
+        assert_eq!(join(b"/", b"a"), b"/a");
+        assert_eq!(join(b"/a", b"b"), b"/a/b");
+        assert_eq!(without_end_slashes(b"a//"), b"a");
+    }
+}

@@ -1,0 +1,236 @@
+//! `lockbox mount`: runs the mount program in its own place.
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use lockbox_host::harden::CoreLimit;
+use lockbox_host::located::Located;
+use lockbox_host::secrets::{Cache, Sources, desktop};
+use lockbox_host::{IN_USE, OTHER, daemons, mounts, remote, shown};
+use nix::unistd::{AccessFlags, access, geteuid};
+
+use crate::exit::Failure;
+use crate::{output, runtime};
+
+/// Names of the mount program.
+const NAMES: [&str; 2] = ["mount.lockbox", "mount-lockbox"];
+/// Where mount(8) looks for it.
+const SYSTEM: &str = "/sbin/mount.lockbox";
+/// Shows a directory in whatever program its user has chosen for that.
+const OPENER: &str = "xdg-open";
+
+/// Show an archive as a directory; returns when the directory answers
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The archive file
+    archive: PathBuf,
+    /// The directory, made when it is missing; without it one beside the archive that is named after it, without the last suffix
+    directory: Option<PathBuf>,
+    /// Options as in mount(8), such as ro, allow_other, sync=always or memory=SIZE
+    #[arg(short = 'o', value_name = "OPTIONS", action = clap::ArgAction::Append)]
+    options: Vec<String>,
+    /// Stay in the foreground until the archive is unmounted
+    #[arg(long)]
+    foreground: bool,
+    /// Show the directory in the file manager, also when the archive is mounted already
+    #[arg(long, conflicts_with_all = ["foreground", "passfd"])]
+    open: bool,
+    /// Ask for the passphrase in a window, with zenity, kdialog or pinentry, and tell there why it cannot be mounted
+    #[arg(long)]
+    desktop: bool,
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
+}
+
+pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
+    mount(args, cores).inspect_err(|failure| {
+        // What the mount program failed for it has told itself.
+        if args.desktop && !failure.message.is_empty() {
+            desktop::tell(&failure.message);
+        }
+    })
+}
+
+fn mount(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
+    args.sources.check()?;
+    if !args.open {
+        let (mut command, _) = prepared(args)?;
+        let error = command.exec();
+        return Err(cannot_run(&command, &error));
+    }
+    // With these the mount program ends well although nothing is mounted.
+    if let Some(option) = options(args).find(|option| ["foreground", "nofail"].contains(option)) {
+        return Err(Failure::usage(format!("-o {option} cannot be used with --open")));
+    }
+    let point = match served(args)? {
+        Some(point) => point,
+        None => {
+            let (mut command, directory) = prepared(args)?;
+            let status = command.status().map_err(|error| cannot_run(&command, &error))?;
+            if !status.success() {
+                // As shells say of a program that a signal ended.
+                let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or_default();
+                return Err(Failure::new(u8::try_from(code).unwrap_or(OTHER), ""));
+            }
+            // What somebody would save in a directory that is none of the archive would lie there as it is.
+            if !is_mount_point(&directory) {
+                return Err(Failure::mount(format!("{} is not mounted, so it is not shown", shown(&directory))));
+            }
+            directory
+        }
+    };
+    // It is mounted, which is what was to be done.
+    if let Err(why) = show(&point, cores) {
+        let sentence = format!("{} is mounted, but cannot be shown: {why}", shown(&point));
+        output::complain(&sentence);
+        if args.desktop {
+            desktop::tell(&sentence);
+        }
+    }
+    Ok(())
+}
+
+fn cannot_run(command: &Command, error: &io::Error) -> Failure {
+    Failure::mount(format!("cannot run {}: {error}", command.get_program().to_string_lossy()))
+}
+
+/// Where the archive is mounted already, unless it is to be elsewhere. A daemon says where, and may be wrong here: a mount that was detached is no
+/// more there, and one of another namespace never was.
+fn served(args: &Args) -> Result<Option<PathBuf>, Failure> {
+    let Some((_, status)) = runtime::find(&runtime::canonical(&args.archive), &args.archive)? else { return Ok(None) };
+    let point = status.mount_point_path();
+    if daemons::is_out_of_sight(&status) {
+        return match args.directory {
+            Some(_) => Ok(None),
+            None => Err(Failure::new(
+                IN_USE,
+                format!("{} is mounted in another namespace, as by 'lockbox exec'", shown(&args.archive)),
+            )),
+        };
+    }
+    let wanted = args.directory.as_deref().map(runtime::canonical);
+    // A mount that was detached is in no table.
+    let is_there = daemons::mount_of(&status, &mounts::all()).is_some();
+    Ok(Some(point).filter(|point| is_there && wanted.as_ref().is_none_or(|wanted| wanted == point)))
+}
+
+/// Returns whether an archive is mounted there. Its daemon is not asked.
+fn is_mount_point(directory: &Path) -> bool {
+    Located::of(directory).is_ok_and(|located| located.mounted_here().is_some())
+}
+
+/// The words of the mount options.
+fn options(args: &Args) -> impl Iterator<Item = &str> {
+    args.options.iter().flat_map(|list| list.split(','))
+}
+
+/// The mount program with its arguments, and the directory.
+fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
+    let given: Vec<&str> = options(args).collect();
+    let mut command = named_program();
+    let directory = match &args.directory {
+        Some(directory) => directory.clone(),
+        None if args.open => within_reach(beside(&args.archive)?)?,
+        None => beside(&args.archive)?,
+    };
+    if !given.contains(&"remount") {
+        if !given.contains(&"nonempty") {
+            refuse_to_hide(&directory)?;
+        }
+        command.arg("--make-directory");
+    }
+    for options in &args.options {
+        command.arg("-o").arg(options);
+    }
+    if args.foreground {
+        command.arg("--foreground");
+    }
+    // Not as mount options: a comma in a path would end one.
+    command.args(args.sources.arguments()).args(args.cache.arguments());
+    if args.desktop {
+        command.arg("--desktop");
+    }
+    command.arg("--").arg(&args.archive).arg(&directory);
+    Ok((command, directory))
+}
+
+/// Has the user's file manager show a directory; else why not. It outlives this program, and gets no signal that is for this one.
+fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
+    // What root runs on the display of another user is that user's to talk to.
+    if geteuid().is_root() {
+        return Err("root has no file manager".into());
+    }
+    if !desktop::is_there() {
+        return Err("there is no desktop, as neither DISPLAY nor WAYLAND_DISPLAY is set".into());
+    }
+    let path = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    let mut opener = Command::new(OPENER);
+    opener.arg(path).process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // That there are no core dumps is for this program alone.
+    cores.restore();
+    match opener.spawn() {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(format!("there is no {OPENER}, which comes with xdg-utils"))
+        }
+        Err(error) => Err(format!("cannot run {OPENER}: {error}")),
+    }
+}
+
+/// Where an archive is mounted when nothing is said: beside it, where its user looks for it, and can say it in advance.
+fn beside(archive: &Path) -> Result<PathBuf, Failure> {
+    let named = |why: &str| Failure::usage(format!("{why}: say on which directory to mount it"));
+    if remote::is_remote(archive) {
+        return Err(named("beside an address there is no directory"));
+    }
+    let directory = archive.with_extension("");
+    // A relative path through `..` and the like has no name, and a name without a suffix is the archive's own.
+    if archive.file_name().is_none() || directory == *archive {
+        return Err(named(&format!("{} has no suffix, such as .lbx, to leave out", shown(archive))));
+    }
+    Ok(directory)
+}
+
+/// Where the archive is mounted when the file manager shows it and nothing can be made beside it, as on a read-only medium: among what this user runs.
+fn within_reach(directory: PathBuf) -> Result<PathBuf, Failure> {
+    let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Root is shown nothing, and would look for it in vain.
+    let is_shut = !geteuid().is_root() && access(parent, AccessFlags::W_OK).is_err();
+    match directory.file_name() {
+        Some(name) if is_shut && Located::of(&directory).is_err() => Ok(daemons::ready_directory()?.join(name)),
+        _ => Ok(directory),
+    }
+}
+
+/// Content that a mount would hide. What is mounted there already, and what cannot be read, is the mount program's business.
+fn refuse_to_hide(directory: &Path) -> Result<(), Failure> {
+    if is_mount_point(directory) || !directory.read_dir().is_ok_and(|mut it| it.next().is_some()) {
+        return Ok(());
+    }
+    Err(Failure::mount(format!(
+        "{} is not empty, and a mount would hide what is in it: use -o nonempty to mount there all the same, or name another directory",
+        shown(directory)
+    )))
+}
+
+/// The mount program, called by its name alone: by a path of the system it would end with mount(8)'s codes.
+pub(crate) fn named_program() -> Command {
+    let mut command = Command::new(program());
+    command.arg0(NAMES[0]);
+    command
+}
+
+/// The program of the same installation, else the one in PATH or of the system.
+pub(crate) fn program() -> PathBuf {
+    let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_path_buf));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    beside
+        .into_iter()
+        .chain(std::env::split_paths(&path))
+        .flat_map(|directory| NAMES.map(|name| directory.join(name)))
+        .find(|program| program.is_file())
+        .unwrap_or_else(|| PathBuf::from(SYSTEM))
+}

@@ -1,0 +1,261 @@
+//! `lockbox remote`: lists, verifies and cleans up archives in object stores and pending uploads,
+//! without a key.
+use std::path::PathBuf;
+
+use lockbox::error::Timestamp;
+use lockbox_host::remote::{self, RemoteArgs};
+use lockbox_host::{DAMAGED, code, shown};
+use lockbox_terminal::display;
+use serde_json::{Value, json};
+
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::open_archive::in_the_way;
+use crate::output::{self, Output, Reader, rfc3339};
+use crate::progress::Bar;
+
+/// The end of the year 9999: what a stranger says is told as a time.
+const LAST_TIME: u64 = 253_402_300_799;
+
+/// List, check and clean archives in object stores, without a key
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    Ls(LsArgs),
+    Check(CheckArgs),
+    Collect(CollectArgs),
+    Unsent(UnsentArgs),
+}
+
+/// List the archives in a bucket, or below a name or directory: size, when it was written last, state, address
+#[derive(clap::Args)]
+pub(crate) struct LsArgs {
+    /// s3://BUCKET, s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
+    #[arg(value_name = "ADDRESS")]
+    place: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Say whether all objects are there that the newest state of an archive needs, with the length that they were made with
+#[derive(clap::Args)]
+pub(crate) struct CheckArgs {
+    /// s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
+    #[arg(value_name = "ADDRESS")]
+    address: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// Read all of them, and compare them with the hashes that they are named by
+    #[arg(long)]
+    full: bool,
+    /// Show no signs of work
+    #[arg(long, short)]
+    quiet: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Remove objects that an archive has needed no more for a day, and find those that nothing names
+#[derive(clap::Args)]
+pub(crate) struct CollectArgs {
+    /// s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
+    #[arg(value_name = "ADDRESS")]
+    address: PathBuf,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// Go on in the place of another writer that is there, or ended without saying so
+    #[arg(long)]
+    take_over: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// List what mounts of this machine wrote and no store has: size, when it was written, address, and what becomes of it
+#[derive(clap::Args)]
+pub(crate) struct UnsentArgs {
+    /// Throw away what is kept of the archive at this address
+    #[arg(long, value_name = "ADDRESS")]
+    forget: Option<PathBuf>,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Ls(args) => ls(args),
+        Command::Check(args) => check(args),
+        Command::Collect(args) => collect(args),
+        Command::Unsent(args) => unsent(args),
+    }
+}
+
+fn unsent(args: &UnsentArgs) -> Result<(), Failure> {
+    let found = match &args.forget {
+        None => remote::unsent().map_err(|error| Failure::of("what was not sent", &error))?,
+        Some(address) => {
+            let gone = remote::forget_unsent(address).map_err(|error| Failure::at(address, &error))?;
+            if gone.is_empty() {
+                return Err(Failure::other(format!("nothing is kept here of {}", shown(address))));
+            }
+            gone
+        }
+    };
+    let mut out = Output::new();
+    for unsent in found {
+        let time = Timestamp::from_system(unsent.time);
+        let state = match (args.forget.is_some(), unsent.refused, unsent.used) {
+            (true, ..) => "gone",
+            (_, true, _) => "another writer came first",
+            (_, _, true) => "a mount sends it when the store answers",
+            (_, _, false) => "the next writer here sends it",
+        };
+        if args.json {
+            out.json(&json!({
+                "address": unsent.address,
+                "file": unsent.file,
+                "bytes": unsent.bytes,
+                "written": rfc3339(time),
+                "refused": unsent.refused,
+                "in_use": unsent.used,
+            }))?;
+            continue;
+        }
+        let address = display(unsent.address.as_bytes()).to_string();
+        out.line(&row(out.reader, Some(unsent.bytes), Some(time), &address, state))?;
+    }
+    out.finish()
+}
+
+fn ls(args: &LsArgs) -> Result<(), Failure> {
+    let found = remote::archives(&args.place, &args.remote.remote, &mut |_, _| Ok(()));
+    let found = found.map_err(|error| Failure::at(&args.place, &error))?;
+    let mut out = Output::new();
+    let mut wrong: Option<u8> = None;
+    for stored in found {
+        let address = stored.address;
+        let time = stored.time.map(|time| Timestamp { seconds: time.min(LAST_TIME) as i64, nanos: 0 });
+        let error = stored.newest.as_ref().err().map(|error| {
+            wrong = wrong.or(Some(code(error)));
+            Failure::sentence(error)
+        });
+        let newest = stored.newest.ok().flatten();
+        if args.json {
+            let newest = newest.as_ref();
+            out.json(&json!({
+                "address": address,
+                "objects": stored.amount.objects,
+                "bytes": stored.amount.bytes,
+                "stored": time.map(rfc3339),
+                "record": newest.map(|newest| newest.number),
+                "length": newest.map(|newest| newest.length),
+                "writer": newest.and_then(|newest| newest.writer.clone()),
+                "error": error,
+            }))?;
+            continue;
+        }
+        let state = match (&error, &newest) {
+            (Some(error), _) => error.clone(),
+            (None, None) => "nothing was written yet".to_owned(),
+            (None, Some(newest)) => match &newest.writer {
+                Some(host) => format!("record {}, a writer on {host} has not said that it went", newest.number),
+                None => format!("record {}", newest.number),
+            },
+        };
+        let bytes = (stored.amount.objects > 0).then_some(stored.amount.bytes);
+        out.line(&row(out.reader, bytes, time, &address, &state))?;
+    }
+    out.finish()?;
+    match wrong {
+        None => Ok(()),
+        Some(code) => Err(Failure::new(code, "not all of these can be read; see above")),
+    }
+}
+
+fn check(args: &CheckArgs) -> Result<(), Failure> {
+    let bar = Bar::new(args.quiet);
+    let interrupt = Interrupt::watch()?;
+    let at_once = interrupt.ends_at_once(&bar, || "nothing was changed".to_owned())?;
+    let examined = remote::examine(&args.address, &args.remote.remote, args.full, &mut |done, total| {
+        if total > 0 {
+            bar.bytes("read", done, total);
+        }
+        Ok(())
+    });
+    drop(at_once);
+    bar.wipe();
+    let examined = examined.map_err(|error| Failure::at(&args.address, &error))?;
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({
+            "full": args.full,
+            "sound": examined.faults.is_empty(),
+            "record": examined.number,
+            "needed": pair(examined.needed.objects, examined.needed.bytes),
+            "dead": pair(examined.dead.objects, examined.dead.bytes),
+            "unnamed": pair(examined.unnamed.objects, examined.unnamed.bytes),
+            "records": pair(examined.records.objects, examined.records.bytes),
+            "bytes_read": examined.read,
+            "findings": examined.faults,
+        }))?;
+    } else {
+        for fault in &examined.faults {
+            out.line(fault)?;
+        }
+        let reader = out.reader;
+        let line = |what: &str, objects: u64, bytes: u64| counted(reader, what, objects, bytes);
+        out.line(&line("needed", examined.needed.objects, examined.needed.bytes))?;
+        out.line(&line("dead, to be removed", examined.dead.objects, examined.dead.bytes))?;
+        out.line(&line("named by nothing", examined.unnamed.objects, examined.unnamed.bytes))?;
+        out.line(&line("records that stay", examined.records.objects, examined.records.bytes))?;
+    }
+    out.finish()?;
+    match examined.faults.len() {
+        0 => Ok(()),
+        1 => Err(Failure::new(DAMAGED, "1 object is not as it was made; see above")),
+        count => Err(Failure::new(DAMAGED, format!("{count} objects are not as they were made; see above"))),
+    }
+}
+
+fn collect(args: &CollectArgs) -> Result<(), Failure> {
+    let collected = remote::collect(&args.address, &args.remote.remote, args.take_over);
+    let collected = collected.map_err(|error| in_the_way(&args.address, args.take_over, &error))?;
+    collected.notice.iter().for_each(|notice| output::complain(notice));
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({"removed": collected.removed, "found": collected.found, "waiting": collected.waiting}))?;
+    } else {
+        out.line(&format!(
+            "{} removed, {} found that nothing names, {} removed when a day is over",
+            objects(collected.removed),
+            objects(collected.found),
+            objects(collected.waiting)
+        ))?;
+    }
+    out.finish()
+}
+
+/// Of an archive: size, time, address and state; dashes for what there is none of.
+fn row(reader: Reader, bytes: Option<u64>, time: Option<Timestamp>, address: &str, state: &str) -> String {
+    let width = reader.time(Timestamp::default()).len();
+    let none = || "-".to_owned();
+    let (size, time) =
+        (bytes.map_or_else(none, |bytes| reader.size(bytes)), time.map_or_else(none, |at| reader.time(at)));
+    format!("{size:>20}  {time:<width$}  {address}  ({state})")
+}
+
+fn pair(objects: u64, bytes: u64) -> Value {
+    json!({"objects": objects, "bytes": bytes})
+}
+
+fn counted(reader: Reader, what: &str, count: u64, bytes: u64) -> String {
+    format!("{:>14}  {:>20}  {what}", objects(count), reader.size(bytes))
+}
+
+fn objects(count: u64) -> String {
+    if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
+}

@@ -1,0 +1,114 @@
+//! `lockbox snapshot restore`: restores files from a snapshot.
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::time::SystemTime;
+
+use lockbox::Error;
+use lockbox::archive::Archive;
+use lockbox::error::Timestamp;
+use lockbox::exchange::{OfflineNamespace, Restore};
+use lockbox_host::{Program, Spinner};
+use lockbox_terminal::display;
+use serde_json::json;
+
+use crate::exit::{Failure, Lockbox};
+use crate::interrupt::Interrupt;
+use crate::open_archive::{ArchiveArgs, WriterArgs};
+use crate::output::{Output, put_name};
+use crate::snapshot_client::Mounted;
+
+const AT_WORK: &str = "Restoring...";
+
+/// Bring back what a snapshot shows
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
+    /// The snapshot
+    name: OsString,
+    /// Files and directories in it; by default everything, and what else there is now goes
+    #[arg(value_name = "PATH")]
+    paths: Vec<OsString>,
+    /// Put them into this directory of the archive, where nothing is replaced
+    #[arg(long, value_name = "DIR")]
+    to: Option<OsString>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    // It would stand for the root: of a variable that is not set everything that is newer would go.
+    if args.paths.iter().any(|path| path.is_empty()) {
+        return Err(Failure::usage("a path is empty; without any path everything is brought back"));
+    }
+    let mut before = None;
+    let restored = match Mounted::find(&args.archive)? {
+        Some(mounted) => {
+            let interrupt = Interrupt::watch()?;
+            let (paths, to) = (paths(args), args.to.as_ref().map(|to| to.as_bytes()));
+            let _working = Spinner::at(AT_WORK);
+            mounted.restore(args.name.as_bytes(), paths, to, &mut before, &|| interrupt.check())
+        }
+        None => {
+            let (archive, interrupt) = args.archive.write_watched(args.writer)?;
+            let restored = restore(args, &archive, &mut before, &mut || interrupt.check());
+            let closed = archive.close();
+            // What was interrupted is closed all the same, and that it could not be closed says more.
+            let restored = match restored {
+                Err(error @ Error::Interrupted(_)) => closed.and(Err(error)),
+                restored => restored.and(closed),
+            };
+            restored.map_err(|error| match error {
+                Error::Interrupted(_) => Failure::from(error),
+                error => Lockbox::failure(&args.archive.archive, error),
+            })
+        }
+    };
+    let mut out = Output::new();
+    match &before {
+        Some(name) if args.json => {
+            let mut object = json!({});
+            put_name(&mut object, "before", name);
+            out.json(&object)?;
+        }
+        Some(name) => out.line(&display(name))?,
+        None if args.json && restored.is_ok() => out.json(&json!({ "before": null }))?,
+        None => {}
+    }
+    out.finish()?;
+    restored.map_err(|failure| match failure.code {
+        // That of a signal.
+        code @ 129.. => Failure::new(
+            code,
+            "interrupted; each path is as it was or as the snapshot shows it, and the same command brings back the rest",
+        ),
+        _ => failure,
+    })
+}
+
+fn paths(args: &Args) -> Vec<Vec<u8>> {
+    args.paths.iter().map(|path| path.as_bytes().to_vec()).collect()
+}
+
+/// `before` gets the name of the snapshot that is taken of what may be replaced.
+fn restore(
+    args: &Args,
+    archive: &Archive,
+    before: &mut Option<Vec<u8>>,
+    go_on: &mut dyn FnMut() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let _working = Spinner::at(AT_WORK);
+    let moment = archive.snapshot_view(args.name.as_bytes())?;
+    let paths = paths(args);
+    let to = args.to.as_ref().map(|to| to.as_bytes());
+    let mut names = OfflineNamespace(archive.file_system());
+    let restore = Restore::prepare(archive.file_system(), &moment, &paths, to, &mut names)?;
+    // With --to nothing is replaced.
+    if to.is_none() {
+        *before = Some(archive.snapshot_manager().create_before_restore(Timestamp::from_system(SystemTime::now()))?);
+    }
+    restore.run(go_on).map(drop)
+}

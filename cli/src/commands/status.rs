@@ -1,0 +1,416 @@
+//! `lockbox status`: lists mounted archives, their users and the state of their daemons.
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lockbox::control::{self, Status};
+use lockbox::error::{CacheStats, Timestamp};
+use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::{daemons, located, shown};
+use nix::unistd::geteuid;
+use serde_json::{Value, json};
+
+use crate::busy::{self, User};
+use crate::exit::Failure;
+use crate::output::{Output, Reader, put_name, rfc3339};
+use crate::runtime::{self, Daemon};
+
+/// What a daemon reads of its archive to tell what snapshots hold takes less, unless the host is in trouble, which must not hide the rest.
+const HELD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Show the mounted archives of this user, for root those of all users
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Show this one only: the directory or the archive file
+    #[arg(value_name = "DIR|ARCHIVE")]
+    what: Option<PathBuf>,
+    /// Tell all of each, with what its daemon holds, instead of a line
+    #[arg(long)]
+    all: bool,
+    /// Print JSON, one object a line, always with everything
+    #[arg(long)]
+    json: bool,
+}
+
+/// A mounted archive as this program sees it.
+enum Found {
+    /// Its daemon answered.
+    Served(Box<Served>),
+    /// In the kernel's table, but no daemon answered for it.
+    Silent(Mounted),
+}
+
+struct Served {
+    status: Status,
+    /// Whether the mount is still in the tree, or detached until its last user is gone.
+    attached: bool,
+    /// The processes that use it, as far as this user may see them.
+    users: Vec<User>,
+    /// Bytes that only snapshots show. None where nobody asked, the daemon does not know the question, or the host that it asks is slow.
+    held: Option<u64>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let whole = args.all || args.json;
+    let found = match &args.what {
+        Some(given) => vec![one(given, whole)?],
+        None => all(whole)?,
+    };
+    let mut out = Output::new();
+    if args.json {
+        found.iter().try_for_each(|found| out.json(&as_json(found)))?;
+    } else if args.all {
+        for (number, found) in found.iter().enumerate() {
+            if number > 0 {
+                out.line("")?;
+            }
+            for (name, value) in lines(found, out.reader) {
+                out.line(&format!("{name:<18} {value}"))?;
+            }
+        }
+    } else {
+        let rows: Vec<[String; 3]> = found.iter().map(|found| row(found, out.reader)).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let [points, archives] = [0, 1].map(width);
+        for [point, archive, state] in &rows {
+            out.line(&format!("{point:<points$}  {archive:<archives$}  {state}"))?;
+        }
+    }
+    out.finish()?;
+    found.iter().find_map(Found::silent).map_or(Ok(()), |mounted| Err(runtime::unanswered(mounted)))
+}
+
+/// `whole`: also what takes its daemon some time to tell.
+fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
+    let what = runtime::canonical(given);
+    if let Some(daemon) = runtime::find(&what, given)? {
+        return Ok(Found::served(daemon, &mounts::all(), whole));
+    }
+    let table = mounts::all();
+    let root = located::root_at(given, &table);
+    // The name of an archive says something only of a mount of this user's own for which no daemon answers.
+    let me = Some(geteuid().as_raw());
+    let answers = |mounted: &Mounted, (_, status): &Daemon| status.mount_point_path() == mounted.point;
+    let unanswered =
+        |mounted: &Mounted| !runtime::believed().is_ok_and(|all| all.iter().any(|it| answers(mounted, it)));
+    let named = |mounted: &&Mounted| mounted.is_archive() && mounted.user == me && mounted.source == what;
+    let silent = root.or_else(|| table.iter().rfind(named).filter(|mounted| unanswered(mounted)));
+    silent.cloned().map(Found::Silent).ok_or_else(|| runtime::not_found(&what, given))
+}
+
+fn all(whole: bool) -> Result<Vec<Found>, Failure> {
+    let table = mounts::all();
+    let served = |daemon| Found::served(daemon, &table, whole);
+    let mut found: Vec<Found> = runtime::believed()?.into_iter().map(served).collect();
+    let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.is_at(&mounted.point));
+    let silent: Vec<Found> = mounts::mine().into_iter().filter(unanswered).map(Found::Silent).collect();
+    found.extend(silent);
+    Ok(found)
+}
+
+impl Found {
+    fn served((socket, status): Daemon, table: &[Mounted], whole: bool) -> Found {
+        let mount = daemons::mount_of(&status, table);
+        let users = mount.map(busy::users).unwrap_or_default();
+        let held = status.snapshots.filter(|_| whole).and_then(|count| match count {
+            0 => Some(0),
+            _ => control::query_held_bytes(&socket, status.uid, vec![(0, u64::MAX)], Some(HELD_TIMEOUT)).ok(),
+        });
+        Found::Served(Box::new(Served { status, attached: mount.is_some(), users, held }))
+    }
+
+    fn is_at(&self, point: &Path) -> bool {
+        match self {
+            Found::Served(served) => served.status.mount_point_path() == point,
+            Found::Silent(mounted) => mounted.point == point,
+        }
+    }
+
+    fn silent(&self) -> Option<&Mounted> {
+        match self {
+            Found::Served(_) => None,
+            Found::Silent(mounted) => Some(mounted),
+        }
+    }
+}
+
+fn as_json(found: &Found) -> Value {
+    let Served { status, attached, users, held } = match found {
+        Found::Served(served) => &**served,
+        Found::Silent(mounted) => {
+            let mut object = json!({
+                "state": "silent",
+                "user": mounted.user.map(daemons::user_name),
+                "uid": mounted.user,
+            });
+            put_name(&mut object, "mount_point", mounted.point.as_os_str().as_bytes());
+            put_name(&mut object, "archive", mounted.source.as_os_str().as_bytes());
+            return object;
+        }
+    };
+    let mut object = json!({
+        "state": if *attached { "mounted" } else if daemons::is_out_of_sight(status) { "elsewhere" } else { "detached" },
+        "archive_id": status.archive_id,
+        "fingerprint": status.fingerprint,
+        "pid": status.pid,
+        "user": daemons::user_name(status.uid),
+        "uid": status.uid,
+        "options": status.options,
+        "read_only": status.read_only,
+        "since": moment(status.since),
+        "generation": status.generation,
+        "commits": status.commits,
+        "dirty_bytes": status.dirty_bytes,
+        "open_files": status.open_files,
+        "open_directories": status.open_directories,
+        "users": users.iter().map(as_user).collect::<Vec<_>>(),
+        "caches": status.caches,
+        "log": status.log,
+        "memory_bytes": status.memory_bytes,
+        "memory_limit": status.memory_limit,
+        "peak_resident_bytes": status.peak_resident_bytes,
+        "file_bytes": status.file_bytes,
+        "used_bytes": status.used_bytes,
+        "snapshots": status.snapshots,
+        "snapshots_held_bytes": held,
+        "newest_snapshot": status.newest_snapshot.map(moment),
+        "snapshot_schedule": status.schedule.as_ref().map(|schedule| json!({
+            "rules": schedule.rules,
+            "next": moment(schedule.next),
+            "failure": schedule.failure,
+        })),
+        "latched": status.latched,
+        "fallback": status.fallback,
+        "remote": status.remote.map(|remote| json!({
+            "reads": remote.reads,
+            "lists": remote.lists,
+            "bytes": remote.bytes,
+            "memory_hits": remote.memory_hits,
+            "disk_hits": remote.disk_hits,
+            "offline_since": remote.offline_since.map(moment),
+            "unsent": remote.unsent,
+        })),
+        "follows": status.follows.as_ref().map(|follows| json!({
+            "committed": moment(follows.committed),
+            "failure": follows.failure,
+        })),
+    });
+    put_name(&mut object, "mount_point", status.mount_point_path().as_os_str().as_bytes());
+    put_name(&mut object, "archive", status.archive_path().as_os_str().as_bytes());
+    object
+}
+
+fn as_user(user: &User) -> Value {
+    let mut object = json!({"pid": user.pid, "kind": user.kind.name()});
+    put_name(&mut object, "name", user.name.as_bytes());
+    put_name(&mut object, "path", user.path.as_os_str().as_bytes());
+    object
+}
+
+fn moment(seconds: i64) -> String {
+    rfc3339(Timestamp { seconds, nanos: 0 })
+}
+
+/// What a mount is and what is to be known of it at once, after its place and its archive.
+fn row(found: &Found, reader: Reader) -> [String; 3] {
+    match found {
+        Found::Served(served) => {
+            let status = &served.status;
+            [shown(&status.mount_point_path()), shown(&status.archive_path()), state(served, reader)]
+        }
+        Found::Silent(mounted) => {
+            let user = mounted.user.filter(|user| *user != geteuid().as_raw());
+            let user = user.map_or_else(String::new, |user| format!(", user {}", daemons::user_name(user)));
+            [shown(&mounted.point), shown(&mounted.source), format!("no daemon answers{user}")]
+        }
+    }
+}
+
+fn state(served: &Served, reader: Reader) -> String {
+    let Served { status, attached, users, .. } = served;
+    let is_remote = !attached && daemons::is_out_of_sight(status);
+    let mut state = String::from(if *attached || is_remote { "mounted" } else { "detached" });
+    if status.read_only && status.latched.is_none() {
+        state += " read-only";
+    }
+    if is_remote {
+        state += " in another namespace, as by 'lockbox exec'";
+    }
+    if !users.is_empty() || status.open_files + status.open_directories > 0 {
+        state += ", busy";
+    }
+    if status.dirty_bytes > 0 {
+        state += &format!(", {} not yet durable", reader.size(status.dirty_bytes));
+    }
+    if status.uid != geteuid().as_raw() {
+        state += &format!(", user {}", daemons::user_name(status.uid));
+    }
+    if let Some(since) = status.remote.and_then(|remote| remote.offline_since) {
+        state += &format!(", its server does not answer since {}", reader.time(Timestamp { seconds: since, nanos: 0 }));
+    }
+    let stays = status.follows.as_ref().and_then(|follows| follows.failure.as_ref());
+    let snapshot = status.schedule.as_ref().and_then(|schedule| schedule.failure.as_ref());
+    let troubles = [
+        ("read-only because", status.latched.as_ref()),
+        ("when mounted:", status.fallback.as_ref()),
+        ("snapshot failed:", snapshot),
+        ("stays as it was because", stays),
+    ];
+    for (what, why) in troubles {
+        state.extend(why.map(|why| format!("; {what} {why}")));
+    }
+    state
+}
+
+fn count_of(number: u64, one: &str, more: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { more })
+}
+
+fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
+    let Served { status, attached, users, held } = match found {
+        Found::Served(served) => &**served,
+        Found::Silent(mounted) => {
+            let user = mounted.user.map_or_else(|| "unknown".to_owned(), daemons::user_name);
+            return vec![
+                ("Mount point", shown(&mounted.point)),
+                ("Archive", shown(&mounted.source)),
+                ("Held by", format!("no daemon that answers (mounted by user {user})")),
+            ];
+        }
+    };
+    let size = |bytes| reader.size(bytes);
+    let time = |seconds| reader.time(Timestamp { seconds, nanos: 0 });
+    let cache =
+        |CacheStats { bytes, hits, misses }: CacheStats| format!("{}, {hits} hits, {misses} misses", size(bytes));
+    let detached = match *attached {
+        true => "",
+        false if daemons::is_out_of_sight(status) => " (in another mount namespace, as by 'lockbox exec')",
+        false => " (detached, served until its last user is gone)",
+    };
+    let caches = &status.caches;
+    let mut lines = vec![
+        ("Mount point", format!("{}{detached}", shown(&status.mount_point_path()))),
+        ("Archive", shown(&status.archive_path())),
+        ("Archive id", status.archive_id.clone()),
+        ("Held by", format!("process {} (user {})", status.pid, daemons::user_name(status.uid))),
+        ("Mounted since", time(status.since)),
+        ("Options", status.options.clone()),
+        ("Generation", format!("{}, {}", status.generation, count(status.commits, "commit"))),
+        ("Not yet durable", size(status.dirty_bytes)),
+        (
+            "Log",
+            format!(
+                "{}, {}; {} in use",
+                count_of(status.log.entries, "entry", "entries"),
+                size(status.log.bytes),
+                size(status.log.used_bytes)
+            ),
+        ),
+        (
+            "Open",
+            format!(
+                "{}, {}",
+                count(status.open_files, "file"),
+                count_of(status.open_directories, "directory", "directories")
+            ),
+        ),
+    ];
+    lines.extend(users.iter().map(|user| ("Used by", user.to_string())));
+    lines.extend([
+        ("Cache of data", cache(caches.cells)),
+        ("Cache of heads", cache(caches.heads)),
+        ("Cache of nodes", cache(caches.nodes)),
+        (
+            "Memory",
+            format!(
+                "{} of {}; {} resident at most",
+                size(status.memory_bytes),
+                size(status.memory_limit),
+                size(status.peak_resident_bytes)
+            ),
+        ),
+        (
+            "Archive's file",
+            match (status.file_bytes, status.used_bytes) {
+                (Some(file), Some(used)) => format!("{}, {} in use", size(file), size(used)),
+                _ => "being changed".to_owned(),
+            },
+        ),
+    ]);
+    lines.extend(status.snapshots.map(|count| {
+        let newest =
+            status.newest_snapshot.map_or_else(String::new, |newest| format!(", the newest of {}", time(newest)));
+        let held = held.filter(|_| count > 0).map_or_else(String::new, |held| format!(", {} held", size(held)));
+        ("Snapshots", format!("{count}{newest}{held}"))
+    }));
+    if let Some(schedule) = &status.schedule {
+        let next = format!("{}; the next with the first change after {}", schedule.rules, time(schedule.next));
+        lines.push(("Snapshot schedule", next));
+        lines.extend(schedule.failure.clone().map(|failure| ("Snapshot failed", failure)));
+    }
+    if let Some(remote) = &status.remote {
+        let asked =
+            format!("{}, {}, {} came", count(remote.reads, "read"), count(remote.lists, "list"), size(remote.bytes));
+        lines.push(("Server was asked", asked));
+        lines.push((
+            "Not asked",
+            format!("{} in memory, {} on disk", count(remote.memory_hits, "piece"), remote.disk_hits),
+        ));
+        lines.extend(remote.offline_since.map(|since| ("No answer since", time(since))));
+        lines.extend((remote.unsent > 0).then(|| ("Kept here, not sent", size(remote.unsent))));
+    }
+    if let Some(follows) = &status.follows {
+        lines.push(("Follows, and shows", format!("the commit of {}", time(follows.committed))));
+        lines.extend(follows.failure.clone().map(|failure| ("Stays because", failure)));
+    }
+    lines.extend(status.latched.clone().map(|reason| ("Read-only because", reason)));
+    lines.extend(status.fallback.clone().map(|sentence| ("When mounted", sentence)));
+    lines
+}
+
+fn count(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use lockbox::control::{RemoteTraffic, ScheduleStatus};
+
+    use super::*;
+
+    #[test]
+    fn a_line_has_what_is_to_be_known_at_once() {
+        let uid = geteuid().as_raw();
+        let said = |status: Status, attached: bool| {
+            state(&Served { status, attached, users: Vec::new(), held: None }, Reader::Person)
+        };
+        let mine = || Status { uid, ..Status::default() };
+        assert_eq!(said(mine(), true), "mounted");
+        assert_eq!(said(Status { read_only: true, open_directories: 1, ..mine() }, true), "mounted read-only, busy");
+        let unsaved = Status { dirty_bytes: 20 << 10, open_files: 2, uid: uid + 70_000, ..mine() };
+        assert_eq!(said(unsaved, false), format!("detached, busy, 20 KiB not yet durable, user {}", uid + 70_000));
+        let elsewhere =
+            Status { mount_namespace: daemons::mount_namespace() + 1, read_only: true, open_files: 1, ..mine() };
+        assert_eq!(
+            said(elsewhere.clone(), false),
+            "mounted read-only in another namespace, as by 'lockbox exec', busy"
+        );
+        assert_eq!(said(elsewhere, true), "mounted read-only, busy", "seen here all the same");
+        let schedule = Some(ScheduleStatus { failure: Some("no space".into()), ..ScheduleStatus::default() });
+        let latched = Status { read_only: true, latched: Some("a write failed".into()), schedule, ..mine() };
+        assert_eq!(said(latched, true), "mounted; read-only because a write failed; snapshot failed: no space");
+        let away = Some(RemoteTraffic { offline_since: Some(0), ..RemoteTraffic::default() });
+        let remote = Status { remote: away, read_only: true, ..mine() };
+        assert!(said(remote, true).starts_with("mounted read-only, its server does not answer since 1970-01-01 "));
+        let fallback = Status { fallback: Some("commit 7 is incomplete".into()), ..mine() };
+        assert_eq!(said(fallback, true), "mounted; when mounted: commit 7 is incomplete");
+    }
+
+    #[test]
+    fn who_uses_a_mount_makes_it_busy_without_an_open_file() {
+        let status = Status { uid: geteuid().as_raw(), ..Status::default() };
+        let user = User { pid: 7, name: "sh".into(), kind: busy::Kind::WorkingDirectory, path: "/mnt".into() };
+        let served = Served { status, attached: true, users: vec![user], held: None };
+        assert_eq!(state(&served, Reader::Program), "mounted, busy");
+    }
+}

@@ -1,0 +1,515 @@
+//! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
+use std::cell::Cell;
+use std::fs;
+use std::io::{self, IsTerminal};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use lockbox::control::{self, Request, Response, Status};
+use lockbox_host::located::{self, in_time};
+use lockbox_host::mountpoint::PinnedMount;
+use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::secrets::desktop;
+use lockbox_host::{IN_USE, OTHER, daemons, shown};
+use lockbox_terminal::quantity;
+use nix::errno::Errno;
+use nix::unistd::geteuid;
+
+use crate::busy;
+use crate::exit::Failure;
+use crate::output;
+use crate::runtime::{self, Daemon};
+
+/// The daemon answers when the archive is closed; what it does after that takes moments.
+const EXIT_DEADLINE: Duration = Duration::from_secs(30);
+/// A daemon without users to wait for mostly closes its archive in less.
+const TELL_ELSEWHERE: Duration = Duration::from_secs(1);
+/// Between two attempts at a busy mount.
+const AGAIN: Duration = Duration::from_millis(200);
+const POLL: Duration = Duration::from_millis(5);
+/// What helps when a mount is busy, and what of that a window tells: nobody types there.
+const AT_TERMINAL: &str = "end that use, or use 'lockbox umount' with --wait or --lazy";
+const AT_DESKTOP: &str = "end that use, and unmount it again";
+
+/// Unmount an archive; returns when its last commit is durable
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The directory or the archive file
+    #[arg(value_name = "DIR|ARCHIVE", required_unless_present = "all")]
+    what: Option<PathBuf>,
+    /// Unmount all archives of this user, for root those of all users; what is busy is named and stays
+    #[arg(long, conflicts_with = "what")]
+    all: bool,
+    /// Take a busy mount out of the directory tree now and return; it ends when its last file is closed
+    #[arg(long)]
+    lazy: bool,
+    /// Wait until a busy mount is not used any more, for TIME at most: a number and s, m, h or d; without it for ever
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "lazy", value_parser = time)]
+    wait: Option<Option<Duration>>,
+    /// End it although the archive's file was removed or replaced, which loses all that only the
+    /// mount still has
+    #[arg(long, conflicts_with_all = ["all", "wait"])]
+    abandon: bool,
+    /// Tell in a window why it cannot be unmounted
+    #[arg(long)]
+    desktop: bool,
+    /// Where no daemon can be asked, unmount all the same, as umount(8) would without this program
+    #[arg(skip)]
+    plainly: bool,
+}
+
+impl Args {
+    pub(crate) fn of(what: PathBuf, lazy: bool) -> Args {
+        Args { what: Some(what), all: false, lazy, wait: None, abandon: false, desktop: false, plainly: false }
+    }
+}
+
+/// The same under the name that umount(8) calls, with the options that it passes.
+#[derive(clap::Parser)]
+#[command(name = "umount.lockbox", version)]
+struct Umount8 {
+    /// The directory
+    #[arg(value_name = "DIR")]
+    what: PathBuf,
+    /// Take a busy mount out of the directory tree now and end it when its last file is closed
+    #[arg(short)]
+    lazy: bool,
+    #[arg(short = 'f', hide = true)]
+    force: bool,
+    #[arg(short = 'n', hide = true)]
+    no_table: bool,
+    #[arg(short = 'r', hide = true)]
+    read_only: bool,
+    #[arg(short = 'v', hide = true)]
+    verbose: bool,
+    #[arg(short = 't', hide = true)]
+    file_system_type: Option<String>,
+    #[arg(short = 'N', hide = true)]
+    namespace: Option<PathBuf>,
+}
+
+/// What umount(8) wants done, as the command that does it.
+pub(crate) fn parse_as_umount_8() -> Result<crate::Command, clap::Error> {
+    let given = <Umount8 as clap::Parser>::try_parse()?;
+    if let Some(namespace) = &given.namespace {
+        return Err(clap::Error::raw(
+            clap::error::ErrorKind::InvalidValue,
+            format!(
+                "an archive cannot be unmounted in another namespace with -N: run the command inside of it, with nsenter --mount={}\n",
+                namespace.display()
+            ),
+        ));
+    }
+    Ok(crate::Command::Umount(Args { plainly: true, ..Args::of(given.what, given.lazy) }))
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    quantity::time(text).ok_or_else(|| "a number and s, m, h or d, such as 30s".into())
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    unmount(args).inspect_err(|failure| {
+        if args.desktop {
+            desktop::tell(&failure.message.replace(AT_TERMINAL, AT_DESKTOP));
+        }
+    })
+}
+
+fn unmount(args: &Args) -> Result<(), Failure> {
+    let is_untold = io::stderr().is_terminal();
+    match (&args.what, args.wait) {
+        (Some(given), None) => one(args, given, true),
+        (None, None) => all(args.lazy, true),
+        (Some(given), Some(limit)) => {
+            let place = runtime::canonical(given);
+            let table = mounts::all();
+            let served = runtime::find(&place, given)?;
+            let mounted = match &served {
+                Some((_, status)) => daemons::mount_of(status, &table),
+                None => located::root_at(given, &table),
+            };
+            let mut tried = false;
+            waited(limit, is_untold, |named| {
+                let is_there = |was: &Mounted| mounts::all().iter().any(|now| now.numbers() == was.numbers());
+                if tried && !mounted.is_some_and(is_there) {
+                    return gone(mounted.map_or(&place, |mounted| &mounted.point), given);
+                }
+                tried = true;
+                one(args, given, named)
+            })
+        }
+        (None, Some(limit)) => waited(limit, is_untold, |named| all(false, named)),
+    }
+}
+
+/// What is to be said when somebody else took the mount away. Its daemon is not asked again: that would cut off who still uses it.
+fn gone(point: &Path, given: &Path) -> Result<(), Failure> {
+    match runtime::find(point, given)? {
+        Some(_) => Err(Failure::new(IN_USE, format!("{} was detached, and its archive is still in use", shown(point)))),
+        None => Ok(()),
+    }
+}
+
+/// Tries again for as long as it is busy. Nothing tells when the last user goes, so it is asked; a refused question changes nothing. An attempt is told
+/// whether somebody will read who uses the mount, for which all processes are looked at.
+fn waited(
+    limit: Option<Duration>,
+    mut is_untold: bool,
+    mut attempt: impl FnMut(bool) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let start = Instant::now();
+    loop {
+        let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        let is_last = left.is_some_and(|left| left.is_zero());
+        let failure = match attempt(is_untold || is_last) {
+            Err(failure) if failure.code == IN_USE && !is_last => failure,
+            done => return done,
+        };
+        if is_untold {
+            output::complain(&format!("waiting: {}", failure.message));
+            is_untold = false;
+        }
+        sleep(left.map_or(AGAIN, |left| left.min(AGAIN)));
+    }
+}
+
+/// `named`: who keeps it is to be told.
+fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
+    let what = runtime::canonical(given);
+    match runtime::find(&what, given)? {
+        Some((socket, status)) => stop(&socket, &status, Manner { lazy: args.lazy, abandon: args.abandon, named }),
+        None => match located::root_at(given, &mounts::all()) {
+            Some(mounted) => clear(mounted, args.lazy, args.plainly),
+            None => Err(runtime::not_found(&what, given)),
+        },
+    }
+}
+
+/// Ends every mount of this user, for root of all users: each that cannot be ended is named, and the others go. All are ended side by side, so
+/// that a daemon that takes its time, or plays with ours, keeps no other mount from its end.
+fn all(lazy: bool, named: bool) -> Result<(), Failure> {
+    let daemons = runtime::believed()?;
+    let table = mounts::mine();
+    let mut left = table.clone();
+    let mut jobs: Vec<Job> = Vec::new();
+    for (socket, status) in daemons {
+        let served = daemons::mount_of(&status, &table).map(Mounted::numbers);
+        let of_it = |mounted: &Mounted| served.is_some_and(|served| served.device == mounted.device);
+        let (its, others): (Vec<_>, Vec<_>) = left.into_iter().partition(of_it);
+        // Binds of it go before, as its daemon ends with the last of its mounts.
+        let binds = its.into_iter().filter(|mounted| Some(mounted.numbers()) != served).collect();
+        jobs.push(Job { clear: binds, stop: Some((socket, status)) });
+        left = others;
+    }
+    // What lies over another at the same point goes first.
+    for mounted in left.into_iter().rev() {
+        let same = |job: &&mut Job| job.stop.is_none() && job.clear.iter().any(|other| other.point == mounted.point);
+        match jobs.iter_mut().find(same) {
+            Some(job) => job.clear.push(mounted),
+            None => jobs.push(Job { clear: vec![mounted], stop: None }),
+        }
+    }
+    let failures: Vec<Failure> = thread::scope(|scope| {
+        let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(lazy, named))).collect();
+        running
+            .into_iter()
+            .flat_map(|job| job.join().unwrap_or_else(|_| vec![Failure::other("a mount could not be ended")]))
+            .collect()
+    });
+    together(failures)
+}
+
+/// One sentence with all of them: a window tells no more than one.
+fn together(mut failures: Vec<Failure>) -> Result<(), Failure> {
+    match failures.len() {
+        0 => Ok(()),
+        1 => Err(failures.remove(0)),
+        count => {
+            let worst = failures.iter().map(|failure| failure.code).max().unwrap_or(OTHER);
+            let why: Vec<_> = failures.into_iter().map(|failure| failure.message).collect();
+            Err(Failure::new(worst, format!("{count} archives are still mounted: {}", why.join("; "))))
+        }
+    }
+}
+
+/// What has to be done one after the other.
+struct Job {
+    clear: Vec<Mounted>,
+    stop: Option<Daemon>,
+}
+
+impl Job {
+    fn run(&self, lazy: bool, named: bool) -> Vec<Failure> {
+        let cleared = self.clear.iter().filter_map(|mounted| clear(mounted, lazy, false).err());
+        let mut failures: Vec<Failure> = cleared.collect();
+        failures.extend(
+            self.stop
+                .as_ref()
+                .and_then(|(socket, status)| stop(socket, status, Manner { lazy, abandon: false, named }).err()),
+        );
+        failures
+    }
+}
+
+/// Manner of ending a mount; `named`: the processes that use it are listed.
+#[derive(Clone, Copy)]
+struct Manner {
+    lazy: bool,
+    abandon: bool,
+    named: bool,
+}
+
+/// Sends the daemon the order to end its mount. Once it is gone here the daemon waits for mounts of
+/// it in other namespaces: after a while the processes there are listed.
+fn ask_to_stop(socket: &Path, status: &Status, manner: Manner, before: Option<&Mounted>) -> lockbox::Result<Response> {
+    let Manner { lazy, abandon, .. } = manner;
+    let (start, is_told) = (Instant::now(), Cell::new(lazy));
+    let tell = || {
+        if let Some(before) = before.filter(|_| !is_told.get() && start.elapsed() > TELL_ELSEWHERE) {
+            is_told.set(true);
+            let processes = busy::users_in_other_namespaces(before.device, status.mount_namespace);
+            if !processes.is_empty() {
+                let at = shown(&before.point);
+                output::complain(&format!(
+                    "waiting: {at} is also mounted in another namespace: {}",
+                    processes.join(", ")
+                ));
+            }
+        }
+        Ok(())
+    };
+    control::exchange_messages(socket, status.uid, &Request::Stop { lazy, abandon }, &tell, &mut |response| {
+        Ok(ControlFlow::Break(response))
+    })
+}
+
+fn stop(socket: &Path, status: &Status, manner: Manner) -> Result<(), Failure> {
+    let Manner { lazy, named, .. } = manner;
+    let table = mounts::all();
+    let before = daemons::mount_of(status, &table).cloned();
+    let point = &before.as_ref().map_or_else(|| status.mount_point_path(), |mounted| mounted.point.clone());
+    let theirs = status.uid != geteuid().as_raw();
+    // Looked up before: of what is detached nothing is to be seen.
+    let users = before.as_ref().filter(|_| lazy).and_then(busy::by_whom);
+    let of_its_user = |error: &lockbox::Error| {
+        let user = daemons::user_name(status.uid);
+        Failure::other(format!("{} (user {user}): {}", shown(point), Failure::sentence(error)))
+    };
+    match ask_to_stop(socket, status, manner, before.as_ref()).map_err(|error| of_its_user(&error))? {
+        Response::Done => {}
+        Response::Unsent { bytes } => output::complain(&format!(
+            "{}: its store does not answer, and {} of what was written last are kept on this machine; the next mount here, or 'lockbox remote collect', sends them",
+            shown(&status.archive_path()),
+            quantity::readable(bytes)
+        )),
+        Response::Detached if is_left(theirs, before.as_ref()) => {
+            return Err(Failure::other(format!(
+                "{}: its daemon says that it is detached, but it is not",
+                shown(point)
+            )));
+        }
+        Response::Detached => {
+            if !theirs {
+                forget(point);
+            }
+            let users = users.map(|users| format!(" ({users})")).unwrap_or_default();
+            output::complain(&format!(
+                "{} is detached; its archive stays open until its last user is gone{users}, and 'lockbox status' lists it as long",
+                shown(point)
+            ));
+            return Ok(());
+        }
+        Response::Busy { message } => {
+            let why = before.as_ref().filter(|_| named).and_then(busy::by_whom).unwrap_or(message);
+            return Err(Failure::new(IN_USE, format!("{} is busy: {why}; {AT_TERMINAL}", shown(point))));
+        }
+        other => return Err(Failure::other(format!("{}: {}", shown(point), other.failure_message()))),
+    }
+    let start = Instant::now();
+    while runs(status.pid) {
+        if start.elapsed() > EXIT_DEADLINE {
+            return Err(Failure::other(format!(
+                "{}: the archive is closed, but process {} does not end",
+                shown(point),
+                status.pid
+            )));
+        }
+        sleep(POLL);
+    }
+    if is_left(theirs, before.as_ref()) {
+        return Err(Failure::other(format!("{}: its daemon has ended, but it is still mounted", shown(point))));
+    }
+    if !theirs {
+        forget(point);
+    }
+    Ok(())
+}
+
+/// Whether the mount is still there although another user's daemon says that it is not.
+fn is_left(theirs: bool, before: Option<&Mounted>) -> bool {
+    theirs && before.is_some_and(|before| mounts::all().iter().any(|now| now.numbers() == before.numbers()))
+}
+
+/// Takes the mount out of the table in which umount(8) finds this program; only root's mounts are in it.
+fn forget(point: &Path) {
+    let registered = || fs::read_to_string("/run/mount/utab").is_ok_and(|table| table.contains("helper=lockbox"));
+    // Of what else may be mounted there now the table is to be left alone.
+    if !geteuid().is_root() || mounts::at(point).is_ok_and(|at| at.is_some()) || !registered() {
+        return;
+    }
+    let mut forgetting = Command::new("umount");
+    forgetting.args(["--fake", "--internal-only", "--"]).arg(point);
+    // What stays there is a line about a mount that is gone, which umount(8) passes over.
+    let _ = forgetting.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+}
+
+/// Whether the process is there and not just waiting to be reaped.
+fn runs(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The name before the state may hold anything, so the last bracket counts.
+    !matches!(stat.rsplit(')').next().map(str::trim_start), Some(rest) if rest.starts_with(['Z', 'X']))
+}
+
+/// Takes away a mount whose daemon died, one of several mounts of an archive, or, when that is wanted, one that does not answer.
+fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
+    let at = shown(&mounted.point);
+    let held = reach(mounted)?;
+    let root = geteuid().is_root();
+    let twin = mounts::twin(&mounts::all(), mounted).cloned();
+    let (lazily, notice) = match (probe(&held), &twin) {
+        (Probe::Dead, _) => (true, format!("cleared the mount at {at}, whose daemon had died")),
+        (Probe::Silent, None) if lazy => {
+            (true, format!("detached {at}; the process that serves it does not answer and still holds the archive"))
+        }
+        (Probe::Silent, None) => {
+            return Err(Failure::other(format!(
+                "{at} does not answer: the process that serves it is stopped or stuck; continue it, or end it with \
+                 kill -9 (what was not durable is lost), then unmount again; --lazy takes the directory away now"
+            )));
+        }
+        (_, Some(_)) | (Probe::Serves, None) if root && (plainly || twin.is_some()) => (lazy, String::new()),
+        (_, Some(other)) => {
+            let other = shown(&other.point);
+            return Err(Failure::other(format!(
+                "{at} shows what is mounted at {other}: only root may take it away alone, and 'lockbox umount {other}' ends both"
+            )));
+        }
+        (Probe::Serves, None) => {
+            return Err(Failure::other(format!("{at} is served by a program of another user")));
+        }
+    };
+    take_away(mounted, held, lazily)?;
+    match (notice.as_str(), mounts::twin(&mounts::all(), mounted)) {
+        ("", Some(other)) => {
+            output::complain(&format!("unmounted {at}; the archive is still mounted at {}", shown(&other.point)));
+        }
+        ("", None) if twin.is_none() => {
+            output::complain(&format!("unmounted {at}, but its daemon could not be asked and may still be writing"));
+        }
+        ("", None) => {}
+        (notice, _) => output::complain(notice),
+    }
+    Ok(())
+}
+
+/// The mount behind its path, on which every directory may be one of somebody else's file system.
+fn reach(mounted: &Mounted) -> Result<Arc<PinnedMount>, Failure> {
+    let at = shown(&mounted.point);
+    let found = mounted.clone();
+    match in_time(move || PinnedMount::of(&found)) {
+        Some(Ok(Some(held))) => Ok(Arc::new(held)),
+        Some(Ok(None)) => {
+            Err(Failure::other(format!("what lies at {at} is not the mount that was found there, and was left alone")))
+        }
+        Some(Err(error)) => Err(Failure::host(format!("cannot reach the mount at {at}"), &error)),
+        None => {
+            Err(Failure::other(format!("cannot reach the mount at {at}: a file system on the way does not answer")))
+        }
+    }
+}
+
+enum Probe {
+    Dead,
+    Silent,
+    Serves,
+}
+
+fn probe(held: &Arc<PinnedMount>) -> Probe {
+    let held = Arc::clone(held);
+    match in_time(move || held.is_dead()) {
+        Some(true) => Probe::Dead,
+        Some(false) => Probe::Serves,
+        None => Probe::Silent,
+    }
+}
+
+fn take_away(mounted: &Mounted, held: Arc<PinnedMount>, lazily: bool) -> Result<(), Failure> {
+    let at = shown(&mounted.point);
+    let cannot = |why: &str| Failure::other(format!("cannot take away the mount at {at}: {why}"));
+    if geteuid().is_root() {
+        let taken = match Arc::try_unwrap(held) {
+            Ok(held) if !lazily => held.unmount(),
+            Ok(held) => held.detach(),
+            // A thread waits for the daemon with it.
+            Err(held) if lazily => held.detach(),
+            Err(_) => Err(Errno::EBUSY),
+        };
+        return taken.map_err(|errno| match errno {
+            Errno::EBUSY => {
+                let why = busy::by_whom(mounted).map(|why| format!(": {why}")).unwrap_or_default();
+                Failure::new(IN_USE, format!("{at} is busy{why}"))
+            }
+            errno => cannot(errno.desc()),
+        });
+    }
+    match Command::new("fusermount3").arg("-uz").arg("--").arg(&mounted.point).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(cannot(&format!("fusermount3: {status}"))),
+        Err(error) => Err(cannot(&format!("fusermount3: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_runs_until_it_is_gone() {
+        assert!(runs(std::process::id()));
+        assert!(!runs(u32::MAX));
+    }
+
+    #[test]
+    fn of_several_mounts_each_is_named_with_its_reason() {
+        let told = |messages: &[(u8, &str)]| {
+            let failures = messages.iter().map(|&(code, message)| Failure::new(code, message)).collect();
+            together(failures).map_err(|failure| (failure.code, failure.message))
+        };
+        assert_eq!(told(&[]), Ok(()));
+        assert_eq!(told(&[(IN_USE, "/a is busy: x")]), Err((IN_USE, "/a is busy: x".into())));
+        assert_eq!(
+            told(&[(OTHER, "/b is stuck"), (IN_USE, "/a is busy: x")]),
+            Err((IN_USE, "2 archives are still mounted: /b is stuck; /a is busy: x".into()))
+        );
+    }
+
+    #[test]
+    fn who_waits_looks_for_users_when_somebody_reads_of_them() {
+        let asked = |limit, is_untold, last| {
+            let mut asked = Vec::new();
+            let ended = waited(limit, is_untold, |named| {
+                asked.push(named);
+                if asked.len() < last { Err(Failure::new(IN_USE, "busy")) } else { Ok(()) }
+            });
+            (asked, ended.map_err(|failure| failure.code))
+        };
+        for is_untold in [false, true] {
+            assert_eq!(asked(None, is_untold, 3), (vec![is_untold, false, false], Ok(())));
+            assert_eq!(asked(Some(Duration::ZERO), is_untold, 3), (vec![true], Err(IN_USE)));
+        }
+    }
+}

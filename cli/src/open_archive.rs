@@ -1,0 +1,441 @@
+//! Opens the archive for a command; runs cheap checks before prompting.
+use std::cell::OnceCell;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use lockbox::Error;
+use lockbox::archive::{Archive, OpenOptions};
+use lockbox::exchange::resolve;
+use lockbox::fs::{Attributes, Creator, FileSystem, mode};
+use lockbox::keys::{self, SeenOptions, UnlockedKey};
+use lockbox::storage::{ArchiveSource, FileStorage, LockMode};
+use lockbox_host::daemons::{self, Holder};
+use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};
+use lockbox_host::secrets::{Cache, Sources};
+use lockbox_host::{NOT_ARCHIVE, Program, code, shown};
+use lockbox_host::{located, mounts};
+use lockbox_terminal::display;
+use nix::unistd::{getegid, geteuid};
+
+use crate::exit::{Failure, Lockbox, mount_point};
+use crate::interrupt::Interrupt;
+use crate::output;
+use crate::paths::{Named, in_one_archive};
+use crate::progress::Bar;
+use crate::rollback_state::SeenArgs;
+use crate::secrets::{self, LimitArgs};
+
+/// The archive and what opens it
+#[derive(clap::Args)]
+pub(crate) struct ArchiveArgs {
+    /// The archive: a file, or an address such as s3://BUCKET/NAME (or gs://, az://), file:///DIRECTORY or, for reading, https://HOST/NAME
+    pub(crate) archive: PathBuf,
+    #[command(flatten)]
+    opening: OpeningArgs,
+    /// Where it is, once that was asked for: what is at an address is opened once.
+    #[arg(skip)]
+    place: OnceCell<ArchiveLocation>,
+    /// The same once this process writes there. It goes with this.
+    #[arg(skip)]
+    writing: OnceCell<ArchiveLocation>,
+}
+
+/// Who else writes to the archive
+#[derive(clap::Args, Clone, Copy, Default)]
+pub(crate) struct WriterArgs {
+    /// Go on although another machine seems to be writing to the archive at the address; what that has not committed is lost to it
+    #[arg(long)]
+    take_over: bool,
+}
+
+impl WriterArgs {
+    pub(crate) fn taking_over(take_over: bool) -> WriterArgs {
+        WriterArgs { take_over }
+    }
+
+    /// Opens the remote archive as its writer.
+    pub(crate) fn come(self, address: &Path, remote: &remote::Remote) -> Result<ArchiveLocation, Failure> {
+        let place = ArchiveLocation::changed(address, remote, self.take_over);
+        let place = place.map_err(|error| in_use_elsewhere(address, self.take_over, error))?;
+        place.notice().into_iter().for_each(output::complain);
+        Ok(place)
+    }
+
+    /// Opens an address that may have no archive yet as its writer.
+    pub(crate) fn begin(self, address: &Path, remote: &remote::Remote) -> Result<Bucket, Failure> {
+        begin(address, remote, self.take_over, true)
+    }
+
+    /// # Errors
+    /// Usage, when `--take-over` is given for an archive without remote writers.
+    pub(crate) fn check(self, archive: &Path) -> Result<(), Failure> {
+        match self.take_over && !remote::is_remote(archive) {
+            true => {
+                Err(Failure::usage("--take-over is for archives in object stores: nothing else has a writer elsewhere"))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+/// The archive at a path of this host. A mount point is refused before it is opened: a daemon that
+/// is stopped would never answer.
+fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
+    match located::root_at(archive, &mounts::all()) {
+        Some(mounted) => Err(mount_point(archive, mounted, NOT_ARCHIVE)),
+        None => Ok(ArchiveLocation::file(archive)),
+    }
+}
+
+/// Returns the location of an archive whose keys are read.
+pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<ArchiveLocation, Failure> {
+    match remote::is_remote(archive) {
+        true => ArchiveLocation::at(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
+        false => of_host(archive),
+    }
+}
+
+/// Returns the location of an archive whose keys are changed; fails when it is in use.
+pub(crate) fn place_to_change(
+    archive: &Path,
+    remote: &RemoteArgs,
+    writer: WriterArgs,
+) -> Result<ArchiveLocation, Failure> {
+    let place = place_to_restore(archive, remote, writer)?;
+    match place.is_remote() {
+        true => Ok(place),
+        false => probe(archive, LockMode::Exclusive).map(|()| place),
+    }
+}
+
+/// Like [`place_to_change`], for an archive whose header may be lost.
+pub(crate) fn place_to_restore(
+    archive: &Path,
+    remote: &RemoteArgs,
+    writer: WriterArgs,
+) -> Result<ArchiveLocation, Failure> {
+    writer.check(archive)?;
+    match remote::is_remote(archive) {
+        true => writer.come(archive, &remote.remote),
+        false => of_host(archive),
+    }
+}
+
+/// Opens an address as its writer. `is_ours`: no other party creates names in its directory.
+pub(crate) fn begin(
+    address: &Path,
+    remote: &remote::Remote,
+    take_over: bool,
+    is_ours: bool,
+) -> Result<Bucket, Failure> {
+    let bucket = remote::write(address, remote, take_over, is_ours);
+    let bucket = bucket.map_err(|error| in_use_elsewhere(address, take_over, error))?;
+    bucket.notice().into_iter().for_each(output::complain);
+    Ok(bucket)
+}
+
+/// Returns the failure of becoming the writer; names the mount of this user that holds the archive.
+fn in_use_elsewhere(address: &Path, takes_over: bool, error: Error) -> Failure {
+    match &error {
+        Error::InUse(_) if serves_for_writing(address) => Lockbox::failure(address, error),
+        _ => in_the_way(address, takes_over, &error),
+    }
+}
+
+/// Returns the failure of becoming the writer, without looking for mounts.
+pub(crate) fn in_the_way(address: &Path, takes_over: bool, error: &Error) -> Failure {
+    match error {
+        Error::InUse(why) if !takes_over => {
+            Failure::new(code(error), format!("{why}; --take-over goes on in its place"))
+        }
+        _ => Failure::at(address, error),
+    }
+}
+
+/// Returns whether a mount of this user writes to the archive; read-only mounts do not block.
+fn serves_for_writing(address: &Path) -> bool {
+    matches!(daemons::holder(address), Holder::Serves(status) if !status.read_only)
+}
+
+/// What opens archives, whichever they are
+#[derive(clap::Args, Clone)]
+pub(crate) struct OpeningArgs {
+    #[command(flatten)]
+    sources: Sources,
+    #[command(flatten)]
+    cache: Cache,
+    #[command(flatten)]
+    limit: LimitArgs,
+    #[command(flatten)]
+    seen: SeenArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+impl OpeningArgs {
+    pub(crate) fn of(&self, archive: PathBuf) -> ArchiveArgs {
+        ArchiveArgs { archive, opening: self.clone(), place: OnceCell::new(), writing: OnceCell::new() }
+    }
+}
+
+/// The moment that is read
+#[derive(clap::Args, Default)]
+pub(crate) struct MomentArgs {
+    /// Read what this snapshot shows, not what is there now
+    #[arg(long, value_name = "NAME")]
+    snapshot: Option<OsString>,
+}
+
+impl ArchiveArgs {
+    /// The archive alone, and the paths in it: those behind it, or its own and theirs when each is `ARCHIVE:PATH`.
+    pub(crate) fn and_paths<'p>(
+        &'p self,
+        paths: impl IntoIterator<Item = &'p OsString>,
+    ) -> Result<(ArchiveArgs, Vec<Vec<u8>>), Failure> {
+        let first = self.archive.as_os_str();
+        let (archive, paths) = match Named::of(first)? {
+            Named::Whole(archive) => (archive, paths.into_iter().map(|path| path.as_bytes().to_vec()).collect()),
+            Named::Within { .. } => {
+                in_one_archive(std::iter::once(first).chain(paths.into_iter().map(OsString::as_os_str)))?
+            }
+        };
+        Ok((self.opening.of(archive), paths))
+    }
+
+    pub(crate) fn read(&self) -> Result<Archive, Failure> {
+        self.open(None, &self.opening.sources)
+    }
+
+    pub(crate) fn read_at(&self, moment: &MomentArgs) -> Result<Archive, Failure> {
+        self.probe(None)?;
+        self.open_at(&self.unlock(&self.opening.sources)?, None, moment)
+    }
+
+    /// Opens for reading and watches for signals, for commands that roll back when interrupted.
+    pub(crate) fn read_watched(&self, moment: &MomentArgs) -> Result<(Archive, Interrupt), Failure> {
+        self.probe(None)?;
+        let key = self.unlock(&self.opening.sources)?;
+        let interrupt = Interrupt::watch()?;
+        Ok((self.open_at(&key, None, moment)?, interrupt))
+    }
+
+    /// Opens for writing and watches for signals, for commands that leave the rest to a later one.
+    pub(crate) fn write_watched(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
+        self.write_watched_with(writer, &self.opening.sources)
+    }
+
+    /// The same for commands whose standard input is no passphrase.
+    pub(crate) fn write_watched_with_input_taken(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
+        self.write_watched_with(writer, &self.sources_without_input())
+    }
+
+    fn write_watched_with(&self, writer: WriterArgs, sources: &Sources) -> Result<(Archive, Interrupt), Failure> {
+        self.probe(Some(writer))?;
+        let key = self.unlock(sources)?;
+        let interrupt = Interrupt::watch()?;
+        Ok((self.open_at(&key, Some(writer), &MomentArgs::default())?, interrupt))
+    }
+
+    /// The same for a command with signals of its own to watch for, whose standard input is no passphrase.
+    pub(crate) fn write_beside(
+        &self,
+        writer: WriterArgs,
+        watch: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<Archive, Failure> {
+        self.probe(Some(writer))?;
+        let key = self.unlock(&self.sources_without_input())?;
+        watch()?;
+        self.open_at(&key, Some(writer), &MomentArgs::default())
+    }
+
+    /// For backups: one that was not closed is put in order.
+    pub(crate) fn read_for_backup(&self) -> Result<(Archive, Interrupt), Failure> {
+        self.probe(None)?;
+        let key = self.unlock(&self.opening.sources)?;
+        let interrupt = Interrupt::watch()?;
+        let opened = Archive::open_for_backup(self.site()?, &key, &self.seen());
+        Ok((self.told(opened)?, interrupt))
+    }
+
+    /// Returns the progress bar of the command.
+    pub(crate) fn bar(&self) -> Bar {
+        Bar::new(self.opening.sources.passphrase.quiet)
+    }
+
+    /// Returns the server options of the archive and of other addresses on the command line.
+    pub(crate) fn remote(&self) -> &remote::Remote {
+        &self.opening.remote.remote
+    }
+
+    pub(crate) fn write(&self, writer: WriterArgs) -> Result<Archive, Failure> {
+        self.open(Some(writer), &self.opening.sources)
+    }
+
+    /// One durable change. An archive that is left without being closed is as it was, unless so much was changed that a part had to be made
+    /// durable before.
+    pub(crate) fn change<T>(
+        &self,
+        writer: WriterArgs,
+        change: impl FnOnce(&FileSystem) -> lockbox::Result<T>,
+    ) -> Result<T, Failure> {
+        let archive = self.write(writer)?;
+        let changed = change(archive.file_system());
+        changed
+            .and_then(|changed| archive.close().map(|()| changed))
+            .map_err(|error| Lockbox::failure(&self.archive, error))
+    }
+
+    /// Opens for reading; standard input is data, not the passphrase.
+    pub(crate) fn read_with_input_taken(&self) -> Result<Archive, Failure> {
+        self.open(None, &self.sources_without_input())
+    }
+
+    pub(crate) fn write_with_input_taken(&self, writer: WriterArgs) -> Result<Archive, Failure> {
+        self.open(Some(writer), &self.sources_without_input())
+    }
+
+    fn sources_without_input(&self) -> Sources {
+        let mut sources = self.opening.sources.clone();
+        sources.passphrase.input_taken = true;
+        sources
+    }
+
+    /// Unlocks an archive that may be damaged.
+    pub(crate) fn unlock_damaged(&self) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
+        let path = &self.archive;
+        let place = self.place_of(|| ArchiveLocation::damaged(path, self.remote()))?;
+        if !place.is_remote() {
+            FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
+        }
+        let limits = self.opening.limit.limits();
+        let key = lockbox_host::unlock_damaged(place.site(), path, &self.opening.sources, &limits)?;
+        keys::check_place(&key, &self.seen()).map_err(|error| Lockbox::failure(path, error))?;
+        Ok((key, place))
+    }
+
+    /// Unlocks the archive as its only writer; returns the key and the location.
+    pub(crate) fn unlock_alone(&self, writer: WriterArgs) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
+        self.probe(Some(writer))?;
+        let key = self.unlock(&self.opening.sources)?;
+        self.come(writer)?;
+        Ok((key, self.place()?))
+    }
+
+    fn unlock(&self, sources: &Sources) -> Result<UnlockedKey, Failure> {
+        secrets::unlock(self.site()?, &self.archive, sources, &self.opening.cache, &self.opening.limit.limits())
+    }
+
+    /// Returns the rollback options, for commands that open the archive themselves.
+    pub(crate) fn seen(&self) -> SeenOptions {
+        let seen = self.opening.seen.options(&self.archive);
+        // What no store has is nothing that is to be found again.
+        let is_unsent = self.remote().is_unsent() && remote::is_remote(&self.archive);
+        SeenOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
+    }
+
+    fn open(&self, writer: Option<WriterArgs>, sources: &Sources) -> Result<Archive, Failure> {
+        self.probe(writer)?;
+        self.open_at(&self.unlock(sources)?, writer, &MomentArgs::default())
+    }
+
+    /// With a key that was asked for before.
+    pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
+        self.open_at(key, None, &MomentArgs::default())
+    }
+
+    fn open_at(&self, key: &UnlockedKey, writer: Option<WriterArgs>, moment: &MomentArgs) -> Result<Archive, Failure> {
+        if let Some(writer) = writer {
+            self.come(writer)?;
+        }
+        let site = self.site()?;
+        let options = OpenOptions { read_only: writer.is_none(), ..OpenOptions::default() };
+        let seen = self.seen();
+        let archive = match &moment.snapshot {
+            None => Archive::open_seen(site, key, &options, &seen),
+            Some(name) => Archive::open_snapshot(site, key, &options, &seen, name.as_bytes()),
+        };
+        self.told(archive)
+    }
+
+    fn site(&self) -> Result<ArchiveSource<'_>, Failure> {
+        self.place().map(ArchiveLocation::site)
+    }
+
+    fn place(&self) -> Result<&ArchiveLocation, Failure> {
+        self.place_of(|| ArchiveLocation::at(&self.archive, self.remote()))
+    }
+
+    /// Returns the location that is open already, or calls `open` for an address.
+    fn place_of(&self, open: impl FnOnce() -> lockbox::Result<ArchiveLocation>) -> Result<&ArchiveLocation, Failure> {
+        if let Some(place) = self.writing.get().or_else(|| self.place.get()) {
+            return Ok(place);
+        }
+        let path = &self.archive;
+        let place = match remote::is_remote(path) {
+            true => open().map_err(|error| Lockbox::failure(path, error))?,
+            false => of_host(path)?,
+        };
+        Ok(self.place.get_or_init(|| place))
+    }
+
+    /// Becomes the writer of a remote archive; a local one is locked when it is opened.
+    fn come(&self, writer: WriterArgs) -> Result<(), Failure> {
+        if self.writing.get().is_none() && remote::is_remote(&self.archive) {
+            let place = writer.come(&self.archive, self.remote())?;
+            self.writing.get_or_init(|| place);
+        }
+        Ok(())
+    }
+
+    /// Fails early when there is no archive, or when it is in use.
+    fn probe(&self, writer: Option<WriterArgs>) -> Result<(), Failure> {
+        if let Some(writer) = writer {
+            writer.check(&self.archive)?;
+            // Who takes over does so with the right key, and not before.
+            if !writer.take_over {
+                self.come(writer)?;
+            }
+        }
+        match self.site()? {
+            ArchiveSource::File(path) => {
+                probe(path, if writer.is_some() { LockMode::Exclusive } else { LockMode::Shared })
+            }
+            site => keys::identify(site).map(drop).map_err(|error| Lockbox::failure(&self.archive, error)),
+        }
+    }
+
+    /// Prints the notices of an opened archive.
+    fn told(&self, opened: lockbox::Result<Archive>) -> Result<Archive, Failure> {
+        let path = &self.archive;
+        let failed = |error| Lockbox::failure(path, error);
+        let archive = opened.map_err(failed)?;
+        let info = archive.info().map_err(failed)?;
+        for sentence in info.notices() {
+            output::complain(&format!("{}: {sentence}", shown(path)));
+        }
+        Ok(archive)
+    }
+}
+
+/// The attributes of a regular file of the archive.
+pub(crate) fn regular_file(fs: &FileSystem, path: &[u8]) -> Result<Attributes, Failure> {
+    let failed = |error| Failure::of(display(path), &error);
+    let attributes = resolve(fs, path).map_err(failed)?;
+    match attributes.mode & mode::TYPE {
+        mode::REGULAR => Ok(attributes),
+        mode::DIRECTORY => Err(failed(Error::IsDirectory)),
+        _ => Err(Failure::other(format!("{}: not a regular file", display(path)))),
+    }
+}
+
+/// Fails at once when `path` is no archive or in use.
+pub(crate) fn probe(path: &Path, mode: LockMode) -> Result<(), Failure> {
+    keys::identify(path).map_err(|error| Lockbox::failure(path, error))?;
+    FileStorage::open(path, mode).map(drop).map_err(|error| Lockbox::failure(path, error))
+}
+
+/// Owner of new entries: the user that runs the program.
+pub(crate) fn creator() -> Creator {
+    Creator { uid: geteuid().as_raw(), gid: getegid().as_raw(), umask: None }
+}

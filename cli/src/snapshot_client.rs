@@ -1,0 +1,336 @@
+//! Snapshot operations on an unmounted archive, or through the daemon of a mounted one.
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use lockbox::Error;
+use lockbox::archive::{Archive, Generation, Snapshot};
+use lockbox::control::{
+    self, ActionResult, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, SnapshotName, Status,
+    TreePath,
+};
+use lockbox::error::Timestamp;
+use lockbox::format::ArchiveId;
+use lockbox::keys::Fingerprint;
+use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Spinner, code, shown};
+use lockbox_host::{located, mounts};
+use serde_json::json;
+
+use crate::exit::{Failure, Lockbox};
+use crate::mounted_tree::MountedTree;
+use crate::open_archive::{ArchiveArgs, WriterArgs};
+use crate::output::Output;
+use crate::runtime;
+
+/// What the end of an interrupted removal leaves.
+const INTERRUPTED: &str =
+    "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of what they held";
+
+/// Removes those that `choose` names from an archive that is not mounted, and frees what they held.
+pub(crate) fn remove_from_file(
+    args: &ArchiveArgs,
+    writer: WriterArgs,
+    choose: &mut dyn FnMut(&[Snapshot]) -> lockbox::Result<Vec<u64>>,
+) -> Result<(), Failure> {
+    let failed = |error| Lockbox::failure(&args.archive, error);
+    let (archive, interrupt) = args.write_watched(writer)?;
+    let _working = Spinner::at("Removing...");
+    let removed = archive.snapshot_manager().remove(choose);
+    let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));
+    // Closing erases what was freed.
+    let closed = archive.close();
+    match removed {
+        Err(error @ Error::Interrupted(_)) => {
+            closed.map_err(failed)?;
+            Err(Failure::new(code(&error), INTERRUPTED))
+        }
+        removed => removed.and(closed).map_err(failed),
+    }
+}
+
+/// An archive whose snapshots are told of, by the daemon that serves it or from the file.
+pub(crate) enum SnapshotBackend<'a> {
+    Mounted(Box<Mounted>),
+    File(Box<Archive>, &'a Path),
+}
+
+impl SnapshotBackend<'_> {
+    pub(crate) fn of(args: &ArchiveArgs) -> Result<SnapshotBackend<'_>, Failure> {
+        Ok(match Mounted::find(args)? {
+            Some(mounted) => SnapshotBackend::Mounted(Box::new(mounted)),
+            None => SnapshotBackend::File(Box::new(args.read()?), &args.archive),
+        })
+    }
+
+    /// The oldest first; with `held`, what each one holds.
+    pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
+        match self {
+            SnapshotBackend::Mounted(mounted) => mounted.list(held),
+            SnapshotBackend::File(archive, path) => {
+                let all = if held { archive.snapshots() } else { archive.snapshot_manager().list() };
+                all.map_err(|error| Lockbox::failure(path, error))
+            }
+        }
+    }
+
+    /// What removing those of `all` with these ids gives back.
+    pub(crate) fn held(&self, all: &[Snapshot], ids: &HashSet<u64>) -> Result<u64, Failure> {
+        let is_in = |id| ids.contains(&id);
+        match self {
+            SnapshotBackend::Mounted(mounted) => {
+                let ranges = control::id_ranges(all.iter().map(|snapshot| snapshot.id), is_in);
+                let told = control::query_held_bytes(&mounted.socket, mounted.status.uid, ranges, None);
+                told.map_err(|error| Failure::of(mounted.point(), &error))
+            }
+            SnapshotBackend::File(archive, path) => {
+                archive.snapshot_manager().held_bytes(&is_in).map_err(|error| Lockbox::failure(path, error))
+            }
+        }
+    }
+}
+
+/// The last line of what is told of a set: what removing all of it gives back.
+pub(crate) fn together(count: usize, bytes: u64, json: bool, out: &mut Output) -> Result<(), Failure> {
+    if json {
+        return out.json(&json!({ "snapshots": count, "held_bytes": bytes }));
+    }
+    let bytes = out.reader.size(bytes);
+    out.line(&match count {
+        0 => "no snapshot would be removed".to_owned(),
+        1 => format!("1 snapshot; removing it gives back {bytes}"),
+        _ => format!("{count} snapshots; removing all of them gives back {bytes}"),
+    })
+}
+
+/// Ids in a request: with 20 digits each they fit into a line that a daemon reads.
+const IDS: usize = 2000;
+
+/// A daemon that serves the archive.
+pub(crate) struct Mounted {
+    socket: PathBuf,
+    status: Status,
+}
+
+impl Mounted {
+    /// The daemon of what was given, when that is a mount point or an archive that this user has mounted; None for a file to be opened.
+    pub(crate) fn find(archive: &ArchiveArgs) -> Result<Option<Mounted>, Failure> {
+        let path = &archive.archive;
+        if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
+            return Ok(Some(Mounted { socket, status }));
+        }
+        // Before it is looked at: a mount that was lost, or is of another user, answers nothing that says so.
+        if let Some(mounted) = located::root_at(path, &mounts::all()) {
+            return Err(runtime::unanswered(mounted));
+        }
+        if path.is_dir() {
+            return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));
+        }
+        Ok(None)
+    }
+
+    /// The mount point, for messages.
+    fn point(&self) -> String {
+        shown(&self.status.mount_point_path())
+    }
+
+    pub(crate) fn create(&self, name: &[u8]) -> Result<(), Failure> {
+        match self.ask(&Request::SnapshotCreate { name: SnapshotName(name.to_vec()) })? {
+            Response::Done => Ok(()),
+            other => Err(self.failure(&other)),
+        }
+    }
+
+    pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
+        let all = control::list_snapshots(&self.socket, self.status.uid, held)
+            .map_err(|error| Failure::of(self.point(), &error))?;
+        let snapshot = |listed: control::SnapshotInfo| Snapshot {
+            id: listed.id,
+            time: listed.time(),
+            inodes: listed.inodes,
+            held_bytes: listed.held_bytes,
+            name: listed.name.0,
+        };
+        Ok(all.into_iter().map(snapshot).collect())
+    }
+
+    /// Erases what is free.
+    pub(crate) fn purge(&self) -> Result<(), Failure> {
+        match self.ask(&Request::Purge)? {
+            Response::Done => Ok(()),
+            other => Err(self.failure(&other)),
+        }
+    }
+
+    /// Removes those with these ids; those that are gone are passed over.
+    pub(crate) fn remove(&self, ids: &[u64]) -> Result<(), Failure> {
+        for ids in ids.chunks(IDS) {
+            match self.ask(&Request::SnapshotRemove { ids: ids.to_vec(), among: None })? {
+                Response::Done => {}
+                other => return Err(self.failure(&other)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes those with these ids, unless one of `all` that they were chosen among is gone: then nothing more is removed, and the answer is false.
+    pub(crate) fn remove_among(&self, ids: &[u64], all: &[Snapshot]) -> Result<bool, Failure> {
+        let mut gone: HashSet<u64> = HashSet::new();
+        for chunk in ids.chunks(IDS) {
+            let left = all.iter().map(|snapshot| snapshot.id).filter(|id| !gone.contains(id));
+            match self
+                .ask(&Request::SnapshotRemove { ids: chunk.to_vec(), among: Some(ExpectedSnapshots::of(left)) })?
+            {
+                Response::Done => {}
+                Response::Refused { why: RefusalReason::Changed, .. } => return Ok(false),
+                other => return Err(self.failure(&other)),
+            }
+            gone.extend(chunk);
+        }
+        Ok(true)
+    }
+
+    /// Whether a file lies in what is mounted.
+    pub(crate) fn holds(&self, file: impl AsFd) -> bool {
+        // The mount point is an ordinary directory when the mount is detached and the daemon still works.
+        rustix::fs::fstat(file).is_ok_and(|file| file.st_dev == self.status.mount_device)
+    }
+
+    /// Whether the daemon is this user's.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.status.uid == nix::unistd::geteuid().as_raw()
+    }
+
+    /// As far as its daemon tells.
+    pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
+        Fingerprint::parse(&self.status.fingerprint)
+    }
+
+    pub(crate) fn archive_id(&self) -> Result<ArchiveId, Failure> {
+        let digits = SnapshotName::try_from(self.status.archive_id.clone()).ok();
+        let id = digits.and_then(|bytes| ArchiveId::try_from(bytes.0).ok());
+        id.ok_or_else(|| Failure::other("the daemon tells no id of its archive"))
+    }
+
+    /// Has the daemon write into an open file; answers of which moment, the commit, and bytes of file data. None when too much has changed to bring
+    /// the file up to date.
+    pub(crate) fn back_up(
+        &self,
+        file: impl AsFd,
+        whole: bool,
+        verify: bool,
+        destination: &Path,
+        go_on: &dyn Fn() -> lockbox::Result<()>,
+    ) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
+        let request = Request::Backup { whole, verify };
+        match control::send_request_with_file(&self.socket, self.status.uid, &request, file.as_fd(), go_on)? {
+            Response::BackedUp { done } => Ok(done.map(|done| {
+                let time = Timestamp { seconds: done.seconds, nanos: done.nanos.min(999_999_999) };
+                (time, Generation(done.generation), done.copied_bytes)
+            })),
+            Response::Refused {
+                why: why @ (RefusalReason::Destination | RefusalReason::DamagedBackup | RefusalReason::NoSpace),
+                message,
+            } => {
+                let code = match why {
+                    RefusalReason::NoSpace => NO_SPACE,
+                    RefusalReason::DamagedBackup => DAMAGED,
+                    _ => OTHER,
+                };
+                Err(Failure::new(code, format!("{}: {message}", shown(destination))))
+            }
+            other => Err(self.failure(&other)),
+        }
+    }
+
+    /// Calls `found` with what differs, in parts.
+    pub(crate) fn compare(
+        &self,
+        older: &[u8],
+        newer: Option<&[u8]>,
+        found: &mut dyn FnMut(Vec<PathDifference>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let newer = newer.map(|name| SnapshotName(name.to_vec()));
+        let request = Request::SnapshotDiff { older: SnapshotName(older.to_vec()), newer };
+        let mut failed = None;
+        let end = control::exchange_messages(&self.socket, self.status.uid, &request, &|| Ok(()), &mut |response| {
+            let Response::Differing { found: part } = response else { return Ok(ControlFlow::Break(Some(response))) };
+            match found(part) {
+                Ok(()) => Ok(ControlFlow::Continue(None)),
+                Err(failure) => {
+                    failed = Some(failure);
+                    Ok(ControlFlow::Break(None))
+                }
+            }
+        })?;
+        match (failed, end) {
+            (Some(failure), _) => Err(failure),
+            (None, None | Some(Response::Done)) => Ok(()),
+            (None, Some(other)) => Err(self.failure(&other)),
+        }
+    }
+
+    /// Brings back what a snapshot shows; `before` gets the name of the snapshot that is taken first.
+    pub(crate) fn restore(
+        &self,
+        name: &[u8],
+        paths: Vec<Vec<u8>>,
+        to: Option<&[u8]>,
+        before: &mut Option<Vec<u8>>,
+        go_on: &dyn Fn() -> lockbox::Result<()>,
+    ) -> Result<(), Failure> {
+        let point = self.point();
+        // Names are changed by this process as the daemon says, and only one's own daemon is obeyed.
+        if !self.is_ours() {
+            return Err(Failure::other(format!(
+                "{point} is mounted by user {}: only that user restores there",
+                self.status.uid
+            )));
+        }
+        let tree = MountedTree::open(&self.status.mount_point_path())?;
+        let path = |path: Vec<u8>| {
+            let path = TreePath(path);
+            if path.fits() { Ok(path) } else { Err(Failure::usage("a path is too long for a mounted archive")) }
+        };
+        let request = Request::SnapshotRestore {
+            name: SnapshotName(name.to_vec()),
+            paths: paths.into_iter().map(path).collect::<Result<_, Failure>>()?,
+            to: to.map(|to| path(to.to_vec())).transpose()?,
+        };
+        let end = control::exchange_messages(&self.socket, self.status.uid, &request, go_on, &mut |response| {
+            Ok(match response {
+                Response::Kept { name } => {
+                    *before = Some(name.0);
+                    ControlFlow::Continue(None)
+                }
+                Response::Rename { from, to, exchange } => {
+                    ControlFlow::Continue(Some(carried(tree.rename(&from.0, &to.0, exchange))))
+                }
+                Response::MakeDirectory { path } => ControlFlow::Continue(Some(carried(tree.make_directory(&path.0)))),
+                end => ControlFlow::Break(end),
+            })
+        })?;
+        match end {
+            Response::Done => Ok(()),
+            other => Err(self.failure(&other)),
+        }
+    }
+
+    fn ask(&self, request: &Request) -> Result<Response, Failure> {
+        let _working = Spinner::at("Waiting for the daemon...");
+        Ok(control::send_request(&self.socket, self.status.uid, request)?)
+    }
+
+    fn failure(&self, response: &Response) -> Failure {
+        let code = match response {
+            Response::Refused { why: RefusalReason::NoSpace, .. } => NO_SPACE,
+            Response::Refused { why: RefusalReason::Damaged, .. } => DAMAGED,
+            _ => OTHER,
+        };
+        Failure::new(code, format!("{}: {}", self.point(), response.failure_message()))
+    }
+}
+
+fn carried(result: rustix::io::Result<()>) -> ActionResult {
+    ActionResult { errno: result.err().map(rustix::io::Errno::raw_os_error) }
+}

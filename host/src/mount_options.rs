@@ -1,0 +1,78 @@
+//! Words of the lists given with `-o`, for completion. Their parser is in `fuse/src/options.rs`, and a
+//! test there compares the two.
+
+/// What follows a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptionValue {
+    Nothing,
+    /// One of these.
+    OneOf(&'static [&'static str]),
+    /// The path of a file.
+    File,
+    /// What nobody can suggest, or only an example of it.
+    Text,
+}
+
+const SWITCH: OptionValue = OptionValue::OneOf(&["on", "off"]);
+
+/// How the server of an archive at an address is asked; `--remote` takes these too.
+pub const REMOTE: [(&str, OptionValue); 5] = [
+    ("allow-http", OptionValue::Nothing),
+    ("allow-private", OptionValue::Nothing),
+    ("cache-size", OptionValue::Text),
+    ("timeout", OptionValue::OneOf(&["30s", "5m", "hard"])),
+    ("unsent", OptionValue::Nothing),
+];
+
+/// All others. What is written with a dash and with an underscore stands here as the manual has it.
+pub const MOUNT: [(&str, OptionValue); 49] = [
+    ("ro", OptionValue::Nothing),
+    ("rw", OptionValue::Nothing),
+    ("allow_other", OptionValue::Nothing),
+    ("sync", OptionValue::OneOf(&["never", "periodic", "always"])),
+    ("memory", OptionValue::OneOf(&["64M", "256M", "1G"])),
+    ("size-limit", OptionValue::Text),
+    ("pack", SWITCH),
+    ("compress", SWITCH),
+    ("atime", OptionValue::OneOf(&["off", "open"])),
+    ("threads", OptionValue::Text),
+    ("passfile", OptionValue::File),
+    ("passfd", OptionValue::Text),
+    ("passcommand", OptionValue::Text),
+    ("credential", OptionValue::Text),
+    ("ask-password", OptionValue::Nothing),
+    ("keyfile", OptionValue::File),
+    ("identity", OptionValue::File),
+    ("recovery-code", OptionValue::File),
+    ("passfile-any", OptionValue::Nothing),
+    ("keyring-cache", OptionValue::OneOf(&["10m", "1h", "12h"])),
+    ("stop_timeout", OptionValue::Text),
+    ("accept-older", OptionValue::Nothing),
+    ("accept-fork", OptionValue::Nothing),
+    ("accept-other", OptionValue::Nothing),
+    ("kdf-limit", OptionValue::Text),
+    ("sandbox", SWITCH),
+    ("log", OptionValue::File),
+    ("idle", OptionValue::OneOf(&["10m", "1h", "off"])),
+    ("lock-on-suspend", OptionValue::Nothing),
+    ("snapshot", OptionValue::Text),
+    ("snapshot-dir", OptionValue::OneOf(&["shown", "hidden", "off"])),
+    ("snapshots", OptionValue::OneOf(&["hourly:24", "daily:7", "weekly:4", "monthly:12", "yearly:5", "off"])),
+    ("follow", OptionValue::OneOf(&["1s", "1m", "off"])),
+    ("take-over", OptionValue::Nothing),
+    ("nofail", OptionValue::Nothing),
+    ("over-archive", OptionValue::Nothing),
+    ("trust-owner", OptionValue::Nothing),
+    ("foreground", OptionValue::Nothing),
+    ("suid", OptionValue::Nothing),
+    ("dev", OptionValue::Nothing),
+    ("exec", OptionValue::Nothing),
+    ("nosuid", OptionValue::Nothing),
+    ("nodev", OptionValue::Nothing),
+    ("noexec", OptionValue::Nothing),
+    ("noatime", OptionValue::Nothing),
+    ("set-id", OptionValue::Nothing),
+    ("devices", OptionValue::Nothing),
+    ("remount", OptionValue::Nothing),
+    ("nonempty", OptionValue::Nothing),
+];
