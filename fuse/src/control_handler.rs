@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::SystemTime;
 
-use lockbox::archive::{Archive, BackedUp, Backups, Destination, Moments};
-use lockbox::control::{BackupDone, Caches, Client, Follows, Request, Response, Status};
+use lockbox::archive::{Archive, BackupDestination, BackupReport, Backups, SnapshotManager};
+use lockbox::control::{BackupDone, CacheStatus, ClientConnection, ReplicaStatus, Request, Response, Status};
 use lockbox::error::Timestamp;
 use lockbox::fs::FileSystem;
 use lockbox::{Error, Result};
-use lockbox_host::elsewhere::Telling;
+use lockbox_host::remote::TrafficQuery;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
@@ -36,7 +36,7 @@ pub(crate) struct DaemonState {
     /// Mount namespace of this process.
     pub(crate) namespace: u64,
     /// Request statistics of a remote archive; None for a local file.
-    pub(crate) remote_status: Option<Telling>,
+    pub(crate) remote_status: Option<TrafficQuery>,
     /// Why new versions cannot be shown; None unless the mount is a replica (`follow=`).
     pub(crate) replica_failure: Option<ReplicaFailure>,
     /// Reports work on file descriptors that arrived with requests to the deadlock watchdog.
@@ -83,7 +83,7 @@ impl ControlHandler {
         }
     }
 
-    pub(crate) fn handle(&self, request: &Request, connection: Client) -> Response {
+    pub(crate) fn handle(&self, request: &Request, connection: ClientConnection) -> Response {
         let _at_work = connection.file.is_some().then(|| self.state.foreign_files.track());
         // The client's file must be closed before the guard above is dropped.
         let client = connection;
@@ -163,7 +163,7 @@ impl ControlHandler {
         self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()))
     }
 
-    fn with_snapshots(&self, changes: bool, work: impl FnOnce(&Moments) -> Response) -> Response {
+    fn with_snapshots(&self, changes: bool, work: impl FnOnce(&SnapshotManager) -> Response) -> Response {
         match snapshot_requests::read_only_refusal(&self.config.options).filter(|_| changes) {
             Some(refused) => refused,
             None => {
@@ -201,15 +201,15 @@ impl ControlHandler {
             peak_resident_bytes: self.own_status.as_ref().map_or(0, peak_resident_bytes),
             file_bytes: usage.file_bytes,
             used_bytes: usage.used_bytes,
-            caches: Caches { cells: usage.cells, heads: usage.heads, nodes: usage.nodes },
+            caches: CacheStatus { cells: usage.cells, heads: usage.heads, nodes: usage.nodes },
             snapshots: usage.snapshots.map(|snapshots| snapshots.count),
             newest_snapshot: usage.snapshots.and_then(|snapshots| snapshots.newest).map(|newest| newest.seconds),
             schedule: self.state.schedule.as_ref().map(|schedule| schedule.describe()),
             latched: usage.latched,
             fallback: usage.fallback,
             remote: None,
-            follows: self.state.replica_failure.as_ref().map(|replica_failure| Follows {
-                committed: fs.committed().seconds,
+            follows: self.state.replica_failure.as_ref().map(|replica_failure| ReplicaStatus {
+                committed: fs.commit_time().seconds,
                 failure: replica_failure.lock().clone(),
             }),
             ..Status::default()
@@ -241,11 +241,11 @@ struct BackupMode {
 
 /// Backs up a running mount into a file that the client opened, so that the daemon neither resolves
 /// the client's paths nor uses its own rights.
-fn run_backup(backups: Backups, mode: BackupMode, mut client: Client) -> Result<Response> {
+fn run_backup(backups: Backups, mode: BackupMode, mut client: ClientConnection) -> Result<Response> {
     let Some(file) = client.file.take() else {
         return Err(Error::invalid("a backup goes into a file that comes with the request"));
     };
-    let file = Destination::given(file)?;
+    let file = BackupDestination::adopt(file)?;
     // A backup without a waiting client must not keep blocks from being freed.
     let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
     let source = backups.pin()?;
@@ -256,7 +256,7 @@ fn run_backup(backups: Backups, mode: BackupMode, mut client: Client) -> Result<
     if mode.verify && done.is_some() {
         source.verify(&file, watch)?;
     }
-    let report = |BackedUp { time, generation, copied_bytes, .. }| BackupDone {
+    let report = |BackupReport { time, generation, copied_bytes, .. }| BackupDone {
         seconds: time.seconds,
         nanos: time.nanos,
         generation: generation.0,

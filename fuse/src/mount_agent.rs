@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use lockbox_host::mountpoint::CreatedMountpoint;
 use lockbox_host::mounts::{self, Mounted, Numbers};
-use lockbox_host::point::Made;
 use nix::sys::signal::SigSet;
 use serde::{Deserialize, Serialize};
 
@@ -250,7 +250,7 @@ pub fn run() -> io::Result<()> {
     let remove_point = arguments.next().is_some_and(|word| word == REMOVE_POINT);
     let log = arguments.next().map(PathBuf::from);
     // Opened while nothing is mounted on it.
-    let remove_point = remove_point.then(|| Made::of(&point)).transpose()?;
+    let remove_point = remove_point.then(|| CreatedMountpoint::of(&point)).transpose()?;
     // Opened now, because the mount may hide it.
     logging::start(&logging::from_argument(log.as_deref()), false)
         .map_err(|failure| io::Error::other(failure.message))?;
@@ -274,7 +274,7 @@ pub fn run() -> io::Result<()> {
         _ => UnmountOutcome::Failed(format!("there is no order {order}")),
     });
     match exit {
-        PeerExit::Orderly => remove_point.iter().for_each(Made::remove),
+        PeerExit::Orderly => remove_point.iter().for_each(CreatedMountpoint::remove),
         PeerExit::Lost => tracing::error!(
             "{}: the daemon is gone without closing the archive; what was not durable is lost",
             point.display()

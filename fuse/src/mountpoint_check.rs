@@ -27,9 +27,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use lockbox_host::daemons::{self, user_name};
-use lockbox_host::elsewhere;
 use lockbox_host::located::real_path;
-use lockbox_host::point::Point;
+use lockbox_host::mountpoint::Mountpoint;
+use lockbox_host::remote;
 use nix::unistd::geteuid;
 
 use crate::exit::{Failure, MountProgram};
@@ -89,7 +89,7 @@ pub fn required_owner(owner: Option<u32>, options: &MountOptions) -> Option<u32>
 /// Returns the owner of an archive's file, or of the directory with its objects
 /// (`file:///directory`), for which this process has no descriptor.
 pub fn owner_by_path(archive: &Path) -> Option<u32> {
-    let local = if elsewhere::is_elsewhere(archive) { elsewhere::directory(archive)? } else { archive.to_path_buf() };
+    let local = if remote::is_remote(archive) { remote::directory(archive)? } else { archive.to_path_buf() };
     local.metadata().ok().map(|found| found.uid())
 }
 
@@ -98,7 +98,7 @@ pub fn owner_by_path(archive: &Path) -> Option<u32> {
 /// # Errors
 /// As of [`check_owner`]. A path that cannot be read is left to the check at the mount.
 pub fn check_owner_early(archive: &Path, point: &Path, options: &MountOptions) -> Result<(), Failure> {
-    match (required_owner(owner_by_path(archive), options), Point::of(point)) {
+    match (required_owner(owner_by_path(archive), options), Mountpoint::of(point)) {
         (Some(owner), Ok(held)) => check_owner(&held, point, owner),
         // The directory would be created, by root.
         (Some(owner), Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -112,7 +112,7 @@ pub fn check_owner_early(archive: &Path, point: &Path, options: &MountOptions) -
 ///
 /// # Errors
 /// A sentence that names the option that lifts the rule.
-pub fn check_owner(held: &Point, path: &Path, owner: u32) -> Result<(), Failure> {
+pub fn check_owner(held: &Mountpoint, path: &Path, owner: u32) -> Result<(), Failure> {
     let cannot_read = |error| Failure::mount(format!("cannot read the mount point {}: {error}", path.display()));
     let found = held.owner().map_err(cannot_read)?;
     if found != owner {
@@ -204,7 +204,7 @@ mod tests {
         options.trust_owner = true;
         assert_eq!(refused(&theirs, "roots", &options), "");
         // The open directory is checked, whatever the path leads to by now.
-        let held = Point::of(&at("roots")).unwrap();
+        let held = Mountpoint::of(&at("roots")).unwrap();
         fs::rename(at("roots"), at("away")).unwrap();
         symlink("own", at("roots")).unwrap();
         assert!(check_owner(&held, &at("roots"), USER).is_err());

@@ -11,7 +11,7 @@ use std::time::Duration;
 use lockbox::Result;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{SeenOptions, UnlockedKey};
-use lockbox_host::elsewhere::{Following, Place};
+use lockbox_host::remote::{ArchiveLocation, VersionFollower};
 use parking_lot::Mutex;
 
 use crate::adapter::{Activity, CurrentVersion};
@@ -25,7 +25,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Archive to poll, and how to open it.
 pub(crate) struct ReplicaConfig {
-    pub(crate) fetcher: Following,
+    pub(crate) fetcher: VersionFollower,
     pub(crate) every: Duration,
     pub(crate) key: UnlockedKey,
     pub(crate) options: OpenOptions,
@@ -106,7 +106,7 @@ fn run(
 }
 
 fn publish_version(
-    place: &Place,
+    place: &ArchiveLocation,
     key: &UnlockedKey,
     (options, seen): (&OpenOptions, &SeenOptions),
     current: &CurrentVersion,

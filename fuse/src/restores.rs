@@ -14,10 +14,10 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
-use lockbox::archive::Moments;
-use lockbox::control::{Client, Difference, Name, Response, TreePath};
+use lockbox::archive::SnapshotManager;
+use lockbox::control::{ClientConnection, PathDifference, Response, SnapshotName, TreePath};
 use lockbox::error::{Refusal, Timestamp};
-use lockbox::exchange::{Differing, DifferingKind, Names, Restore, compare};
+use lockbox::exchange::{LiveNamespace, PathChange, PathChangeKind, Restore, compare};
 use lockbox::format::Ino;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::{Error, Result};
@@ -46,7 +46,7 @@ pub(crate) struct OperationLocks {
 }
 
 /// Acquires the lock, or fails once the client has disconnected.
-fn acquire<'a>(turn: &'a Mutex<()>, client: &Client) -> Result<impl Drop + 'a> {
+fn acquire<'a>(turn: &'a Mutex<()>, client: &ClientConnection) -> Result<impl Drop + 'a> {
     loop {
         if let Some(held) = turn.try_lock_for(CLIENT_POLL) {
             return Ok(held);
@@ -57,17 +57,17 @@ fn acquire<'a>(turn: &'a Mutex<()>, client: &Client) -> Result<impl Drop + 'a> {
 
 /// # Errors
 /// `Interrupted` if the client has disconnected.
-fn check_client(client: &Client) -> Result<()> {
+fn check_client(client: &ClientConnection) -> Result<()> {
     if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) }
 }
 
 /// Sends the differences from `older` to `newer`, or to the live tree.
 pub(crate) fn send_differences(
-    (fs, moments): (&FileSystem, &Moments),
+    (fs, moments): (&FileSystem, &SnapshotManager),
     locks: &OperationLocks,
-    client: &Client,
-    older: &Name,
-    newer: Option<&Name>,
+    client: &ClientConnection,
+    older: &SnapshotName,
+    newer: Option<&SnapshotName>,
 ) -> Result<Response> {
     let found = differences((fs, moments), locks, client, older, newer)?;
     // The client may read slowly: only the differences themselves are still held.
@@ -80,78 +80,78 @@ pub(crate) fn send_differences(
             // A single difference always fits.
             if bytes > LINE_BYTES && bytes > encoded_length(found.peek()?) { None } else { found.next() }
         });
-        client.tell_patiently(&Response::Differing { found: line.collect() }, go_on)?;
+        client.send_interruptible(&Response::Differing { found: line.collect() }, go_on)?;
     }
     Ok(Response::Done)
 }
 
 /// Estimates the encoded size of a difference.
-fn encoded_length(difference: &Difference) -> usize {
+fn encoded_length(difference: &PathDifference) -> usize {
     96 + 2 * difference.path.0.len() + difference.from.as_ref().map_or(0, |from| 2 * from.0.len())
 }
 
 /// Returns all differences. The archive is not closed before this returns, because snapshots pinned
 /// for it could not be erased.
 fn differences(
-    (fs, moments): (&FileSystem, &Moments),
+    (fs, moments): (&FileSystem, &SnapshotManager),
     locks: &OperationLocks,
-    client: &Client,
-    older: &Name,
-    newer: Option<&Name>,
-) -> Result<Vec<Difference>> {
+    client: &ClientConnection,
+    older: &SnapshotName,
+    newer: Option<&SnapshotName>,
+) -> Result<Vec<PathDifference>> {
     let _turn = acquire(&locks.comparison, client)?;
-    let _work = fs.work()?;
+    let _work = fs.hold_open()?;
     // Taken before the lookup: a concurrent removal then frees nothing that is read here.
-    let now = moments.now()?;
-    let older = moments.moment(&older.0)?;
-    let newer = newer.map(|newer| moments.moment(&newer.0)).transpose()?;
+    let now = moments.pin_current()?;
+    let older = moments.snapshot_view(&older.0)?;
+    let newer = newer.map(|newer| moments.snapshot_view(&newer.0)).transpose()?;
     let newer = newer.as_ref().unwrap_or(now.file_system());
     let go_on = &mut |held| match held > MAX_HELD {
         true => Err(Error::invalid("too much differs to be told by a mount: unmount the archive, and ask again")),
         false => fs.check_closing().and_then(|()| check_client(client)),
     };
-    let to_difference = |Differing { path, kind, from }| {
+    let to_difference = |PathChange { path, kind, from }| {
         let (path, from) = (TreePath(path), from.map(TreePath));
         if ![Some(&path), from.as_ref()].into_iter().flatten().all(TreePath::fits) {
             return Err(Error::invalid("a path that differs is too long to be told by a mount"));
         }
-        let changed = matches!(kind, DifferingKind::Renamed { changed: true });
-        Ok(Difference { path, from, change: kind.name().to_owned(), changed })
+        let changed = matches!(kind, PathChangeKind::Renamed { changed: true });
+        Ok(PathDifference { path, from, change: kind.name().to_owned(), changed })
     };
     compare(&older, newer, go_on)?.into_iter().map(to_difference).collect()
 }
 
 /// Paths to restore, and their source and destination.
 pub(crate) struct RestoreRequest<'a> {
-    pub(crate) name: &'a Name,
+    pub(crate) name: &'a SnapshotName,
     pub(crate) paths: &'a [TreePath],
     pub(crate) to: Option<&'a TreePath>,
 }
 
 /// Restores the paths; `now` is part of the name of the snapshot that is taken first.
 pub(crate) fn restore(
-    (fs, moments): (&FileSystem, &Moments),
+    (fs, moments): (&FileSystem, &SnapshotManager),
     (locks, cache): (&OperationLocks, &KernelCache),
-    client: &Client,
+    client: &ClientConnection,
     request: &RestoreRequest<'_>,
     now: Timestamp,
 ) -> Result<Response> {
     let _turn = acquire(&locks.restore, client)?;
-    let moment = moments.moment(&request.name.0)?;
+    let moment = moments.snapshot_view(&request.name.0)?;
     let paths: Vec<Vec<u8>> = request.paths.iter().map(|path| path.0.clone()).collect();
     let to = request.to.map(|to| &to.0[..]);
     let mut names = ClientRenames { client, cache };
     let restored = Restore::prepare(fs, &moment, &paths, to, &mut names).and_then(|restore| {
         // A restore to another directory replaces nothing.
         if to.is_none() {
-            client.tell(&Response::Kept { name: Name(moments.create_before_restore(now)?) })?;
+            client.send(&Response::Kept { name: SnapshotName(moments.create_before_restore(now)?) })?;
         }
         restore.run(&mut || check_client(client))
     });
     match restored {
         Ok(_) => Ok(Response::Done),
         // A concurrently removed snapshot is not damage.
-        Err(Error::Damaged(_) | Error::Stale) if moments.moment(&request.name.0).is_err() => {
+        Err(Error::Damaged(_) | Error::Stale) if moments.snapshot_view(&request.name.0).is_err() => {
             Err(Error::Refused(Refusal::NoSnapshot { name: display(&request.name.0) }))
         }
         Err(error) => Err(error),
@@ -160,17 +160,17 @@ pub(crate) fn restore(
 
 /// Changes names through the client.
 struct ClientRenames<'a> {
-    client: &'a Client,
+    client: &'a ClientConnection,
     cache: &'a KernelCache,
 }
 
 impl ClientRenames<'_> {
     fn request_change(&self, what: &Response, describe: &dyn Fn() -> String) -> Result<()> {
-        self.client.have_done(what, describe, RENAME_TIME, &|| check_client(self.client))
+        self.client.request_action(what, describe, RENAME_TIME, &|| check_client(self.client))
     }
 }
 
-impl Names for ClientRenames<'_> {
+impl LiveNamespace for ClientRenames<'_> {
     /// The client is this user, or root.
     fn maker(&self) -> Creator {
         Creator { uid: geteuid().as_raw(), gid: getegid().as_raw(), umask: None }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use fuser::ReplyEmpty;
-use lockbox::fs::{BegunSync, FileSystem};
+use lockbox::fs::{FileSystem, PendingSync};
 use parking_lot::{Condvar, Mutex};
 
 use super::reply::reply_empty;
@@ -37,7 +37,7 @@ enum Leader {
 #[derive(Default)]
 struct State {
     leader: Leader,
-    waiting: Vec<(BegunSync, ReplyEmpty)>,
+    waiting: Vec<(PendingSync, ReplyEmpty)>,
     ended: bool,
 }
 

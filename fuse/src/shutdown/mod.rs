@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use lockbox::archive::Archive;
 use lockbox::control::{self, Response};
-use lockbox_host::elsewhere;
+use lockbox_host::remote;
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 
@@ -87,10 +87,10 @@ pub(crate) struct Shutdown {
 pub(crate) struct RemoteShutdown {
     /// Called before the archive is closed: no caller waits for the store any more, and data that
     /// it does not accept is kept on this machine.
-    pub(crate) stop_waiting: elsewhere::Leaving,
+    pub(crate) stop_waiting: remote::SpoolRequest,
     /// Ends the fetcher process once the archive is closed, before the end of the mount is
     /// reported.
-    pub(crate) stop_fetcher: elsewhere::Ending,
+    pub(crate) stop_fetcher: remote::FetcherShutdown,
 }
 
 impl Shutdown {
@@ -124,7 +124,7 @@ impl Shutdown {
     }
 
     /// Closes the archive after the mount has ended, and reports the result to all stop requests.
-    pub(crate) fn close(mut self, outcome: ServeOutcome, mut server: control::Server) -> Result<(), Failure> {
+    pub(crate) fn close(mut self, outcome: ServeOutcome, mut server: control::ControlServer) -> Result<(), Failure> {
         // Suspend delays are released when the archive is closed.
         let ServeOutcome { stopped, aborted, abandoned, sleeping: _sleeping } = outcome;
         let closed = self.close_archive(!aborted);
@@ -186,7 +186,7 @@ impl Shutdown {
         let archive = self.slot.lock().take();
         let closed = match archive {
             Some(archive) if loops_ended => archive.close_telling(),
-            Some(archive) => archive.file_system().make_durable().and_then(|()| archive.kept_back()),
+            Some(archive) => archive.file_system().make_durable().and_then(|()| archive.pending_upload_bytes()),
             None => Ok(0),
         };
         if let Some(remote) = &self.remote {
@@ -709,7 +709,7 @@ mod tests {
             .unwrap();
         let socket: PathBuf = server.socket().into();
         let client = thread::spawn(move || {
-            control::ask(&socket, geteuid().as_raw(), &Request::Stop { lazy: false, abandon: false })
+            control::send_request(&socket, geteuid().as_raw(), &Request::Stop { lazy: false, abandon: false })
         });
         is_sent.recv().unwrap();
         let (done, ended) = mpsc::channel();

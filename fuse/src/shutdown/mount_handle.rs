@@ -16,8 +16,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lockbox_host::mountpoint::Mountpoint;
 use lockbox_host::mounts::Numbers;
-use lockbox_host::point::Point;
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
 
@@ -79,9 +79,9 @@ impl MountHandle {
         let failed = |e: io::Error| lost(e.to_string());
         // Opened before the mount, which may cover a part of its own path.
         let above = mount.point.parent().zip(mount.point.file_name());
-        let above = above.map(|(path, name)| Ok((Point::of(path)?, name))).transpose().map_err(failed)?;
+        let above = above.map(|(path, name)| Ok((Mountpoint::of(path)?, name))).transpose().map_err(failed)?;
         let connection = mount.attach()?;
-        let held = above.map_or_else(|| Point::of(mount.point), |(above, name)| open_entry(&above, name));
+        let held = above.map_or_else(|| Mountpoint::of(mount.point), |(above, name)| open_entry(&above, name));
         let held = held.map_err(failed)?;
         let found = match held.mounted_at(mount.point) {
             Ok(Some(mounted)) => agent
@@ -192,7 +192,7 @@ impl MountHandle {
 
 /// Opens the new mount on a directory entry. If that fails, it detaches the mount on that entry and
 /// nothing else.
-fn open_entry(above: &Point, name: &OsStr) -> io::Result<Point> {
+fn open_entry(above: &Mountpoint, name: &OsStr) -> io::Result<Mountpoint> {
     above.entry(name).inspect_err(|_| {
         let _ = above.detach_entry(name);
     })
@@ -303,7 +303,7 @@ mod tests {
         std::fs::write(&entry, b"").unwrap();
         // A mount is opened as a directory, which a file is not.
         nix::mount::mount(Some(&entry), &entry, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-        let opened = open_entry(&Point::of(&above).unwrap(), "entry".as_ref());
+        let opened = open_entry(&Mountpoint::of(&above).unwrap(), "entry".as_ref());
         let left = umount(&entry);
         assert!(opened.is_err());
         assert_eq!(left, Err(nix::errno::Errno::EINVAL), "it is no mount point any more");
