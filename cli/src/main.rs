@@ -45,6 +45,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
+    lockbox_terminal::abort_on_panic();
     let name = std::env::args_os().next().unwrap_or_default();
     let for_umount_8 =
         matches!(Path::new(&name).file_name().and_then(OsStr::to_str), Some("umount.lockbox" | "umount.fuse.lockbox"));

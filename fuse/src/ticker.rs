@@ -167,7 +167,7 @@ impl BackgroundWork {
         // `umount` fail as busy.
         if self.cache.has_any_writer() {
             self.mount.flush().map_err(|e| Error::io("the process that flushes the mount does not answer", e))?;
-            tracing::debug!("flushed what programs have written");
+            tracing::debug!("flushed dirty pages of the kernel");
         }
         Ok(())
     }

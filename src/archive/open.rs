@@ -177,7 +177,7 @@ impl Archive {
         self.close_telling().map(drop)
     }
 
-    /// Closes the archive like [`Self::close`], and returns [`Archive::kept_back`] at the end.
+    /// Closes the archive like [`Self::close`], and returns [`Archive::pending_upload_bytes`] at the end.
     pub fn close_telling(self) -> Result<u64> {
         self.fs.close()?;
         if !self.storage.read_only() {
@@ -187,7 +187,7 @@ impl Archive {
     }
 
     /// Returns the number of durable bytes that other readers cannot see yet
-    /// ([`kept_back`](crate::storage::Storage::kept_back)).
+    /// ([`pending_upload_bytes`](crate::storage::Storage::pending_upload_bytes)).
     pub fn pending_upload_bytes(&self) -> Result<u64> {
         self.storage.pending_upload_bytes()
     }

@@ -186,7 +186,7 @@ impl SnapshotManager {
     /// # Errors
     /// `Refused` when the name exists or is reserved for [`SnapshotManager::create_scheduled`];
     /// `Invalid` for an invalid name and when the archive is being closed; `ReadOnly`, `NoSpace`,
-    /// `Latched`.
+    /// `WriteFailed`.
     pub fn create(&self, name: &[u8]) -> Result<()> {
         if time_of_scheduled(name).is_some() {
             return Err(Error::Refused(Refusal::NameOfSchedule { name: display(name) }));
@@ -222,7 +222,7 @@ impl SnapshotManager {
     /// with respect to other creations and removals. Unknown ids are ignored.
     ///
     /// # Errors
-    /// That of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `Latched`, `Invalid` when the
+    /// That of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `WriteFailed`, `Invalid` when the
     /// archive is being closed.
     pub fn remove(&self, choose: &mut dyn FnMut(&[Snapshot]) -> Result<Vec<u64>>) -> Result<()> {
         self.fs.remove_chosen_snapshots(&mut |all| {
@@ -264,7 +264,7 @@ impl SnapshotManager {
     /// accepted data first.
     ///
     /// # Errors
-    /// `Latched`, `NoSpace`, `Damaged`; `Invalid` when the archive is being closed.
+    /// `WriteFailed`, `NoSpace`, `Damaged`; `Invalid` when the archive is being closed.
     pub fn has_changed_since(&self) -> Result<bool> {
         self.fs.differs_from_newest_snapshot()
     }

@@ -200,7 +200,7 @@ impl FileSystem {
     /// call may be erased only later.
     ///
     /// # Errors
-    /// `ReadOnly`, `NoSpace`, `Latched`; `Invalid` when the archive is being closed.
+    /// `ReadOnly`, `NoSpace`, `WriteFailed`; `Invalid` when the archive is being closed.
     pub fn purge(&self) -> Result<()> {
         let _work = self.shutdown_gate.enter()?;
         while self.reclaim.step()? {

@@ -56,7 +56,7 @@ impl<'a> View<'a> {
         self.tree.changed_since(self.store, since, f)
     }
 
-    /// Has the nodes in which these ranges lie asked for together, on another machine: see [`Tree::foresee`].
+    /// Has the nodes in which these ranges lie asked for together, on another machine: see [`Tree::prefetch`].
     pub(crate) fn prefetch(&self, ranges: &[(Key, Key)]) -> Result<()> {
         self.tree.prefetch(self.store, ranges)
     }

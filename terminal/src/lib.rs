@@ -15,10 +15,20 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt;
 
-/// Longest message, in bytes: two paths and a sentence. What is longer comes from somebody who wants to fill a screen.
+/// Longest message in bytes: two paths and a sentence. A longer one is an attempt to fill a screen.
 const MOST: usize = 9 << 10;
 
-/// Shows what a program has to say, once, as `program: sentence`.
+/// Makes every panic end the process after its report, also in test builds, whose panics unwind.
+/// Each program calls this first.
+pub fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
+/// Writes `program: sentence` to standard error.
 pub fn complain(program: &str, message: &str) {
     // Nobody is left to tell when standard error is closed.
     let _ = writeln!(io::stderr(), "{program}: {}", sentence(message));
@@ -98,6 +108,23 @@ fn escape(bytes: &[u8], shown: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Runs only as a child of the test below.
+    #[test]
+    #[ignore = "ends its process"]
+    fn panic_in_a_thread() {
+        abort_on_panic();
+        let _ = std::thread::spawn(|| panic!("in a thread")).join();
+    }
+
+    #[test]
+    fn a_panic_in_any_thread_ends_the_program() {
+        use std::os::unix::process::ExitStatusExt;
+        let test = env::current_exe().unwrap();
+        let arguments = ["--exact", "tests::panic_in_a_thread", "--ignored"];
+        let output = std::process::Command::new(test).args(arguments).output().unwrap();
+        assert_eq!(output.status.signal(), Some(6), "{output:?}");
+    }
 
     /// All of C0 and C1, DEL, and the marks that reorder text or end lines.
     fn obeyed() -> impl Iterator<Item = char> {

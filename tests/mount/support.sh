@@ -213,7 +213,7 @@ await_collected() {
         mkdir "$WORK/connections"
         mount -t fusectl none "$WORK/connections"
     fi
-    flushes_of() { awk '/flushed what programs have written/ { count++ } END { print count + 0 }' "$WORK/$1.log"; }
+    flushes_of() { awk '/flushed dirty pages of the kernel/ { count++ } END { print count + 0 }' "$WORK/$1.log"; }
     flushed() { (($(flushes_of "$1") >= $2)); }
     answered() { grep -qx 0 "$1"; }
     flushes=$(flushes_of "$1")

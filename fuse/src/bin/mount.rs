@@ -141,6 +141,7 @@ Exit codes:
   0 mounted, 1 usage, 2 system error, 32 failed";
 
 fn main() -> ExitCode {
+    lockbox_terminal::abort_on_panic();
     daemon::harden();
     if std::env::args_os().nth(1).is_some_and(|first| first == daemon::ARGUMENT) {
         return finish(&daemon::run(), false);

@@ -36,7 +36,8 @@ enum ServerTimeout {
 }
 
 impl Remote {
-    /// The same, with nothing kept on disk: for a process that hands over to another one, which is to have the cache.
+    /// Returns these options without the cache on disk, for a process that starts another one,
+    /// which uses the cache.
     pub fn without_cache(&self) -> Remote {
         Remote { cache_bytes: Some(0), ..self.clone() }
     }
@@ -81,7 +82,8 @@ pub type FetcherShutdown = Arc<dyn Fn() + Send + Sync>;
 /// Spools on this host the uploads that the store does not accept in time.
 pub type SpoolRequest = Arc<dyn Fn() + Send + Sync>;
 
-/// Asks whether an archive that is read has gone on, and has it taken as it is now; whether it was. What is not taken, and after an error, is told again the next time.
+/// Passes the newest version of an archive that is open for reading to the callback, and returns
+/// whether there was one. A version that the callback refuses is reported again by the next call.
 pub type VersionFollower = Box<dyn FnMut(&mut dyn FnMut(&ArchiveLocation) -> Result<()>) -> Result<bool> + Send>;
 
 /// Storage opened by a fetcher process, and the handles to control that process.

@@ -309,7 +309,7 @@ impl PartialReader {
         into.fill(0);
         let count = part.blocks.end - part.blocks.start;
         if count == 1 {
-            tracing::warn!("{}: {why}; what it lacks is passed over", self.reader.blocks.store.name);
+            tracing::warn!("{}: {why}; missing blocks are skipped", self.reader.blocks.store.name);
             self.missing_from.lock().insert(place.id, place.at);
             return Ok(());
         }

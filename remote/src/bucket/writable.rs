@@ -22,7 +22,7 @@
 //! LIVING-6  After `spool_on_timeout` (a mount that ends) a barrier waits for the store once more.
 //!     Objects that the store does not take are then spooled in replay order (SPOOL-1 to 3), and
 //!     the barrier succeeds: no caller is left that could report them as durable to others. The
-//!     rollback state does not count them ([`Storage::kept_back`]).
+//!     rollback state does not count them ([`Storage::pending_upload_bytes`]).
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -90,7 +90,7 @@ pub struct ImportReport {
 /// meanwhile is stored as it was read, and reported. An error of `progress` ends the import.
 ///
 /// # Errors
-/// `Invalid` for two sources of one name, with nothing added. `NoSpace`, `Latched`, `ReadOnly`,
+/// `Invalid` for two sources of one name, with nothing added. `NoSpace`, `WriteFailed`, `ReadOnly`,
 /// `Damaged`, and `Interrupted` of `progress` end the import; objects added before are complete,
 /// the current one is removed.
 pub fn import(

@@ -54,7 +54,7 @@ pub struct TarImport {
 /// - that of `progress`.
 ///
 /// The archive is unchanged then. `Exists` without a name if the root has a `.lockbox-import-tar`
-/// that no import created. After `NoSpace`, `Latched` and `Damaged`, the directory
+/// that no import created. After `NoSpace`, `WriteFailed` and `Damaged`, the directory
 /// `.lockbox-import-tar` may remain.
 pub fn import_tar(
     fs: &FileSystem,

@@ -71,7 +71,7 @@ impl FileSystem {
     /// atomic.
     ///
     /// # Errors
-    /// `NoSpace`, `Latched`, `ReadOnly`, `Damaged`, `Io`: the remaining files are not added. Files
+    /// `NoSpace`, `WriteFailed`, `ReadOnly`, `Damaged`, `Io`: the remaining files are not added. Files
     /// of earlier batches exist, as durable as without the error; [`FileSystem::add_files_to`]
     /// reports them.
     pub fn add_files(&self, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {

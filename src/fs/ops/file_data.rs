@@ -102,7 +102,7 @@ impl FileSystem {
     /// before it accepts more, which bounds the dirty data.
     ///
     /// # Errors
-    /// `NoSpace` against reservations, `FileTooLarge` beyond 2^63-1, `Latched`, `ReadOnly`.
+    /// `NoSpace` against reservations, `FileTooLarge` beyond 2^63-1, `WriteFailed`, `ReadOnly`.
     pub fn write_buffered(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_OFFSET).ok_or(Error::FileTooLarge)?;
         let range = offset..end;

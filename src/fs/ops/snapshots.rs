@@ -24,7 +24,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// `Exists` when another snapshot has the name, `Invalid` for an invalid name and when the
-    /// archive is being closed, `ReadOnly`, `NoSpace`, `Latched`.
+    /// archive is being closed, `ReadOnly`, `NoSpace`, `WriteFailed`.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<()> {
         let _work = self.shutdown_gate.enter()?;
         self.check_snapshots_writable()?;
@@ -150,7 +150,7 @@ impl FileSystem {
     /// taken or removed between the choice and the removal.
     ///
     /// # Errors
-    /// Errors of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `Latched`; `Invalid` when
+    /// Errors of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `WriteFailed`; `Invalid` when
     /// the archive is being closed.
     pub(crate) fn remove_chosen_snapshots(&self, choose: Choice<'_>) -> Result<()> {
         let _work = self.shutdown_gate.enter()?;

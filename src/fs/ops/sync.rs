@@ -104,7 +104,7 @@ impl FileSystem {
     /// Checks that a write of this many bytes could be accepted, and waits for space like one.
     ///
     /// # Errors
-    /// `NoSpace`, `Latched`, `ReadOnly`.
+    /// `NoSpace`, `WriteFailed`, `ReadOnly`.
     pub fn check_room(&self, bytes: u64) -> Result<()> {
         self.volume.reserve_data(bytes, bytes.div_ceil(FRAME)).map(drop)
     }

@@ -190,7 +190,7 @@ impl Reclaim {
     /// them. `go_on` runs before each step.
     ///
     /// # Errors
-    /// Errors of `go_on`, `Latched`.
+    /// Errors of `go_on`, `WriteFailed`.
     pub(super) fn run_queued(&self, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
         let waiting = self.queue.waiting.lock().clone();
         for ino in waiting {

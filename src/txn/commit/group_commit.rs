@@ -110,7 +110,7 @@ impl GroupCommit {
     }
 
     /// # Errors
-    /// `ReadOnly`, `Latched`.
+    /// `ReadOnly`, `WriteFailed`.
     pub(in crate::txn) fn check_writable(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::ReadOnly("the archive is opened for reading".into()));
@@ -141,7 +141,7 @@ impl GroupCommit {
     /// the ticket, or the commit has no leader.
     ///
     /// # Errors
-    /// `Latched`, `ReadOnly`.
+    /// `WriteFailed`, `ReadOnly`.
     pub(in crate::txn) fn want_commit(&self) -> Result<CommitTicket> {
         self.check_writable()?;
         let mut queue = self.queue.lock();

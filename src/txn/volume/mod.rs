@@ -290,7 +290,7 @@ impl Volume {
     /// Promises room for `bytes` of file data in `pages` pages, at worst case; 0 pages promise `bytes` of whole groups.
     ///
     /// # Errors
-    /// `NoSpace` (nothing else is disturbed), `Latched`, `ReadOnly`.
+    /// `NoSpace` (nothing else is disturbed), `WriteFailed`, `ReadOnly`.
     pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
         self.committer.check_writable()?;
         self.committer.open_session()?;

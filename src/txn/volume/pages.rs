@@ -35,7 +35,7 @@ impl Volume {
     }
 
     /// Returns the durable bytes that other readers cannot find yet, see
-    /// [`crate::storage::Storage::kept_back`].
+    /// [`crate::storage::Storage::pending_upload_bytes`].
     pub(crate) fn pending_upload_bytes(&self) -> Result<u64> {
         self.medium.pager.storage().pending_upload_bytes()
     }

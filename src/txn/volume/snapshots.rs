@@ -28,7 +28,7 @@ impl Volume {
     /// Creates a snapshot of the present content under `name`, durable on return. Returns its id.
     ///
     /// # Errors
-    /// `Exists` when another one has the name, `Invalid` for what is no name, `ReadOnly`, `NoSpace`, `Latched`.
+    /// `Exists` when another one has the name, `Invalid` for what is no name, `ReadOnly`, `NoSpace`, `WriteFailed`.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<u64> {
         check_name(name)?;
         self.committer.check_writable()?;
@@ -47,7 +47,7 @@ impl Volume {
     /// The next commit makes that durable.
     ///
     /// # Errors
-    /// `ReadOnly`, `NoSpace`, `Latched`.
+    /// `ReadOnly`, `NoSpace`, `WriteFailed`.
     pub(crate) fn take_snapshot_again(&self, kept: &SnapshotValue) -> Result<()> {
         self.committer.check_writable()?;
         self.committer.open_session()?;

@@ -304,7 +304,7 @@ impl UploadBuffer {
         if self.shared.state.lock().dirty.is_empty()
             && let Err(error) = self.rebase()
         {
-            tracing::debug!(%error, "what was written is not read ahead of yet");
+            tracing::debug!(%error, "cannot prefetch written blocks yet");
         }
     }
 

@@ -33,6 +33,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    lockbox_terminal::abort_on_panic();
     serve::close_inherited();
     let result = match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(&arguments),
