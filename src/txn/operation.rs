@@ -1,4 +1,5 @@
-//! One change of the archive, atomic: works on its own copy of the trees, published whole or dropped.
+//! One atomic change of the archive: works on its own copy of the trees, published whole or
+//! dropped.
 
 use std::ops::Range;
 
@@ -112,13 +113,13 @@ impl<'v> Operation<'v> {
         self.counters.inodes = self.counters.inodes.saturating_sub(1);
     }
 
-    /// Lets the publication tell when this operation is published.
+    /// Sets the publication when this operation is published.
     pub(crate) fn carry(&mut self, publication: &Publication) {
         debug_assert!(!publication.is_set(), "it was published before");
         self.carried.push(publication.clone());
     }
 
-    /// Staged bytes of the range count no more once this operation is published (specification 9.5).
+    /// Drops the dirty bytes of the range once this operation is published (specification 9.5).
     pub(crate) fn drop_staged(&mut self, ino: Ino, range: Range<u64>) {
         self.log.drop_range(DroppedRange { ino, start: range.start, end: range.end });
     }
@@ -141,7 +142,8 @@ impl<'v> Operation<'v> {
         self.live_edits.dirtied + self.global_edits.dirtied
     }
 
-    /// Nodes of the live tree that the newest snapshot still shows go to its dead list instead of being freed.
+    /// Moves nodes of the live tree that the newest snapshot still shows to its dead list instead
+    /// of freeing them.
     pub(super) fn bury_snapshot_nodes(&mut self) -> Result<()> {
         let newest = self.counters.newest_snapshot;
         if newest == Generation(0) {

@@ -45,7 +45,8 @@ struct Open {
     born: HashMap<u64, (Run, Tag)>,
     /// Pages of older transactions that it freed.
     freed: Vec<Run>,
-    /// Nodes of older transactions that it replaced; their pages are known once the commit in flight is done.
+    /// Nodes of older transactions that this one replaced; their pages are known once the commit in
+    /// flight is done.
     superseded: Vec<Arc<Node>>,
     /// Something was published.
     changed: bool,
@@ -109,7 +110,7 @@ impl Writer {
         }
     }
 
-    /// Takes the writers' lock, which gives exclusive access to the open transaction.
+    /// Locks the open transaction for exclusive access.
     pub(super) fn lock(&self) -> OpenTransaction<'_> {
         OpenTransaction { writer: self, open: self.open.lock() }
     }
@@ -135,8 +136,8 @@ impl Writer {
         self.refused.store(refused, Ordering::Release);
     }
 
-    /// Whether something was published or staged since the last commit began, or that one waits for
-    /// room.
+    /// Returns whether anything was published or became dirty since the last commit began, or
+    /// whether that commit waits for space.
     pub(super) fn is_dirty(&self) -> bool {
         // Under the writers' lock: a flusher that fails puts its mark back before it lets go of that.
         let open = self.open.lock();
@@ -187,7 +188,7 @@ pub(super) struct OpenTransaction<'w> {
 }
 
 impl OpenTransaction<'_> {
-    /// Whether something was published since the last freeze.
+    /// Returns whether anything was published since the last freeze.
     pub(super) fn is_changed(&self) -> bool {
         self.open.changed
     }
@@ -203,7 +204,7 @@ impl OpenTransaction<'_> {
         self.operate_on(&mut None, essential, f)
     }
 
-    /// As [`Self::operate`], with room for nodes that was promised before and is taken first.
+    /// Like [`Self::operate`]; first takes space for nodes that was promised before.
     fn operate_on<R>(
         &mut self,
         nodes: &mut Option<Reservation>,
@@ -278,7 +279,7 @@ impl OpenTransaction<'_> {
             let flushed = self.operate_on(nodes, true, |operation| flusher(operation));
             if flushed.is_err() {
                 writer.mark_staged();
-                // What it sealed counts as logged, and is in no entry.
+                // Its sealed data counts as logged, and is in no entry.
                 self.leave_log();
             }
             return flushed;
@@ -291,7 +292,7 @@ impl OpenTransaction<'_> {
     /// write the entry calls [`Self::leave_log`].
     pub(super) fn log_entry(&mut self, capacity: usize) -> Result<Option<LogEntry>> {
         let Writer { medium, log_source, .. } = self.writer;
-        // What is freed comes back by commits alone.
+        // Freed blocks return by commits alone.
         if self.open.freed.iter().map(|run| run.blocks).sum::<u64>() > MOST_FREED {
             return Ok(None);
         }
@@ -311,12 +312,15 @@ impl OpenTransaction<'_> {
         self.open.unlogged.need_commit();
     }
 
-    /// Takes what is published, also when that is nothing new, and opens the next transaction. An empty one gets the number `refused`, if there is one:
-    /// nobody was told of it, and what was sealed for the open transaction keeps its number (TXN-4).
+    /// Takes the published changes, even if there are none, and opens the next transaction. An
+    /// empty one gets the number `refused`, if there is one: that number was never reported, and
+    /// data sealed for the open transaction keeps its number (TXN-4).
     ///
-    /// `old_lists` is the number of list pages that a checkpoint would free. Room for the new ones is promised while no operation can come between:
-    /// from now on others reserve against the next transaction's lists. `SpaceMap::reserve` left that room; should it not be there all the same,
-    /// the commit takes what it finds. `with_staged` says that nothing staged is left out.
+    /// `old_lists` is the number of list pages that a checkpoint would free. Space for the new ones
+    /// is promised while no operation can intervene: from now on others reserve against the next
+    /// transaction's lists. `SpaceMap::reserve` left that space; should it be missing all the same,
+    /// the commit takes the space that it finds. `with_staged` is true when no dirty data is left
+    /// out.
     pub(super) fn freeze(&mut self, refused: Option<Generation>, old_lists: usize, with_staged: bool) -> Frozen {
         let Writer { allocator, medium, .. } = self.writer;
         let versions = &medium.versions;
@@ -352,7 +356,7 @@ impl OpenTransaction<'_> {
         frozen
     }
 
-    /// Lets the memory of written nodes go.
+    /// Releases the memory of written nodes.
     pub(super) fn forget_written(&mut self) {
         let versions = &self.writer.medium.versions;
         versions.publish(Arc::new(versions.published().without_written_nodes()));

@@ -63,7 +63,7 @@ impl RecordWriter {
         self.writer.set_refused(is_held);
         match written {
             Ok(()) => {
-                // Or it would hold what older readers let go.
+                // Otherwise it would keep pages that older readers have released.
                 drop(refused);
                 self.pages.allocator.release_pending_frees();
                 Ok(())
@@ -91,7 +91,7 @@ impl RecordWriter {
         let mut roots = self.write_trees(&frozen.state.trees, generation, &mut frozen.allocated, unwritten)?;
         let (mut allocated, mut freed, mut promised) = (frozen.allocated.clone(), frozen.freed.clone(), frozen.lists);
         freed.extend(lists::pages_of(&frozen.superseded)?);
-        // Nobody but readers of older versions asks for them again.
+        // Only readers of older versions use them again.
         frozen.superseded.iter().filter_map(|node| node.stored.get()).for_each(|pointer| store.forget(pointer));
 
         let session_first = chain.session_first.unwrap_or(generation);
@@ -100,7 +100,7 @@ impl RecordWriter {
         let checkpoint = Checkpoint::write_if_due(&self.pages, purpose, chain, generation, empty)?;
         roots[TreeId::Space] = match &checkpoint {
             Some(made) => {
-                // Its nodes may be what makes the lists too long for the record.
+                // The checkpoint's nodes may make the lists too long for the record.
                 promised += made.promised;
                 allocated.extend_from_slice(&made.allocated);
                 freed.extend_from_slice(&made.freed);

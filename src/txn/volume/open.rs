@@ -57,8 +57,9 @@ impl Volume {
         Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
     }
 
-    /// Makes an empty volume in `storage` that goes on from the newest commit of `from`: generations, inode
-    /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of its headers.
+    /// Creates an empty volume in `storage` that continues from the newest commit of `from`:
+    /// generations, inode numbers and the history of sessions continue, and its first record names
+    /// that of `from`. `header_sequence` is the number of its headers.
     pub(crate) fn continue_from(
         from: &Volume,
         storage: Arc<dyn Storage>,
@@ -134,7 +135,8 @@ impl Volume {
         Volume::open_seen(storage, cipher, environment, header_sequence, options, None)
     }
 
-    /// Like [`Volume::open`]; `seen` is remembered as durable, so recovery does not undo it (LINEAGE-2).
+    /// Like [`Volume::open`]; `seen` is remembered as durable, so recovery does not undo it
+    /// (LINEAGE-2).
     pub(crate) fn open_seen(
         storage: Arc<dyn Storage>,
         cipher: PageCipher,
@@ -146,7 +148,8 @@ impl Volume {
         Volume::open_as(storage, cipher, environment, header_sequence, options, seen, None)
     }
 
-    /// `backup_after` says that a backup is opened to be brought up to date, with commits of higher numbers than this one, and stays a backup.
+    /// Opens a volume. With `backup_after` a backup is opened to be updated with commits of higher
+    /// numbers than this one, and stays a backup.
     pub(super) fn open_as(
         storage: Arc<dyn Storage>,
         cipher: impl Into<Arc<PageCipher>>,
@@ -167,7 +170,7 @@ impl Volume {
         let mut record = recovered.record.clone();
         let origin = record.origin;
         if writable && backup_after.is_none() {
-            // What is written now is in no backup.
+            // New writes are in no backup.
             record.origin = None;
         }
         if !record.closed {
@@ -202,7 +205,7 @@ impl Volume {
         if !whole {
             tracing::warn!("the space map's chain of commit records is broken: it is rebuilt from the trees");
             match auditor.rebuild_space(&mut chain) {
-                // Readers need no space map, and what is whole must stay readable.
+                // Readers need no space map, and intact data must stay readable.
                 Err(Error::Damaged(reason)) if !writable => tracing::warn!("{reason}"),
                 rebuilt => rebuilt?,
             }
@@ -212,7 +215,8 @@ impl Volume {
             refuse(volume.allocator.find_behind_end()?.into_iter().collect())?;
             recovered.scrub_rejected(&volume.medium.pager, &*volume.medium.environment)?;
             if length > total * BLOCK {
-                // Growth of a transaction that never committed, or a part of a block: no page of the record that was chosen lies there.
+                // Growth of a transaction that never committed, or a part of a block: no page of
+                // the chosen record lies there.
                 volume.medium.pager.storage().set_len(total * BLOCK)?;
             }
             volume.medium.pager.storage().keep_ballast();
