@@ -2,21 +2,30 @@
 //! writing session.
 //!
 //! # Invariants
-//! LINEAGE-1  A record that is named as durable to somebody outside of the file is durable: to a writer its own newest one (its last barrier has
-//!     returned, or recovery verified it from the medium), to a reader only the one before the newest (by TXN-3 the newest was written after
-//!     the barrier of that one returned), because a reader may see a record that so far is in the host's cache alone.
-//!     The same holds for entries of the log. A writer names the last one whose barrier has returned, or that recovery read from the medium. A reader
-//!     names the one before the last that it sees, as each is written after the barrier of the one before (10.3 rule 8), and the first one after that of
-//!     the record itself; and all that the newest record names as pending, as they were read from the medium before it was written.
-//! LINEAGE-2  A recovery never undoes a record that was named by LINEAGE-1: handed in as `seen`, a bad page of it is damage (specification 10.1).
-//! LINEAGE-3  So a record that was named and is not in this line was never undone by a crash: the file is older, or was written apart.
-//! LINEAGE-4  Nor is an entry that was named ever missing of its record, as long as that is the newest: nothing is written where it lies before a later
-//!     record is durable (LOG-4). The record after it contains it, when the same session wrote that one, or names it as pending, when
-//!     it is the first of another session (10.3 rule 12). While the ring has both, a later record that does neither was written to a copy
-//!     without that entry. When the ring has them no more, nothing can be said of entries.
+//! LINEAGE-1  A record that is reported as durable outside of the file is durable. A writer reports
+//!     its own newest one (its last barrier has returned, or recovery verified it from the medium).
+//!     A reader reports only the one before the newest (by TXN-3 the newest was written after the
+//!     barrier of that one returned), because a reader may see a record that so far is in the
+//!     host's cache alone.
+//!     The same holds for entries of the log. A writer names the last one whose barrier has
+//!     returned, or that recovery read from the medium. A reader names the one before the last that
+//!     it sees, as each is written after the barrier of the one before (10.3 rule 8), and the first
+//!     one after that of the record itself; and all that the newest record names as pending, as
+//!     they were read from the medium before it was written.
+//! LINEAGE-2  A recovery never undoes a record that was named by LINEAGE-1: handed in as `seen`, a
+//!     bad page of it is damage (specification 10.1).
+//! LINEAGE-3  So a record that was named and is not in this line was never undone by a crash: the
+//!     file is older, or was written apart.
+//! LINEAGE-4  An entry that was named is never missing from its record either, as long as that is
+//!     the newest: nothing is written over it before a later record is durable (LOG-4). The record
+//!     after it contains it, when the same session wrote that one, or names it as pending, when it
+//!     is the first of another session (10.3 rule 12). While the ring has both, a later record that
+//!     does neither was written to a copy without that entry. Once the ring has them no more,
+//!     entries cannot be judged.
 //!
-//! The history is bounded: beyond [`MOST_SESSIONS`] the oldest records go. Of what lies before the oldest record nothing can be said any
-//! more, and that is what is answered ([`Ancestry::Unknown`]): never a false alarm, but also no alarm for a fork that old.
+//! The history is bounded: beyond [`MOST_SESSIONS`] the oldest records go. The time before the
+//! oldest record is unknown, and the result is [`Ancestry::Unknown`]: never a false alarm, but also
+//! no alarm for a fork that old.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -69,10 +78,10 @@ impl Durable {
 
 /// The log as it was opened.
 pub(super) struct OpenedLog {
-    /// Of the record that it extends.
+    /// Generation of the record that it extends.
     pub(super) generation: Generation,
     pub(super) record: Tag,
-    /// Of each entry that counts.
+    /// Tags of the valid entries.
     pub(super) tags: Vec<Tag>,
     /// One is lost that others came after.
     pub(super) damaged: bool,
@@ -84,7 +93,7 @@ impl OpenedLog {
     }
 }
 
-/// How the present commit relates to one that was seen.
+/// Relation of the present commit to one that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ancestry {
     /// It is that one, or one that came after it.
@@ -135,12 +144,13 @@ impl History<'_> {
         })
     }
 
-    /// The same of an entry of `seen`, which is known to continue here (LINEAGE-4).
+    /// Returns the same for an entry of `seen`, a record known to continue here (LINEAGE-4).
     pub(super) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Ancestry {
         let Some(at) = self.line.iter().position(|mark| mark == seen) else { return Ancestry::Descendant };
         if let Some(log) = self.log.filter(|log| log.extends(seen)) {
             return match log.tags.get((entry.number as usize).saturating_sub(1)) {
-                // Entries behind a lost one show that the file is none from before: it is damage, and told as that.
+                // Entries after a lost one prove that the file is not an older copy: it is reported
+                // as damage.
                 _ if log.damaged => Ancestry::Descendant,
                 Some(tag) if *tag == entry.tag => Ancestry::Descendant,
                 None if at == 0 => Ancestry::Older,
@@ -188,7 +198,8 @@ impl History<'_> {
         Ok(trail)
     }
 
-    /// The last record of the ended session that began at `generation` or before; None when there is no such record (any more).
+    /// Returns the last record of the ended session that began at `generation` or before; None when
+    /// there is no such record (any more).
     fn session_at(&self, generation: Generation) -> Result<Option<Mark>> {
         let found = self.history.floor(self.store, Key::new(0, kind::HISTORY, generation.0), |key, value| {
             Ok((key, HistoryValue::decode(value)?))
@@ -244,7 +255,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// Puts a record of another volume's history into this one's.
+    /// Inserts a record of another volume's history.
     pub(crate) fn insert_history(&mut self, key: Key, value: &[u8]) -> Result<()> {
         self.changed = true;
         self.trees.history.insert(self.store, &mut self.global_edits, key, value)?;

@@ -46,7 +46,7 @@ impl Changes {
             return;
         }
         if !is_record_of_files(key) {
-            // What a later program wrote, or nobody should have, and is removed.
+            // Records of a later program, or invalid ones, that are removed.
             self.need_commit();
         }
         if self.keys.len() == MOST_RECORDS {
@@ -92,7 +92,8 @@ impl Changes {
         self.keys.dedup();
     }
 
-    /// The records as they are in `state`; None when there are too many bytes, or only a commit will do.
+    /// Returns an entry with the records as in `state`; None when it takes too many bytes, or needs
+    /// a commit.
     pub(super) fn entry(&mut self, state: &State, store: &NodeStore, capacity: usize) -> Result<Option<LogEntry>> {
         if self.needs_commit {
             return Ok(None);
@@ -153,7 +154,7 @@ impl LoggedRecords {
         all
     }
 
-    /// How many there are.
+    /// Returns the number of records.
     pub(super) fn len(&self) -> u64 {
         self.records.len() as u64
     }
