@@ -31,7 +31,7 @@ pub enum NewKey<'a> {
     Recipient(&'a Recipient, &'a Arc<dyn Prompts>),
 }
 
-/// Where a slot is, and the key that it is to hold.
+/// Location of a slot, and the key that it is to hold.
 pub(crate) struct SlotAddress<'a> {
     pub(crate) archive: &'a ArchiveId,
     pub(crate) slot: usize,
@@ -44,10 +44,11 @@ impl SlotAddress<'_> {
     }
 }
 
-/// Kind and content of a slot for `new`.
+/// Returns kind and content of a slot for `new`.
 ///
 /// # Errors
-/// `Invalid` for a label that is too long, a plugin that fails and a recipient too large for a slot; `Io` without randomness.
+/// `Invalid` for a label that is too long, a plugin that fails and a recipient too large for a
+/// slot; `Io` without randomness.
 pub(crate) fn make(
     address: &SlotAddress<'_>,
     new: &NewKey<'_>,
@@ -80,11 +81,11 @@ pub(crate) fn make(
     finish(address, kind, blank, &kek, &Description { created, label, rewrap }, environment)
 }
 
-/// Wraps `address.volume_key` to the slot that `old` is, without its secret; the description comes along. `None` of it is kept secret from
-/// who has the volume key of `header`.
+/// Wraps `address.volume_key` to the slot that `old` is, without its secret; the description is
+/// kept. `None` of it is secret from a holder of the volume key of `header`.
 ///
 /// # Errors
-/// As [`make`]; `Damaged` when the slot does not decode.
+/// Like [`make`]; `Damaged` when the slot does not decode.
 pub(crate) fn rewrap(
     address: &SlotAddress<'_>,
     header: &Header,

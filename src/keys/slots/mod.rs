@@ -58,8 +58,8 @@ pub struct UnlockLimits {
     pub cost_mib: u64,
     /// MiB of one derivation.
     pub memory_mib: u32,
-    /// MiB of all derivations that run side by side. One alone may take more; what a machine has to spare is known to programs only, so
-    /// that they run one after the other by default.
+    /// Memory in MiB of all concurrent derivations. A single one may take more. Only programs know
+    /// the memory that a machine can spare, so derivations run one after the other by default.
     pub together_mib: u64,
 }
 
@@ -88,12 +88,12 @@ pub enum KeyKind {
     Age,
     /// An age recipient that is an SSH key.
     SshKey,
-    /// Of a newer program, or malformed.
+    /// A slot of a newer program, or a malformed one.
     Unknown(u8),
 }
 
 impl KeyKind {
-    /// As users call it.
+    /// Returns the name for users.
     pub fn name(self) -> &'static str {
         match self {
             KeyKind::Passphrase => "passphrase",
@@ -106,7 +106,7 @@ impl KeyKind {
         }
     }
 
-    /// Whether a passphrase, alone or with a key file, opens it.
+    /// Returns whether a passphrase, alone or with a key file, opens it.
     pub(crate) fn has_passphrase(self) -> bool {
         matches!(self, KeyKind::Passphrase | KeyKind::KeyFileAndPassphrase)
     }
@@ -178,7 +178,8 @@ impl Candidate {
         }
     }
 
-    /// The slot's key-encryption key, if it is these secrets' slot; None when the secret for it is not there.
+    /// Returns the slot's key-encryption key, if it is these secrets' slot; None when the secret
+    /// for it is missing.
     fn key(&self, secrets: &Secrets) -> Result<Option<SecretKey>> {
         match &self.parsed {
             Parsed::Passphrase(parsed) => {
@@ -242,10 +243,11 @@ pub(crate) fn unlock_each(header: &Header, secrets: &Secrets, limits: &UnlockLim
     unlock_all(header, secrets, limits).map(|(opened, _)| opened)
 }
 
-/// The same, and whether every slot that they may open was tried, or some would have cost too much.
+/// Like [`unlock`] for all slots; returns also whether every slot that the secrets may open was
+/// tried, or some would have cost too much.
 ///
 /// # Errors
-/// As [`unlock`].
+/// Like [`unlock`].
 pub(crate) fn unlock_all(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<(Vec<OpenedSlot>, bool)> {
     let mut opened = Vec::new();
     let tried = attempts(header, secrets, limits, &mut |slot| {
@@ -255,7 +257,8 @@ pub(crate) fn unlock_all(header: &Header, secrets: &Secrets, limits: &UnlockLimi
     if opened.is_empty() { Err(Error::WrongKey) } else { Ok((opened, tried)) }
 }
 
-/// Hands each slot that opens to `found` until that says no. False when slots were left out for their cost.
+/// Passes each slot that opens to `found` until that returns false. Returns false when slots were
+/// left out for their cost.
 fn attempts(
     header: &Header,
     secrets: &Secrets,
@@ -307,7 +310,7 @@ fn attempts(
         }
     }
     match (costly, failure) {
-        // What opened before was within the limit, and is told.
+        // Slots opened before were within the limit, and are reported.
         (Some(_), _) if any => Ok(false),
         (Some(error), _) => Err(error),
         (None, Some(error)) if !any => Err(error),
@@ -350,7 +353,7 @@ pub(crate) fn kind_of(header: &Header, slot: usize) -> KeyKind {
     }
 }
 
-/// Whether a public key is enough to make a slot that the same secret opens.
+/// Returns whether a public key is enough to make a slot that the same secret opens.
 pub(crate) fn is_recipient(header: &Header, slot: usize) -> bool {
     matches!(kind_of(header, slot), KeyKind::Age | KeyKind::SshKey)
 }
@@ -364,7 +367,8 @@ fn cost(kdf: &KdfParameters) -> u64 {
     u64::from(kdf.memory_kib).div_ceil(1024) * u64::from(kdf.passes)
 }
 
-/// The KEK that the slot's secret gives; None when that secret is not there, or fits no part of the slot.
+/// Returns the KEK that the slot's secret gives; None when that secret is missing, or fits no part
+/// of the slot.
 fn key_encryption_key(kind: u8, slot: &KeySlot, secrets: &Secrets) -> Result<Option<SecretKey>> {
     match (kind & !REWRAPPED, &slot.kdf) {
         (SLOT_PASSPHRASE, Some(kdf)) => {
