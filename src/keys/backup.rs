@@ -84,7 +84,7 @@ pub fn restore_header<'a>(
     let remembered = looked.seen.as_ref().map_or(0, rollback::RollbackState::header_sequence);
     let numbered = present.map_or(0, |header| header.framing().sequence);
     let known = numbered.max(volume.durable().header_sequence).max(remembered);
-    // Two copies of the archive whose keys were changed separately have headers of the same number.
+    // Two copies of the archive with separate key changes may have headers of the same number.
     let newest = mine.sequence > known
         || (mine.sequence == known && present.is_none_or(|present| present.slots() == backup.slots()));
     if !newest && !access.seen.accept_older {

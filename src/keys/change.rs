@@ -1,4 +1,5 @@
-//! Changes and lists key slots: adds, removes, replaces, describes; both header copies, one after the other.
+//! Changes and lists key slots: adds, removes, replaces, describes; both header copies, one after
+//! the other.
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ pub struct KeyAccess<'a> {
 pub struct KeyInfo {
     pub slot: u8,
     pub kind: KeyKind,
-    /// None for a slot of a program that described none: its label is readable only with its own secret.
+    /// None for a slot of a program that described none: its label is readable only with its own
+    /// secret.
     pub about: Option<KeyAbout>,
     /// The secrets that were given open it.
     pub opened: bool,
@@ -57,7 +59,8 @@ pub struct KeyAbout {
 pub struct PassphraseChange {
     /// The slots that the old passphrase opened and the new one opens now, in order.
     pub slots: Vec<u8>,
-    /// False when slots were left out for their cost: one of them may still have the old passphrase.
+    /// False when slots were left out for their cost: one of them may still have the old
+    /// passphrase.
     pub all_tried: bool,
 }
 

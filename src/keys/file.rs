@@ -19,7 +19,8 @@ pub(crate) fn read_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Head
     }
 }
 
-/// The archive file without a lock: enough to read the header, which survives a concurrent change of one copy.
+/// The archive file without a lock: enough to read the header, which survives a concurrent change
+/// of one copy.
 struct HeaderFile {
     file: File,
     length: u64,

@@ -57,7 +57,8 @@ impl Header {
     /// Picks the valid copy with the higher sequence number.
     ///
     /// # Errors
-    /// `NotArchive`, `UnsupportedVersion`, `Damaged` when both copies or the rest of the file are missing.
+    /// `NotArchive`, `UnsupportedVersion`, `Damaged` when both copies or the rest of the file are
+    /// missing.
     pub(crate) fn read(storage: &dyn Storage) -> Result<Header> {
         let length = storage.len()?;
         let copies = [read_copy(storage, length, 0), read_copy(storage, length, 1)];
@@ -233,8 +234,8 @@ impl Header {
         Ok(flaw.map(|flaw| format!("{flaw}; it was written anew from the other copy")))
     }
 
-    /// Replaces slots, given by number, kind and content, in both copies, one after the other. Both copies must be whole (see
-    /// [`Header::repair`]).
+    /// Replaces slots, given by number, kind and content, in both copies, one after the other. Both
+    /// copies must be whole (see [`Header::repair`]).
     pub(crate) fn replace_slots(
         &self,
         storage: &dyn Storage,

@@ -72,11 +72,13 @@ impl UnlockedKey {
     }
 }
 
-/// Reads the header and tries `secrets` on every key slot that they may open, the cheapest first. Needs no lock.
+/// Reads the header and tries `secrets` on every key slot that they may open, the cheapest first.
+/// Needs no lock.
 ///
 /// # Errors
-/// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`, `Unsupported` when a slot
-/// costs more than the limits, `Invalid` when an identity or its plugin fails and nothing else opens.
+/// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`,
+/// `Unsupported` when a slot costs more than the limits, `Invalid` when an identity or its plugin
+/// fails and nothing else opens.
 pub fn unlock_with<'a>(
     site: impl Into<ArchiveSource<'a>>,
     secrets: &Secrets,
@@ -144,7 +146,8 @@ pub fn identify<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<ArchiveId> {
     Ok(read_header(site)?.framing().archive)
 }
 
-/// Like [`unlock_with`] for an archive that may be truncated or whose newer header copy may be forged.
+/// Like [`unlock_with`], for an archive that may be truncated or may have a forged newer header
+/// copy.
 pub fn unlock_damaged<'a>(
     site: impl Into<ArchiveSource<'a>>,
     secrets: &Secrets,

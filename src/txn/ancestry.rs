@@ -37,10 +37,12 @@ use crate::format::log::LogMark;
 use crate::format::values::HistoryValue;
 use crate::format::{Generation, Key, SessionId, Tag, kind};
 
-/// Sessions that the history keeps: 59 bytes each, so 240 KB and some 30 leaves, which the first commit of a session counts in a few
-/// milliseconds. Ten sessions a day fill it in more than a year.
+/// Sessions that the history keeps: 59 bytes each, so 240 KB and some 30 leaves, which the first
+/// commit of a session counts in a few milliseconds. Ten sessions a day fill it in more than a
+/// year.
 pub(super) const MOST_SESSIONS: usize = 4096;
-/// Surplus records that one session removes: an archive with more than that (of another writer) is brought down in steps.
+/// Surplus records that one session removes: an archive with more than that (of another writer) is
+/// brought down in steps.
 const PRUNED_AT_ONCE: usize = 64;
 
 /// One commit record as others may remember it.
@@ -124,7 +126,8 @@ impl History<'_> {
         if seen.generation > newest.generation {
             return Ok(Ancestry::Older);
         }
-        // The ring answers exactly, also for two machines that went on with one session from the same memory image.
+        // The ring answers exactly, also for two machines that went on with one session from the
+        // same memory image.
         if self.line.last().is_some_and(|oldest| oldest.generation <= seen.generation) {
             let known = self.line.iter().any(|mark| mark == seen);
             return Ok(if known { Ancestry::Descendant } else { Ancestry::Diverged });
@@ -136,7 +139,8 @@ impl History<'_> {
             // The first session begins with generation 1: this one has no other before it.
             None if newest.first <= Generation(1) => Ancestry::Diverged,
             None => Ancestry::Unknown,
-            // A session is one process that extends its own records: all up to its last are in one line.
+            // A session is one process that extends its own records: all up to its last are in one
+            // line.
             Some(past) if past.session != seen.session || past.first != seen.first => Ancestry::Diverged,
             Some(past) if past.generation == seen.generation && past.tag != seen.tag => Ancestry::Diverged,
             Some(past) if past.generation < seen.generation => Ancestry::Diverged,
@@ -214,7 +218,8 @@ impl History<'_> {
 }
 
 impl Operation<'_> {
-    /// Writes the record of the session before this one, and removes the oldest ones beyond the bound.
+    /// Writes the record of the session before this one, and removes the oldest ones beyond the
+    /// bound.
     pub(super) fn record_session(&mut self, first: Generation, value: &HistoryValue) -> Result<()> {
         self.changed = true;
         self.of_commit = true;

@@ -181,7 +181,8 @@ impl Auditor<'_> {
         report(compared, FindingKind::Space, &mut census)?;
         if let Some(last) = census.last_dead.filter(|last| *last >= self.state.counters.next_dead) {
             let next = self.state.counters.next_dead;
-            // Entries keep their sequences when they go to the snapshot before: each must be the only one.
+            // Entries keep their sequences when they go to the snapshot before: each must be the
+            // only one.
             let text = format!("the next dead-list entry is {next}, but {last} is there");
             if census.findings.iter().all(|finding| finding.detail != text) {
                 census.find(Finding::new(FindingKind::Counter, Severity::Wrong, text));
@@ -290,7 +291,8 @@ impl Auditor<'_> {
             let named = page.names;
             if count != named && !census.incomplete {
                 let text = format!("page is counted wrong: block={address} record={count} found={named}");
-                // A page that is counted too often is never freed; the other way round it is freed too early.
+                // A page that is counted too often is never freed; the other way round it is freed
+                // too early.
                 let severity = if count < named { Severity::Wrong } else { Severity::Minor };
                 wrong.push(find(severity, text, *address));
             }
@@ -479,7 +481,8 @@ impl Auditor<'_> {
         if let Some(finding) = census.findings.first().or(census.of_files.first()) {
             return Err(Error::damaged(format!("the space map cannot be rebuilt: {finding}")));
         }
-        // The old map's own pages are given up; they wait like everything that the next commit replaces.
+        // The old map's own pages are given up; they wait like everything that the next commit
+        // replaces.
         let mut old = Vec::new();
         self.allocator.give_up_map().visit_pages(
             &self.medium.store,
@@ -498,7 +501,8 @@ impl Auditor<'_> {
         let free = |run: &Run| in_space(*run, total, &self.medium.pager) && !census.uses(*run);
         allocator.recover_pending_frees(durable.generation, durable.freed.iter().copied().filter(free).collect());
         allocator.recover_pending_frees(durable.generation, old.into_iter().filter(free).collect());
-        // The newest record still names them, and the next opening verifies them: list pages above all.
+        // The newest record still names them, and the next opening verifies them: list pages above
+        // all.
         let listed = durable.allocated.iter().map(|(run, _)| *run).filter(free);
         allocator.recover_pending_frees(durable.generation, listed.collect());
         let used = |number| census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);

@@ -9,7 +9,8 @@ use crate::format::{Generation, Ino, Pointer, TreeId};
 pub enum FindingKind {
     /// Bytes of file data cannot be read.
     DataLost,
-    /// A page of the tree of files cannot be read, and with it names, attributes and places of data.
+    /// A page of the tree of files cannot be read, and with it names, attributes and places of
+    /// data.
     RecordsLost,
     /// A page of another tree cannot be read: counts, snapshots, history, space map.
     IndexLost,

@@ -151,7 +151,8 @@ impl<'v> Operation<'v> {
         }
         let (theirs, ours): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.live_edits.superseded).into_iter().partition(|node| {
-                // A node that is not stored yet belongs to the commit in flight, which is newer than any snapshot.
+                // A node that is not stored yet belongs to the commit in flight, which is newer
+                // than any snapshot.
                 node.stored.get().is_some_and(|pointer| pointer.generation <= newest)
             });
         self.live_edits.superseded = ours;

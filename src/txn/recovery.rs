@@ -1,8 +1,10 @@
-//! Chooses the commit record that may be trusted, verified from the medium, and rebuilds the space map from the chain behind it.
+//! Chooses the commit record that may be trusted, verified from the medium, and rebuilds the space
+//! map from the chain before it.
 //!
-//! The order of a writable open (hazard: the host's page cache may show writes that never reached the medium):
-//! barrier, evict ring and listed pages, read and verify; overwrite a rejected slot, barrier; only then write, erase or truncate anything.
-//! On a storage where each barrier is a whole (STORAGE-4) nothing of that is needed, and nothing is ever rejected.
+//! The order of a writable open (hazard: the host's page cache may show writes that never reached
+//! the medium): barrier, evict ring and listed pages, read and verify; overwrite a rejected slot,
+//! barrier; only then write, erase or truncate anything. With an atomic barrier (STORAGE-4) none of
+//! that is needed, and nothing is ever rejected.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +33,8 @@ pub(super) struct Recovered {
     pub(super) next_generation: Generation,
     /// The newest record, when it was left out.
     rejected: Option<Generation>,
-    /// A sentence when the newest record was left out, or an entry of the log is lost or incomplete.
+    /// A sentence when the newest record was left out, or an entry of the log is lost or
+    /// incomplete.
     pub(super) fallback: Option<String>,
     /// A sentence when something is lost that the log proves to have been durable. Only readers
     /// continue then.
@@ -43,7 +46,8 @@ pub(super) struct Recovered {
     pub(super) log: Option<OpenedLog>,
 }
 
-/// Generations left for the session that opens: more than it can use, so that counting never overflows.
+/// Generations left for the session that opens: more than it can use, so that counting never
+/// overflows.
 const LAST_OPENED: u64 = u64::MAX - (1 << 48);
 
 fn cut_short(pager: &Pager, record: &CommitRecord) -> Result<Option<Flaw>> {
@@ -335,7 +339,8 @@ impl Recovered {
         let mut previous = self.record.previous_tag;
         for older in self.ring.iter().rev().filter(|r| r.record.generation < self.record.generation) {
             if older.tag != previous {
-                // Abandoned by an earlier recovery, or left over from before a gap that nothing crosses.
+                // Abandoned by an earlier recovery, or left over from before a gap that nothing
+                // crosses.
                 continue;
             }
             line.push(mark(&older.record, older.tag));

@@ -12,7 +12,7 @@ use crate::format::{Generation, Key, MAX_NAME, TreeId, kind};
 pub(super) fn snapshots_of(snapshots: &Tree, store: &NodeStore) -> Result<Vec<(u64, SnapshotValue)>> {
     let mut found = Vec::new();
     snapshots.scan(store, Key::MIN, Key::MAX, &mut |key, value| {
-        // Stray records are skipped, whatever they contain (specification 6.2).
+        // Stray records are skipped regardless of their content (specification 6.2).
         if key.kind == kind::SNAPSHOT && key.sub == 0 {
             found.push((key.object, SnapshotValue::decode(value)?));
         }

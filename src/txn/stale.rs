@@ -10,7 +10,8 @@ use crate::format::{Pointer, Run};
 /// Pages noted at once: about 1 MiB of memory.
 const LIMIT: usize = 8192;
 
-/// Ticks after which a page is due: noted just before the first, it is one interval old at the second.
+/// Ticks after which a page is due: noted just before the first, it is one interval old at the
+/// second.
 const DUE: u8 = 2;
 
 /// Packed pages with a part that is no longer referenced, noted in memory. Notes are hints: a page

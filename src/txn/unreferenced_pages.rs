@@ -46,7 +46,7 @@ impl UnreferencedPages {
         self.pieces.push(piece);
     }
 
-    /// Takes ownership of pages that no operation has named.
+    /// Adopts pages that no operation has named.
     pub(crate) fn absorb(&mut self, mut other: UnreferencedPages) {
         debug_assert!(!self.publication.is_set() && !other.publication.is_set(), "they are named");
         self.pieces.append(&mut other.pieces);

@@ -1,4 +1,5 @@
-//! The open transaction: operations change it one at a time under the writers' lock, and the leader of a commit freezes it.
+//! The open transaction: operations change it one at a time under the writers' lock, and the leader
+//! of a commit freezes it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -23,7 +24,8 @@ use crate::pager::space::Headroom;
 /// Estimated bytes of a dirty node in memory: encoded form, entries, allocation headers.
 const DIRTY_NODE_BYTES: u64 = 24 * 1024;
 
-/// Pages brought in or freed by one transaction beyond which it is committed: bounds memory and the record's lists.
+/// Pages brought in or freed by one transaction beyond which it is committed: bounds memory and the
+/// record's lists.
 const LIST_LIMIT: u64 = 16_384;
 
 /// Freed blocks beyond which an fsync commits, so that freed space becomes usable: 1 MiB.
@@ -139,7 +141,8 @@ impl Writer {
     /// Returns whether anything was published or became dirty since the last commit began, or
     /// whether that commit waits for space.
     pub(super) fn is_dirty(&self) -> bool {
-        // Under the writers' lock: a flusher that fails puts its mark back before it lets go of that.
+        // Under the writers' lock: a flusher that fails puts its mark back before it lets go of
+        // that.
         let open = self.open.lock();
         self.is_staged() || open.changed || self.refused.load(Ordering::Acquire)
     }
@@ -198,8 +201,9 @@ impl OpenTransaction<'_> {
         self.open.changed = true;
     }
 
-    /// Runs `f` on a working copy and publishes the result when it is `Ok`; readers never wait. The nodes that `f` dirtied are promised before
-    /// publication, so a full disk is an error of this operation alone (TXN-5, TXN-6).
+    /// Runs `f` on a working copy and publishes the result when it is `Ok`; readers never wait. The
+    /// nodes that `f` dirtied are promised before publication, so a full disk is an error of this
+    /// operation alone (TXN-5, TXN-6).
     pub(super) fn operate<R>(&mut self, essential: bool, f: impl FnOnce(&mut Operation<'_>) -> Result<R>) -> Result<R> {
         self.operate_on(&mut None, essential, f)
     }
@@ -254,7 +258,8 @@ impl OpenTransaction<'_> {
         self.writer.stale_pages.published(&operation.stale, &operation.freed);
         let mut unnamed = Vec::new();
         for run in operation.freed {
-            // A page that this transaction brought in was never named by a commit: only readers can still see it.
+            // A page that this transaction brought in was never named by a commit: only readers can
+            // still see it.
             match open.born.remove(&run.address) {
                 Some((born, _)) => unnamed.push(born),
                 None => open.freed.push(run),
@@ -346,7 +351,8 @@ impl OpenTransaction<'_> {
             open.unlogged = Changes::default();
         }
         let allocated = frozen.allocated.len() + self.writer.dirty_nodes() as usize;
-        // A checkpoint frees the list pages since the last one, and as many nodes of its tree at most as it makes.
+        // A checkpoint frees the list pages since the last one, and as many nodes of its tree at
+        // most as it makes.
         let freed = frozen.freed.len() + frozen.superseded.len() + old_lists;
         let pages = (allocated.div_ceil(LIST_PAGE_ENTRIES) + freed.div_ceil(LIST_PAGE_ENTRIES)) as u64;
         if !CommitRecord::lists_fit(allocated, freed) && allocator.promise(pages) {

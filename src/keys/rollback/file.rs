@@ -1,8 +1,9 @@
 //! Sealed files in which a user's memory of archives lies: one for each archive, and for each
 //! place.
 //!
-//! Its directory is opened once, when the archive is: later the archive may be mounted over it, and a daemon that looks below its own
-//! mount waits for itself. So a directory that could not be had then is not tried again.
+//! Its directory is opened once, when the archive is: later the archive may be mounted over it, and
+//! a daemon that looks below its own mount waits for itself. So a directory that could not be had
+//! then is not tried again.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};

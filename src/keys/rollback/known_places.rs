@@ -130,7 +130,7 @@ pub(crate) struct Known {
     pub(super) archive: ArchiveId,
     /// A commit of it (PLACE-5).
     pub(super) mark: Option<Mark>,
-    /// Fingerprint of the archive, and of the one that is replacing it (PLACE-4).
+    /// Fingerprint of the archive, and of the one that replaces it (PLACE-4).
     pub(super) fingerprints: Vec<Fingerprint>,
 }
 

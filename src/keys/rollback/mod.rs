@@ -108,7 +108,8 @@ pub fn seen_directory(state_home: Option<OsString>, home: Option<OsString>, root
     state_directory(state_home, home, root).map(|directory| directory.join("seen"))
 }
 
-/// Sessions that are remembered, to tell an older copy from a fork with a lower number: 48 bytes each.
+/// Sessions that are remembered, to tell an older copy from a fork with a lower number: 48 bytes
+/// each.
 const TRAIL: usize = 64;
 
 /// Rollback state of one archive.

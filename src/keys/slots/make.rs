@@ -1,4 +1,5 @@
-//! Makes key slots of every kind, with a description for holders of the volume key, and wraps another volume key to existing ones.
+//! Makes key slots of every kind, with a description for holders of the volume key, and wraps
+//! another volume key to existing ones.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use crate::format::key_slot::{DESCRIPTION_AT, MAX_AGE_FILE, SEALED_KEY};
 use crate::format::{ArchiveId, BLOCK};
 use crate::keys::header::{Header, SlotBlock};
 
-/// Tries until an age file fits: the crate adds a line of random length. One in a thousand lines is too long for the largest recipients.
+/// Tries until an age file fits: the crate adds a line of random length. One in a thousand lines is
+/// too long for the largest recipients.
 const TRIES: usize = 16;
 
 /// Secret of a new key slot.
@@ -178,7 +180,8 @@ fn passphrase_slot(
     };
     let commitment = wrap::commitment(kek, address.archive);
     let mut parsed = PassphraseSlot { salt, kdf, commitment, nonce, sealed: vec![0; wrap::WRAPPED] };
-    // The associated data are the first bytes of the block itself, so the clear part is encoded first.
+    // The associated data are the first bytes of the block itself, so the clear part is encoded
+    // first.
     let clear = encode_passphrase_slot(&parsed, &padding);
     parsed.sealed = wrap::wrap(kek, address.archive, &nonce, &address.aad(SLOT_PASSPHRASE, &clear[..CLEAR]), &secret);
     Ok(encode_passphrase_slot(&parsed, &padding))

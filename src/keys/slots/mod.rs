@@ -71,8 +71,9 @@ impl UnlockLimits {
 }
 
 impl Default for UnlockLimits {
-    /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second or two each on common machines: a hostile
-    /// header with 32 slots costs as much as that and no more. 1 GiB is the most that a calibrated slot asks for.
+    /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second
+    /// or two each on common machines: a hostile header with 32 slots costs as much as that and no
+    /// more. 1 GiB is the most that a calibrated slot asks for.
     fn default() -> Self {
         UnlockLimits { cost_mib: 8 * 3 * 1024, memory_mib: 1024, together_mib: 0 }
     }
@@ -224,8 +225,8 @@ impl Candidate {
 /// Tries `secrets` on every slot that they may open.
 ///
 /// # Errors
-/// `WrongKey`; `Refused` when a slot that was left out for its cost may be the right one; `Damaged` when a slot matches but does
-/// not open; `Invalid` when an identity fails and nothing else opens.
+/// `WrongKey`; `Refused` when a slot that was left out for its cost may be the right one; `Damaged`
+/// when a slot matches but does not open; `Invalid` when an identity fails and nothing else opens.
 pub(crate) fn unlock(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<OpenedSlot> {
     let mut opened = None;
     attempts(header, secrets, limits, &mut |slot| {
@@ -280,7 +281,8 @@ fn attempts(
     let mut affordable = Vec::with_capacity(candidates.len());
     for candidate in candidates {
         if let Some(kdf) = candidate.kdf() {
-            // A slot that nothing can open counts for nothing, or it could keep the others from being tried.
+            // A slot that nothing can open counts for nothing, or it could keep the others from
+            // being tried.
             if let Err(error) = kdf::check_cost(kdf_cost(kdf)) {
                 failure = Some(error);
                 continue;

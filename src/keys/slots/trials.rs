@@ -1,4 +1,5 @@
-//! Tries slots in order, and derives the keys of several at once where memory and processors allow it.
+//! Tries slots in order, and derives the keys of several at once where memory and processors allow
+//! it.
 
 use std::num::NonZero;
 use std::panic::resume_unwind;

@@ -334,8 +334,8 @@ impl Allocator {
         self.medium.versions.set_durable(record);
     }
 
-    /// Takes all changed regions for a checkpoint (SPACE-4) and reserves the space to write them;
-    /// None when there is no space for it.
+    /// Takes the changed regions for a checkpoint (SPACE-4) and reserves the space to write them;
+    /// returns None when there is too little space.
     pub(super) fn begin_checkpoint(&self) -> Result<Option<Begun>> {
         let Some(promised) = self.space.lock().reserve_checkpoint() else { return Ok(None) };
         let pending = self.space.lock().unapplied_regions();

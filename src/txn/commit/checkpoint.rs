@@ -14,7 +14,8 @@ use crate::format::record::{CommitRecord, Root};
 use crate::format::space::RegionBits;
 use crate::format::{Generation, Key, Run, Tag, TreeId, kind, space};
 
-/// A checkpoint is due after this many commits; the ring holds 64, recovery may need one more than this many.
+/// A checkpoint is due after this many commits; the ring holds 64, recovery may need one more than
+/// this many.
 const EVERY: u64 = 24;
 
 /// A checkpoint that is written and that no record names yet.

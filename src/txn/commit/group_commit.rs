@@ -161,7 +161,8 @@ impl GroupCommit {
         purpose: CommitReason,
     ) -> Result<Generation> {
         let mut queue = self.queue.lock();
-        // A commit for changes alone writes nothing when there are none, and only that of a close says so.
+        // A commit for changes alone writes nothing when there are none, and only that of a close
+        // says so.
         let is_over = |queue: &Queue| match purpose {
             CommitReason::Sync => queue.finished >= needed,
             CommitReason::Changes => queue.committed >= needed,
@@ -230,7 +231,8 @@ impl GroupCommit {
         if !matches!(result, Ok((_, CommitOutcome::LogEntry))) {
             queue.committed = number;
         }
-        // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
+        // Also after an error: `f` may have committed before it failed, and a commit that fails
+        // leaves the chain as it was.
         queue.chain = chain;
         if let Err(error) = &result {
             // An empty commit that was refused contains no changes for its callers: then nothing

@@ -135,7 +135,8 @@ impl RecordWriter {
         let fits = record.fits();
         let (allocated, freed) = match self.write_record(&mut record, &mut next, &mut promised, fits) {
             Err(Error::NoSpace(reason)) if pager.sticky_error().reason().is_none() => {
-                // No record names the checkpoint and the list pages: they are given back. Those of the trees stay.
+                // No record names the checkpoint and the list pages: they are given back. Pages of
+                // the trees stay.
                 let lists: &[(Run, Tag)] = if fits { &[] } else { &record.allocated };
                 let made = checkpoint.as_ref().map_or(&[][..], |made| made.allocated.as_slice());
                 let pages = lists.iter().chain(made).map(|(run, _)| *run).collect();
@@ -209,7 +210,8 @@ impl RecordWriter {
     }
 
     fn used_with(&self, allocated: &[(Run, Tag)], freed: &[Run]) -> u64 {
-        // The newest record may lie about it: only a holder of the key can make one, and that must not end the process.
+        // The newest record may lie about it: only a holder of the key can make one, and that must
+        // not end the process.
         let used =
             allocated.iter().fold(self.pages.allocator.used_blocks(), |sum, (run, _)| sum.saturating_add(run.blocks));
         freed.iter().fold(used, |sum, run| sum.saturating_sub(run.blocks))

@@ -11,8 +11,8 @@ use crate::txn::state::State;
 use crate::txn::view::View;
 
 impl Volume {
-    /// Takes the log entries after the opened record; the caller replays them before anything else
-    /// is read or changed.
+    /// Returns the log entries after the opened record, once; the caller replays them before
+    /// anything else is read or changed.
     pub(crate) fn take_logged(&self) -> Option<Logged> {
         self.logged.lock().take()
     }

@@ -384,10 +384,12 @@ impl Volume {
         self.writer.commit_is_due()
     }
 
-    /// Runs `f` alone among writers on a working copy and publishes the result when it is `Ok`; readers never wait.
-    /// The nodes that `f` dirtied are reserved before publication, so a full disk is an error of this operation alone (TXN-5, TXN-6).
-    /// `records` is about how many tree records `f` changes; `essential` operations (delete, truncate, reclaim, write-out of accepted
-    /// data) may use the reserve. Commits first when too many nodes are dirty or freed space waits for a commit.
+    /// Runs `f` alone among writers on a working copy and publishes the result when it is `Ok`;
+    /// readers never wait. The nodes that `f` dirtied are reserved before publication, so a full
+    /// disk is an error of this operation alone (TXN-5, TXN-6). `records` is about how many tree
+    /// records `f` changes; `essential` operations (delete, truncate, reclaim, write-out of
+    /// accepted data) may use the reserve. Commits first when too many nodes are dirty or freed
+    /// space waits for a commit.
     pub(crate) fn operate<R>(
         &self,
         records: u64,
@@ -405,7 +407,8 @@ impl Volume {
 
     // ---- commits ----
 
-    /// Returns when everything published (and staged, through the flusher) before the call is durable. Concurrent callers share commits.
+    /// Returns when everything published (and staged, through the flusher) before the call is
+    /// durable. Concurrent callers share commits.
     pub(crate) fn commit(&self) -> Result<Generation> {
         self.committer.commit_for(CommitReason::Changes)
     }
@@ -603,7 +606,8 @@ impl Volume {
         if closed { self.close() } else { Ok(()) }
     }
 
-    /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
+    /// Commits, drains, erases every free block, truncates the tail and writes the closed record.
+    /// No call may follow.
     pub(crate) fn close(&self) -> Result<()> {
         if self.read_only() {
             return Ok(());

@@ -19,8 +19,8 @@ use crate::txn::recovery;
 /// Memory while an archive is made: nothing is read back.
 const CREATE_MEMORY: u64 = 16 << 20;
 
-/// Inode numbers that a transaction can give out before it has to be committed, with room to spare: it brings in 16,384 pages at most, of
-/// about 100 inodes each.
+/// Inode numbers that a transaction can give out before it has to be committed, with room to spare:
+/// it brings in 16,384 pages at most, of about 100 inodes each.
 const INODES_OF_TRANSACTION: u64 = 1 << 22;
 
 impl Volume {
@@ -43,7 +43,8 @@ impl Volume {
         Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
     }
 
-    /// Like [`Volume::create`], for tests that write any record: every inode number below 2^46 was given out.
+    /// Like [`Volume::create`], for tests that write any record: every inode number below 2^46 was
+    /// given out.
     #[cfg(test)]
     pub(crate) fn create_for_records(
         storage: Arc<dyn Storage>,
@@ -120,10 +121,10 @@ impl Volume {
         Ok(Arc::new(volume))
     }
 
-    /// Recovers (writable) or just reads (read-only) the newest trustworthy commit.
+    /// Recovers (writable) or only reads (read-only) the newest trustworthy commit.
     ///
     /// # Errors
-    /// `Damaged` naming what is missing, `ReadOnly` when a writable open meets a read-only storage.
+    /// `Damaged` with the missing part, `ReadOnly` when a writable open meets a read-only storage.
     #[cfg_attr(not(test), allow(dead_code, reason = "programs remember what they saw"))]
     pub(crate) fn open(
         storage: Arc<dyn Storage>,

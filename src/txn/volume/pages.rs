@@ -15,7 +15,8 @@ const MORE: u64 = 1 << 20;
 const ATTEMPTS: usize = 32;
 
 impl Volume {
-    /// Fills `out` with the plain bytes of file data from `start` of a page; see [`Pager::read_data`].
+    /// Fills `out` with the plain bytes of file data from `start` of a page; see
+    /// [`Pager::read_data`].
     pub(crate) fn read_data(&self, page: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
         self.medium.pager.read_data(page, start, out)
     }

@@ -60,7 +60,8 @@ impl Volume {
     /// commit makes it durable.
     fn keep(&self, name: &[u8], time: Option<Timestamp>) -> Result<u64> {
         self.committer.as_leader(|chain| {
-            // No operation may come between the commit and the record that keeps its root, so the writers wait.
+            // No operation may come between the commit and the record that keeps its root, so the
+            // writers wait.
             let mut transaction = self.writer.lock();
             self.mark_staged();
             self.committer.commit_locked(CommitReason::FreeSpace, chain, &mut transaction)?;
@@ -217,8 +218,8 @@ impl Volume {
         self.snapshots.try_lock().map_or(Ok(false), |mut removals| self.step_past_damage(&mut removals))
     }
 
-    /// Like [`Self::removal_step`], for callers that need the space; returns false when damage stops
-    /// the removal. Holders of the lock of snapshots wait neither for space nor for a file.
+    /// Like [`Self::removal_step`], for callers that need the space; returns false when damage
+    /// stops the removal. Holders of the lock of snapshots wait neither for space nor for a file.
     pub(crate) fn removal_step_for_room(&self) -> Result<bool> {
         self.step_past_damage(&mut self.snapshots.lock())
     }
