@@ -28,11 +28,11 @@ pub(crate) struct Operation<'v> {
     pub(super) adopted: Vec<(Run, Tag)>,
     /// Pages whose last reference this operation removed.
     pub(super) freed: Vec<Run>,
-    /// Part of the commit itself, which may use the reserve of commits.
+    /// Part of the commit itself: may use all space, including the reserve of commits.
     pub(super) of_commit: bool,
     /// Packed pages that lost some of their references.
     pub(super) stale: Vec<Pointer>,
-    /// Told the number of the state when the operation is published.
+    /// Cells that get the number of the state when the operation is published.
     pub(super) carried: Vec<Publication>,
     /// Changes to record in a log entry.
     pub(super) log: Changes,

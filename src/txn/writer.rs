@@ -148,7 +148,7 @@ impl Writer {
     }
 
     /// Returns whether everything published is in a commit or a log entry; false while the writers'
-    /// lock is held.
+    /// lock is held, or a refused commit waits for space.
     pub(super) fn is_logged(&self) -> bool {
         let is_refused = self.refused.load(Ordering::Acquire);
         !is_refused && self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())

@@ -282,8 +282,8 @@ impl Pinned {
 }
 
 impl Operation<'_> {
-    /// Replaces the trees' counters and history with those of the pinned version: from its
-    /// publication on the volume is a backup of that (ORIGIN-3).
+    /// Replaces the counters and the history with those of the pinned version: from the publication
+    /// of this operation on the volume is a backup of that version (ORIGIN-3).
     pub(crate) fn becomes_backup_of(&mut self, pinned: &Pinned) -> Result<()> {
         self.changed = true;
         self.needs_commit();
