@@ -345,7 +345,7 @@ impl Change {
         slots::make(&self.address(slot), new, label, &SystemEnvironment)
     }
 
-    /// Puts a new key into the first empty slot, and returns its number.
+    /// Writes a new key to the first empty slot, and returns its number.
     fn fill_empty(self, new: &NewKey<'_>, label: &str) -> Result<u8> {
         let slot = (0..KEY_SLOTS).find(|&slot| self.header.framing().slots[slot] == SLOT_EMPTY);
         let slot = slot.ok_or_else(|| Error::invalid("all 32 key slots are in use: remove one first"))?;

@@ -68,7 +68,7 @@ impl<'v> Operation<'v> {
         self.generation
     }
 
-    /// Inserts or replaces a record of the live tree; answers whether it was there.
+    /// Inserts or replaces a record of the live tree; returns whether it was there.
     pub(crate) fn insert(&mut self, key: Key, value: &[u8]) -> Result<bool> {
         self.changed = true;
         self.log.record(key);

@@ -75,7 +75,7 @@ impl Allocator {
         }
     }
 
-    /// Loads some of the regions in which blocks came free unseen; answers whether there are more.
+    /// Loads some of the regions in which blocks came free unseen; returns whether there are more.
     fn look_at_some(&self) -> Result<bool> {
         for _ in 0..self.region_limit {
             let Some(number) = self.space.lock().next_unscanned() else { return Ok(false) };
@@ -84,7 +84,7 @@ impl Allocator {
         Ok(self.space.lock().next_unscanned().is_some())
     }
 
-    /// Erases one batch; answers whether there was anything.
+    /// Erases one batch; returns whether there was anything.
     fn erase_step(&self, all: bool) -> Result<bool> {
         let _erasing = self.erasing.lock();
         let runs = self.space.lock().begin_erase(all);
@@ -158,7 +158,7 @@ impl Allocator {
         }
     }
 
-    /// Cuts free blocks off the end of the map; answers the bytes that the file has to keep.
+    /// Cuts free blocks off the end of the map; returns the bytes that the file has to keep.
     pub(in crate::txn) fn trim_tail(&self) -> u64 {
         self.space.lock().trim_tail() * BLOCK
     }
