@@ -451,7 +451,7 @@ fn is_half_written(there: &[u8], whole: &[u8]) -> bool {
     is_framing && sectors.all(|bits| bits == 0 || bits >= LEAST_CHANGED)
 }
 
-/// Which of two failed copies tells the user more.
+/// Returns the more informative error of two failed copies.
 fn graver(first: Error, second: Error) -> Error {
     let weight = |error: &Error| match error {
         Error::NotArchive(_) => 0,

@@ -43,7 +43,7 @@ impl UnlockedKey {
         }
     }
 
-    /// Returns the fingerprint, which tells this archive from every other one.
+    /// Returns the fingerprint, which distinguishes this archive from every other one.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::new(&self.volume_key, &self.archive)
     }

@@ -41,7 +41,7 @@ const MOST_RECORDS: usize = 4096;
 /// Ranges likewise.
 const MOST_RANGES: usize = 256;
 
-/// Changes of tree 1, by key, and of staged data.
+/// Changes of tree 1, by key, and of dirty data.
 #[derive(Default)]
 pub(super) struct Changes {
     keys: Vec<Key>,
@@ -133,7 +133,7 @@ impl Logged {
         (!entries.is_empty()).then(|| Logged { records: LoggedRecords::of(&entries), entries })
     }
 
-    /// Next inode number that the last entry says.
+    /// Next inode number in the last entry.
     pub(super) fn next_ino(&self) -> u64 {
         self.records.next_ino
     }

@@ -258,7 +258,7 @@ impl SpaceWaiter {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// The place of the writer that brings room about.
+    /// Returns the lock of the writer that frees space.
     #[cfg(test)]
     pub(super) fn first(&self) -> &Mutex<()> {
         &self.first

@@ -141,7 +141,7 @@ impl Versions {
         held.front().map_or(0, |(sequence, _)| *sequence)
     }
 
-    /// The newest durable record, for a moment: holding it long makes others slower.
+    /// Returns the newest durable record for brief use: a long-held guard slows other readers.
     pub(super) fn durable(&self) -> Guard<Arc<CommitRecord>> {
         self.durable.load()
     }

@@ -67,7 +67,7 @@ pub(super) struct Frozen {
     pub(super) lists: u64,
     /// Nothing was changed since the commit before, so that its record is all there is to write.
     pub(super) empty: bool,
-    /// It has all that was staged when it was frozen.
+    /// True if it contains all data that was dirty when it was frozen.
     pub(super) with_staged: bool,
 }
 
@@ -78,9 +78,9 @@ pub(super) struct Writer {
     open: Mutex<Open>,
     flusher: OnceLock<Flusher>,
     log_source: OnceLock<LogSource>,
-    /// Set by writers of staged data that the flusher will publish.
+    /// Set by writers of dirty data that the flusher will publish.
     staged: AtomicBool,
-    /// A commit waits for room on the host (TXN-9).
+    /// A commit waits for space on the host (TXN-9).
     refused: AtomicBool,
     dirty_nodes: AtomicI64,
     /// Dirty nodes beyond which an operation first waits for a commit.

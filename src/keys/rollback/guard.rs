@@ -41,7 +41,7 @@ impl RollbackCheck {
         RollbackCheck { by_recipient, ..self }
     }
 
-    /// Starts a new memory for an archive that takes the place of one that was looked at.
+    /// Starts new rollback state for an archive that replaces a checked one.
     pub(crate) fn of_successor(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
         RollbackCheck { seen: None, ..RollbackCheck::at(options, volume_key, archive) }
     }

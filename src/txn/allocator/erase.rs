@@ -6,7 +6,7 @@ use crate::format::{BLOCK, Run};
 
 /// Bytes of random data written at once where the host does not punch.
 const OVERWRITE_STEP: u64 = 1 << 20;
-/// Groups that have to be there before others are taken out of reach for a moment.
+/// Free groups required before others are withheld for erasing.
 const SPARE: u64 = 16;
 
 impl Allocator {

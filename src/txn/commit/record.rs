@@ -1,4 +1,4 @@
-//! Writes a frozen transaction with its record, and tells the allocator when both are durable.
+//! Writes a frozen transaction with its record, and notifies the allocator when both are durable.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl RecordWriter {
     /// (TXN-9). It writes no checkpoint.
     ///
     /// # Errors
-    /// `NoSpace` when there is no room yet; then nothing was lost.
+    /// `NoSpace` when there is no space yet; then nothing was lost.
     pub(super) fn finish_refused(&self, chain: &mut CommitTail) -> Result<()> {
         let refused = self.refused.lock().take();
         refused.map_or(Ok(()), |refused| self.attempt(CommitReason::Truncate, chain, refused))

@@ -38,7 +38,7 @@ use crate::txn::state::{Counters, State};
 /// and 100 KB.
 const MOST_PINNED: usize = 4096;
 
-/// A moment of an archive, which stays readable as long as this lives.
+/// A pinned version of an archive, which stays readable as long as this lives.
 pub(crate) struct Pinned {
     state: Arc<State>,
     /// Content as a snapshot record without a name.
