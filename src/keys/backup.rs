@@ -39,8 +39,8 @@ pub fn backup_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<u8>> 
 /// the backup.
 ///
 /// # Errors
-/// `Invalid` for what is no backup or one of another archive, `Older` when the archive's keys were changed since and that is not accepted
-/// (`seen.accept_older`), `Damaged`, `InUse`, `WrongKey`.
+/// `Invalid` for an invalid backup or one of another archive, `Older` when the archive's keys were
+/// changed since and that is not accepted (`seen.accept_older`), `Damaged`, `InUse`, `WrongKey`.
 pub fn restore_header<'a>(
     site: impl Into<ArchiveSource<'a>>,
     backup: &[u8],
@@ -56,12 +56,14 @@ pub fn restore_header<'a>(
     let volume_key = &opened.volume_key;
     backup.authenticate(volume_key)?;
     header::check_known(&*storage, &mine.archive, volume_key)?;
-    // Anybody can put a header there; what counts is one that the archive's own key vouches for.
+    // An attacker can put any header there; only one that the archive's own key authenticates
+    // counts.
     let present = found.as_ref().filter(|found| found.authenticate(volume_key).is_ok());
     if let Some(present) = present {
         present.check_writable()?;
     }
-    // Whether there is a log is a fact of the file: a header that is there knows it better than a backup of another time, and without one the log itself.
+    // The log feature is a fact of the file: a present header gives it better than a backup of
+    // another time, and without a header the log itself does.
     let features = match present {
         Some(present) => present.framing().features,
         None => mine.features | features_of_file(storage.clone(), mine.archive, volume_key)?,
@@ -82,7 +84,7 @@ pub fn restore_header<'a>(
     let remembered = looked.seen.as_ref().map_or(0, rollback::RollbackState::header_sequence);
     let numbered = present.map_or(0, |header| header.framing().sequence);
     let known = numbered.max(volume.durable().header_sequence).max(remembered);
-    // Of two copies of the archive whose keys were changed apart, both headers have the same number.
+    // Two copies of the archive with separate key changes may have headers of the same number.
     let newest = mine.sequence > known
         || (mine.sequence == known && present.is_none_or(|present| present.slots() == backup.slots()));
     if !newest && !access.seen.accept_older {
@@ -92,7 +94,8 @@ pub fn restore_header<'a>(
             mine.sequence
         )));
     }
-    // What replaces a newer header must count as newer, or every program would take it for an older one put back.
+    // A header that replaces a newer one needs a higher number, or every program would take it for
+    // an older one put back.
     let next = known.checked_add(1).ok_or_else(|| Error::damaged("the archive's header has the highest number"))?;
     let sequence = if newest { mine.sequence } else { next };
     let framing = Framing { sequence, ..beside };

@@ -1,4 +1,5 @@
-//! Changes and lists key slots: adds, removes, replaces, describes; both header copies, one after the other.
+//! Changes and lists key slots: adds, removes, replaces, describes; both header copies, one after
+//! the other.
 
 use std::sync::Arc;
 
@@ -30,7 +31,8 @@ pub struct KeyAccess<'a> {
 pub struct KeyInfo {
     pub slot: u8,
     pub kind: KeyKind,
-    /// None for a slot of a program that described none: its label is readable only with its own secret.
+    /// None for a slot of a program that described none: its label is readable only with its own
+    /// secret.
     pub about: Option<KeyAbout>,
     /// The secrets that were given open it.
     pub opened: bool,
@@ -48,7 +50,7 @@ impl KeyInfo {
 pub struct KeyAbout {
     pub label: String,
     pub created: Timestamp,
-    /// Of age slots.
+    /// Recipient of an age slot.
     pub recipient: Option<String>,
 }
 
@@ -57,7 +59,8 @@ pub struct KeyAbout {
 pub struct PassphraseChange {
     /// The slots that the old passphrase opened and the new one opens now, in order.
     pub slots: Vec<u8>,
-    /// False when slots were left out for their cost: one of them may still have the old passphrase.
+    /// False when slots were left out for their cost: one of them may still have the old
+    /// passphrase.
     pub all_tried: bool,
 }
 
@@ -166,21 +169,23 @@ pub fn list<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>) -> R
     Ok(listed(&header, &opened.volume_key, std::slice::from_ref(&opened)))
 }
 
-/// Every slot in use, with a key that was unlocked before. Needs no lock, and nothing that this user saw is compared.
+/// Lists every slot in use, with a key that was unlocked before. Needs no lock, and compares
+/// nothing with the user's rollback state.
 ///
 /// # Errors
-/// As [`super::identify`]; `Damaged` for the key of another archive, `WrongKey` for one from before its keys were changed.
+/// Like [`super::identify`]; `Damaged` for the key of another archive, `WrongKey` for one from
+/// before its keys were changed.
 pub fn list_unlocked<'a>(site: impl Into<ArchiveSource<'a>>, key: &UnlockedKey) -> Result<Vec<KeyInfo>> {
     let header = read_header(site)?;
     header.authenticate(&key.volume_key)?;
     Ok(listed(&header, &key.volume_key, &[]))
 }
 
-/// Makes `new` open the archive as well, with a label or none, and gives the slot's number.
+/// Adds a slot for `new`, optionally with a label, and returns its number.
 ///
 /// # Errors
-/// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` for a label in use or too long and when all
-/// slots are taken.
+/// Like [`super::unlock_with`]; `InUse` while another process has the archive open, `Invalid` for a
+/// label in use or too long and when all slots are taken.
 pub fn add<'a>(
     site: impl Into<ArchiveSource<'a>>,
     access: &KeyAccess<'_>,
@@ -217,7 +222,8 @@ pub fn remove<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>, na
 /// them; a key file that belongs to a slot stays.
 ///
 /// # Errors
-/// As [`super::unlock_with`]; `InUse` while the archive is open elsewhere, `Invalid` when what opens it has no passphrase.
+/// Like [`super::unlock_with`]; `InUse` while another process has the archive open, `Invalid` when
+/// no opened slot has a passphrase.
 pub fn change_passphrase<'a>(
     site: impl Into<ArchiveSource<'a>>,
     access: &KeyAccess<'_>,
@@ -339,7 +345,7 @@ impl Change {
         slots::make(&self.address(slot), new, label, &SystemEnvironment)
     }
 
-    /// Puts a new key into the first empty slot, and gives its number.
+    /// Writes a new key to the first empty slot, and returns its number.
     fn fill_empty(self, new: &NewKey<'_>, label: &str) -> Result<u8> {
         let slot = (0..KEY_SLOTS).find(|&slot| self.header.framing().slots[slot] == SLOT_EMPTY);
         let slot = slot.ok_or_else(|| Error::invalid("all 32 key slots are in use: remove one first"))?;

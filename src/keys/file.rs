@@ -11,7 +11,7 @@ use crate::storage::{ArchiveSource, Storage};
 /// Reads the archive's header, regardless of locks on the archive.
 ///
 /// # Errors
-/// As [`Header::read`], and `NotArchive` for what is no regular file.
+/// Like [`Header::read`], and `NotArchive` if it is not a regular file.
 pub(crate) fn read_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Header> {
     match site.into() {
         ArchiveSource::File(path) => Header::read(&HeaderFile::open(path)?),
@@ -19,7 +19,8 @@ pub(crate) fn read_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Head
     }
 }
 
-/// The archive file without a lock: enough to read the header, which survives a concurrent change of one copy.
+/// The archive file without a lock: enough to read the header, which survives a concurrent change
+/// of one copy.
 struct HeaderFile {
     file: File,
     length: u64,

@@ -1,16 +1,22 @@
 //! Reads, authenticates, writes and repairs the two header copies (specification section 3).
 //!
 //! # Invariants
-//! HEADER-1  At every moment one copy is whole on the medium: a copy is overwritten only while the other one is valid and at least as new.
-//! HEADER-2  Nothing of a header is used for writing before its MAC and the commitment of the volume key are right.
-//! HEADER-3  Each byte of one copy follows from the other copy and the volume key. So whatever was lost or altered in the copy that is not used
-//!     shows, and is written anew from the one that is.
-//! HEADER-4  A change of the header writes one copy, passes a barrier, writes the other copy, passes a barrier, and makes a commit whose record
-//!     carries the new number. From then on an older header beside that record is refused by everybody. A crash before the commit leaves
-//!     the new header with records that do not know of it: until the next commit only who remembers the new one would notice the old one.
-//! HEADER-5  A copy of a version, suite or feature that this program does not know is not written over, and the archive not written beside it:
-//!     a newer program may have begun to change it there. One of which nothing but the version differs is ours, altered: whoever changes
-//!     a header gives it another number.
+//! HEADER-1  At every moment one copy is whole on the medium: a copy is overwritten only while the
+//!     other one is valid and at least as new.
+//! HEADER-2  Nothing of a header is used for writing before its MAC and the commitment of the
+//!     volume key are right.
+//! HEADER-3  Each byte of one copy follows from the other copy and the volume key. So any loss or
+//!     change in the copy that is not used is detected, and the copy is rewritten from the other
+//!     one.
+//! HEADER-4  A change of the header writes one copy, passes a barrier, writes the other copy,
+//!     passes a barrier, and makes a commit whose record carries the new number. From then on every
+//!     program refuses an older header with that record. A crash before the commit leaves the new
+//!     header with records of the old number: until the next commit only a user that remembers the
+//!     new header would notice the old one.
+//! HEADER-5  A copy of an unknown version, suite or feature is not overwritten, and the rest of the
+//!     archive is not written either: a newer program may have begun to change it there. A copy
+//!     that differs in nothing but the version is ours, altered: a change of the header always
+//!     changes its number.
 
 use crate::crypto::SecretKey;
 use crate::crypto::kdf::{constant_time_eq, hkdf, hmac_sha256, sha256};
@@ -51,7 +57,8 @@ impl Header {
     /// Picks the valid copy with the higher sequence number.
     ///
     /// # Errors
-    /// `NotArchive`, `UnsupportedVersion`, `Damaged` when both copies or the rest of the file are missing.
+    /// `NotArchive`, `UnsupportedVersion`, `Damaged` when both copies or the rest of the file are
+    /// missing.
     pub(crate) fn read(storage: &dyn Storage) -> Result<Header> {
         let length = storage.len()?;
         let copies = [read_copy(storage, length, 0), read_copy(storage, length, 1)];
@@ -101,8 +108,9 @@ impl Header {
         Ok(Header { parsed, other: None, durable })
     }
 
-    /// This program knows no feature bits: whatever a newer one put there for writers or keepers of headers it cannot keep. Nor may it write
-    /// a copy over that it does not know (HEADER-5).
+    /// Refuses unknown feature bits: this program could not preserve the data that a newer one put
+    /// there for writers or keepers of headers. Nor may it overwrite a copy of an unknown kind
+    /// (HEADER-5).
     pub(crate) fn check_writable(&self) -> Result<()> {
         if let Some(Err(Error::UnsupportedVersion(reason))) = &self.other {
             return Err(Error::UnsupportedVersion(format!(
@@ -122,7 +130,8 @@ impl Header {
         &self.parsed.framing
     }
 
-    /// A sequence number that is durable whatever a crash does: a copy is written only when the other one has reached the medium (HEADER-1).
+    /// Returns a sequence number that is durable after any crash: a copy is written only when the
+    /// other one has reached the medium (HEADER-1).
     pub(crate) fn durable_sequence(&self) -> u64 {
         self.durable
     }
@@ -147,7 +156,7 @@ impl Header {
         Ok(())
     }
 
-    /// Whether this is the key of the archive, however the rest of the header was altered.
+    /// Checks that this is the key of the archive, regardless of changes in the rest of the header.
     pub(crate) fn check_commitment(&self, volume_key: &SecretKey) -> Result<()> {
         let framing = self.framing();
         if !constant_time_eq(&commitment(volume_key, &framing.archive), &framing.commitment) {
@@ -208,7 +217,7 @@ impl Header {
         }
     }
 
-    /// Of both copies as they are when they are in order (HEADER-3).
+    /// Returns the sums of both copies as they are when they are in order (HEADER-3).
     pub(crate) fn sums(&self, volume_key: &SecretKey) -> Sums {
         sums(&[0, 1].map(|copy| encode_copy(self.framing(), &self.slots(), copy, volume_key)))
     }
@@ -225,8 +234,8 @@ impl Header {
         Ok(flaw.map(|flaw| format!("{flaw}; it was written anew from the other copy")))
     }
 
-    /// Replaces slots, given by number, kind and content, in both copies, one after the other. Both copies must be whole (see
-    /// [`Header::repair`]).
+    /// Replaces slots, given by number, kind and content, in both copies, one after the other. Both
+    /// copies must be whole (see [`Header::repair`]).
     pub(crate) fn replace_slots(
         &self,
         storage: &dyn Storage,
@@ -240,7 +249,8 @@ impl Header {
             framing.slots[*slot] = *kind;
         }
         framing.sequence += 1;
-        // HEADER-1: each passes a barrier. Whoever gave a new secret must know which ones count after an error.
+        // HEADER-1: each passes a barrier. After an error, a user that gave a new secret must know
+        // which ones are valid.
         let first = write_copy(storage, &framing, &slots, 0, volume_key);
         first.map_err(|error| in_doubt(error, "either the keys of before or the new ones open it"))?;
         let second = write_copy(storage, &framing, &slots, 1, volume_key);
@@ -286,10 +296,10 @@ pub(crate) fn write_over(
     Ok(())
 }
 
-/// Both copies as they lie in a file, to be those of a copy of the archive.
+/// Returns both copies as stored in a file, to be those of a copy of the archive.
 ///
 /// # Errors
-/// `Damaged` when one of them is lost or older: what writes to the archive puts that in order.
+/// `Damaged` when one of them is lost or older: the next open for writing repairs that.
 pub(crate) fn whole_copies(storage: &dyn Storage) -> Result<[Vec<u8>; 2]> {
     let length = storage.len()?;
     let copies = [read_copy(storage, length, 0)?, read_copy(storage, length, 1)?];
@@ -299,7 +309,8 @@ pub(crate) fn whole_copies(storage: &dyn Storage) -> Result<[Vec<u8>; 2]> {
     Ok(copies.map(|copy| copy.bytes.to_vec()))
 }
 
-/// Makes the copies of another file of the archive those of this one, if they are not. One that can be used stays until the other one is there (HEADER-1).
+/// Writes the header copies of another file of the archive to this one where they differ. A usable
+/// copy stays until the other one is written (HEADER-1).
 pub(crate) fn write_copies(storage: &dyn Storage, copies: &[Vec<u8>; 2]) -> Result<()> {
     let length = storage.len()?;
     let there = [copy_bytes(storage, length, 0)?, copy_bytes(storage, length, 1)?];
@@ -337,8 +348,9 @@ pub(crate) fn write_copy(
     storage.barrier()
 }
 
-/// Whether a header was ever finished there. Who was killed while it wrote the first copy left the beginning of one with zeros behind, and zeros where the second
-/// copy goes; no header that was finished comes to look like that.
+/// Returns whether a header was ever finished in this file. A process killed while it wrote the
+/// first copy leaves the beginning of one followed by zeros, and zeros in place of the second copy;
+/// no finished header can come to look like that.
 pub(crate) fn is_begun(storage: &dyn Storage) -> Result<bool> {
     let length = storage.len()?;
     let [first, second] = [copy_bytes(storage, length, 0)?, copy_bytes(storage, length, 1)?];
@@ -368,8 +380,8 @@ fn mac(volume_key: &SecretKey, archive: &ArchiveId, copy_bytes: &[u8]) -> [u8; 3
     hmac_sha256(&hkdf(volume_key, archive, MAC_LABEL), &header::mac_input(copy_bytes))
 }
 
-/// HEADER-5, for who writes a header over whatever is there: refuses a copy of a feature that is not known, when the archive's own key vouches for it.
-/// Any other one can have been put there by anybody.
+/// Checks HEADER-5 before a header is overwritten: refuses a copy of an unknown feature that the
+/// archive's own key authenticates. An attacker can have put any other copy there.
 ///
 /// # Errors
 /// `UnsupportedVersion`.
@@ -439,7 +451,7 @@ fn is_half_written(there: &[u8], whole: &[u8]) -> bool {
     is_framing && sectors.all(|bits| bits == 0 || bits >= LEAST_CHANGED)
 }
 
-/// Which of two failed copies tells the user more.
+/// Returns the more informative error of two failed copies.
 fn graver(first: Error, second: Error) -> Error {
     let weight = |error: &Error| match error {
         Error::NotArchive(_) => 0,

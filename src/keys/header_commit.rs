@@ -15,7 +15,8 @@ use crate::frame::PageCipher;
 use crate::storage::{ArchiveSource, LockMode, Storage};
 use crate::txn::{self, Volume};
 
-/// With less memory than this the caches of the layers have nothing to work in; a change of the header needs no more.
+/// Least memory in bytes: with less the caches of the layers cannot work, and a change of the
+/// header needs no more.
 pub(crate) const LEAST_MEMORY: u64 = 16 << 20;
 
 /// An archive that may be changed, as far as its user knows.
@@ -27,7 +28,8 @@ pub(crate) struct VerifiedVolume {
 }
 
 impl VerifiedVolume {
-    /// Only reads: what a change of the header needs is that this is no older copy, in which the change would be lost. The header must be authentic.
+    /// Verifies, by reading only, that this is not an older copy of the archive, in which a change
+    /// of the header would be lost. The header must be authentic.
     ///
     /// # Errors
     /// `Replaced`, `Older` and `Forked` unless accepted, `Damaged` when no commit can be trusted.
@@ -48,8 +50,9 @@ impl VerifiedVolume {
     }
 }
 
-/// For who reads the header alone, with the archive in use or not: whether one with a higher number is known, from what is remembered and, when
-/// nobody writes the archive, from its newest commit. Damage there is no reason to hide the keys.
+/// Checks, for commands that read the header alone, whether a header with a higher number is known:
+/// from the rollback state and, if no other process writes the archive, from its newest commit.
+/// Damage there is no reason to hide the keys.
 ///
 /// # Errors
 /// `Replaced` and `Older` unless accepted.
@@ -72,7 +75,7 @@ pub(crate) fn check_age(
     }
     let committed = volume.map_or(0, |volume| volume.durable().header_sequence);
     let known = committed.max(looked.seen.as_ref().map_or(0, RollbackState::header_sequence));
-    // Somebody may have changed the keys since the header was read.
+    // Another process may have changed the keys since the header was read.
     if sequence < known && read_header(site)?.framing().sequence < known {
         return Err(rollback::older_header(sequence, known));
     }
@@ -109,10 +112,12 @@ pub(crate) fn open(
     Volume::open_seen(storage, cipher, environment, framing.sequence, &options, looked.mark())
 }
 
-/// HEADER-4: commits the number of this header, which is on the medium in both copies. Gives the newest commit, to be remembered.
+/// HEADER-4: commits the number of this header, which is on the medium in both copies. Returns the
+/// newest commit, to be remembered.
 ///
-/// The change of the keys is done when this is called. So what keeps the commit from being made (a full disk, damage in the space map) is told
-/// and is no failure of the change: the next commit of anybody makes up for it.
+/// The change of the keys is complete before this call. So an error that prevents the commit (a
+/// full disk, damage in the space map) is reported, but the change has succeeded: the next commit
+/// of any process makes up for it.
 pub(crate) fn commit_header(
     storage: Arc<dyn Storage>,
     framing: &Framing,
@@ -133,11 +138,11 @@ pub(crate) fn commit_header(
     }
 }
 
-/// Writes the copy of the header anew that is lost, altered or older than the other one, and gives a sentence about it; None when both
-/// are as they should be. Nothing else is changed.
+/// Rewrites the copy of the header that is lost, altered or older than the other one, and returns a
+/// sentence about it; None when both are in order. Nothing else is changed.
 ///
 /// # Errors
-/// As of opening the archive for writing.
+/// Like opening the archive for writing.
 pub fn repair_header<'a>(
     site: impl Into<ArchiveSource<'a>>,
     key: &UnlockedKey,

@@ -34,7 +34,7 @@ impl UnlockedKey {
         Ok(header)
     }
 
-    /// For another one who opens the archive again and again.
+    /// Copies the key for another component that opens the archive repeatedly.
     pub fn copy(&self) -> UnlockedKey {
         UnlockedKey {
             archive: self.archive,
@@ -43,7 +43,7 @@ impl UnlockedKey {
         }
     }
 
-    /// Returns the fingerprint, which tells this archive from every other one.
+    /// Returns the fingerprint, which distinguishes this archive from every other one.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::new(&self.volume_key, &self.archive)
     }
@@ -72,11 +72,13 @@ impl UnlockedKey {
     }
 }
 
-/// Reads the header and tries `secrets` on every key slot that they may open, the cheapest first. Needs no lock.
+/// Reads the header and tries `secrets` on every key slot that they may open, the cheapest first.
+/// Needs no lock.
 ///
 /// # Errors
-/// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`, `Unsupported` when a slot
-/// costs more than the limits, `Invalid` when an identity or its plugin fails and nothing else opens.
+/// `NotFound`/`Io`, `NotArchive`, `UnsupportedVersion`, `Damaged` (both header copies), `WrongKey`,
+/// `Unsupported` when a slot costs more than the limits, `Invalid` when an identity or its plugin
+/// fails and nothing else opens.
 pub fn unlock_with<'a>(
     site: impl Into<ArchiveSource<'a>>,
     secrets: &Secrets,
@@ -113,10 +115,11 @@ pub fn kinds<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<(u8, KeyKind)
     Ok(slots::kinds(&read_header(site)?))
 }
 
-/// Whether `key`, which was kept somewhere, is the archive's: authenticates the header under it.
+/// Checks that a stored `key` is the archive's: authenticates the header under it.
 ///
 /// # Errors
-/// As [`identify`]; `WrongKey` for the key of another archive, or one from before its keys were changed.
+/// Like [`identify`]; `WrongKey` for the key of another archive, or one from before its keys were
+/// changed.
 fn check_key(site: ArchiveSource<'_>, key: &UnlockedKey) -> Result<()> {
     let header = read_header(site)?;
     if header.framing().archive != key.archive {
@@ -131,7 +134,8 @@ pub fn accept_kept<'a>(site: impl Into<ArchiveSource<'a>>, kept: &[u8]) -> Optio
     check_key(site.into(), &key).ok().map(|()| key)
 }
 
-/// Whether a key slot wants a key file and a passphrase together. A header that cannot be read wants nothing.
+/// Returns whether a key slot requires a key file and a passphrase together; false for a header
+/// that cannot be read.
 pub fn wants_both<'a>(site: impl Into<ArchiveSource<'a>>) -> bool {
     let kinds = kinds(site).unwrap_or_default();
     kinds.iter().any(|(_, kind)| *kind == KeyKind::KeyFileAndPassphrase)
@@ -142,7 +146,8 @@ pub fn identify<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<ArchiveId> {
     Ok(read_header(site)?.framing().archive)
 }
 
-/// Like [`unlock_with`] for an archive that may be truncated or whose newer header copy may be forged.
+/// Like [`unlock_with`], for an archive that may be truncated or may have a forged newer header
+/// copy.
 pub fn unlock_damaged<'a>(
     site: impl Into<ArchiveSource<'a>>,
     secrets: &Secrets,

@@ -2,21 +2,30 @@
 //! writing session.
 //!
 //! # Invariants
-//! LINEAGE-1  A record that is named as durable to somebody outside of the file is durable: to a writer its own newest one (its last barrier has
-//!     returned, or recovery verified it from the medium), to a reader only the one before the newest (by TXN-3 the newest was written after
-//!     the barrier of that one returned), because a reader may see a record that so far is in the host's cache alone.
-//!     The same holds for entries of the log. A writer names the last one whose barrier has returned, or that recovery read from the medium. A reader
-//!     names the one before the last that it sees, as each is written after the barrier of the one before (10.3 rule 8), and the first one after that of
-//!     the record itself; and all that the newest record names as pending, as they were read from the medium before it was written.
-//! LINEAGE-2  A recovery never undoes a record that was named by LINEAGE-1: handed in as `seen`, a bad page of it is damage (specification 10.1).
-//! LINEAGE-3  So a record that was named and is not in this line was never undone by a crash: the file is older, or was written apart.
-//! LINEAGE-4  Nor is an entry that was named ever missing of its record, as long as that is the newest: nothing is written where it lies before a later
-//!     record is durable (LOG-4). The record after it contains it, when the same session wrote that one, or names it as pending, when
-//!     it is the first of another session (10.3 rule 12). While the ring has both, a later record that does neither was written to a copy
-//!     without that entry. When the ring has them no more, nothing can be said of entries.
+//! LINEAGE-1  A record that is reported as durable outside of the file is durable. A writer reports
+//!     its own newest one (its last barrier has returned, or recovery verified it from the medium).
+//!     A reader reports only the one before the newest (by TXN-3 the newest was written after the
+//!     barrier of that one returned), because a reader may see a record that so far is in the
+//!     host's cache alone.
+//!     The same holds for entries of the log. A writer names the last one whose barrier has
+//!     returned, or that recovery read from the medium. A reader names the one before the last that
+//!     it sees, as each is written after the barrier of the one before (10.3 rule 8), and the first
+//!     one after that of the record itself; and all that the newest record names as pending, as
+//!     they were read from the medium before it was written.
+//! LINEAGE-2  A recovery never undoes a record that was named by LINEAGE-1: handed in as `seen`, a
+//!     bad page of it is damage (specification 10.1).
+//! LINEAGE-3  So a record that was named and is not in this line was never undone by a crash: the
+//!     file is older, or was written apart.
+//! LINEAGE-4  An entry that was named is never missing from its record either, as long as that is
+//!     the newest: nothing is written over it before a later record is durable (LOG-4). The record
+//!     after it contains it, when the same session wrote that one, or names it as pending, when it
+//!     is the first of another session (10.3 rule 12). While the ring has both, a later record that
+//!     does neither was written to a copy without that entry. Once the ring has them no more,
+//!     entries cannot be judged.
 //!
-//! The history is bounded: beyond [`MOST_SESSIONS`] the oldest records go. Of what lies before the oldest record nothing can be said any
-//! more, and that is what is answered ([`Ancestry::Unknown`]): never a false alarm, but also no alarm for a fork that old.
+//! The history is bounded: beyond [`MOST_SESSIONS`] the oldest records go. The time before the
+//! oldest record is unknown, and the result is [`Ancestry::Unknown`]: never a false alarm, but also
+//! no alarm for a fork that old.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -28,10 +37,12 @@ use crate::format::log::LogMark;
 use crate::format::values::HistoryValue;
 use crate::format::{Generation, Key, SessionId, Tag, kind};
 
-/// Sessions that the history keeps: 59 bytes each, so 240 KB and some 30 leaves, which the first commit of a session counts in a few
-/// milliseconds. Ten sessions a day fill it in more than a year.
+/// Sessions that the history keeps: 59 bytes each, so 240 KB and some 30 leaves, which the first
+/// commit of a session counts in a few milliseconds. Ten sessions a day fill it in more than a
+/// year.
 pub(super) const MOST_SESSIONS: usize = 4096;
-/// Surplus records that one session removes: an archive with more than that (of another writer) is brought down in steps.
+/// Surplus records that one session removes: an archive with more than that (of another writer) is
+/// brought down in steps.
 const PRUNED_AT_ONCE: usize = 64;
 
 /// One commit record as others may remember it.
@@ -69,10 +80,10 @@ impl Durable {
 
 /// The log as it was opened.
 pub(super) struct OpenedLog {
-    /// Of the record that it extends.
+    /// Generation of the record that it extends.
     pub(super) generation: Generation,
     pub(super) record: Tag,
-    /// Of each entry that counts.
+    /// Tags of the valid entries.
     pub(super) tags: Vec<Tag>,
     /// One is lost that others came after.
     pub(super) damaged: bool,
@@ -84,7 +95,7 @@ impl OpenedLog {
     }
 }
 
-/// How the present commit relates to one that was seen.
+/// Relation of the present commit to one that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ancestry {
     /// It is that one, or one that came after it.
@@ -115,7 +126,8 @@ impl History<'_> {
         if seen.generation > newest.generation {
             return Ok(Ancestry::Older);
         }
-        // The ring answers exactly, also for two machines that went on with one session from the same memory image.
+        // The ring answers exactly, also for two machines that went on with one session from the
+        // same memory image.
         if self.line.last().is_some_and(|oldest| oldest.generation <= seen.generation) {
             let known = self.line.iter().any(|mark| mark == seen);
             return Ok(if known { Ancestry::Descendant } else { Ancestry::Diverged });
@@ -127,7 +139,8 @@ impl History<'_> {
             // The first session begins with generation 1: this one has no other before it.
             None if newest.first <= Generation(1) => Ancestry::Diverged,
             None => Ancestry::Unknown,
-            // A session is one process that extends its own records: all up to its last are in one line.
+            // A session is one process that extends its own records: all up to its last are in one
+            // line.
             Some(past) if past.session != seen.session || past.first != seen.first => Ancestry::Diverged,
             Some(past) if past.generation == seen.generation && past.tag != seen.tag => Ancestry::Diverged,
             Some(past) if past.generation < seen.generation => Ancestry::Diverged,
@@ -135,12 +148,13 @@ impl History<'_> {
         })
     }
 
-    /// The same of an entry of `seen`, which is known to continue here (LINEAGE-4).
+    /// Returns the same for an entry of `seen`, a record known to continue here (LINEAGE-4).
     pub(super) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Ancestry {
         let Some(at) = self.line.iter().position(|mark| mark == seen) else { return Ancestry::Descendant };
         if let Some(log) = self.log.filter(|log| log.extends(seen)) {
             return match log.tags.get((entry.number as usize).saturating_sub(1)) {
-                // Entries behind a lost one show that the file is none from before: it is damage, and told as that.
+                // Entries after a lost one prove that the file is not an older copy: it is reported
+                // as damage.
                 _ if log.damaged => Ancestry::Descendant,
                 Some(tag) if *tag == entry.tag => Ancestry::Descendant,
                 None if at == 0 => Ancestry::Older,
@@ -188,7 +202,8 @@ impl History<'_> {
         Ok(trail)
     }
 
-    /// The last record of the ended session that began at `generation` or before; None when there is no such record (any more).
+    /// Returns the last record of the ended session that began at `generation` or before; None when
+    /// there is no such record (any more).
     fn session_at(&self, generation: Generation) -> Result<Option<Mark>> {
         let found = self.history.floor(self.store, Key::new(0, kind::HISTORY, generation.0), |key, value| {
             Ok((key, HistoryValue::decode(value)?))
@@ -203,7 +218,8 @@ impl History<'_> {
 }
 
 impl Operation<'_> {
-    /// Writes the record of the session before this one, and removes the oldest ones beyond the bound.
+    /// Writes the record of the session before this one, and removes the oldest ones beyond the
+    /// bound.
     pub(super) fn record_session(&mut self, first: Generation, value: &HistoryValue) -> Result<()> {
         self.changed = true;
         self.of_commit = true;
@@ -244,7 +260,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// Puts a record of another volume's history into this one's.
+    /// Inserts a record of another volume's history.
     pub(crate) fn insert_history(&mut self, key: Key, value: &[u8]) -> Result<()> {
         self.changed = true;
         self.trees.history.insert(self.store, &mut self.global_edits, key, value)?;

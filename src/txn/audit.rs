@@ -1,4 +1,5 @@
-//! Recomputes from the trees which blocks are in use and how often each page is named: for `check`, and to rebuild a lost space map.
+//! Recomputes from the trees which blocks are in use and how often each page is referenced: for
+//! `check`, and to rebuild a lost space map.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -56,7 +57,8 @@ struct Census {
 /// Result of an audit.
 pub(crate) struct Audit {
     pub(crate) findings: Vec<Finding>,
-    /// Losses in the tree of files and in file data, which `FileSystem::walk_structure` tells with inodes and paths.
+    /// Losses in the tree of files and in file data, which `FileSystem::walk_structure` reports
+    /// with inodes and paths.
     pub(crate) of_files: Vec<Finding>,
     pub(crate) data: DataPages,
 }
@@ -65,7 +67,8 @@ pub(crate) struct Audit {
 pub(crate) struct DataPages(HashMap<u64, NamedPage>);
 
 impl DataPages {
-    /// Whether the bytes of an extent were read and authenticated with the very tag that it names.
+    /// Returns whether the bytes of an extent were read and authenticated with the very tag that it
+    /// names.
     pub(crate) fn hold(&self, extent: &Extent) -> bool {
         let end = u64::from(extent.start) + u64::from(extent.length);
         self.0
@@ -126,7 +129,8 @@ impl Census {
         bits.is_some_and(|bits| bits[(block % REGION_BLOCKS / 64) as usize] >> (block % 64) & 1 == 1)
     }
 
-    /// What a snapshot shows counts nothing, but is read like what the live tree shows. Answers whether all that name the page agree on it.
+    /// Notes a page that a snapshot shows: it adds no count, but is read like pages of the live
+    /// tree. Returns whether all pointers to the page agree.
     fn show(&mut self, pointer: Pointer, id: u64) -> bool {
         let Some(page) = self.pages.get_mut(&pointer.run.address) else { return true };
         if page.pointer.is_none() {
@@ -177,7 +181,8 @@ impl Auditor<'_> {
         report(compared, FindingKind::Space, &mut census)?;
         if let Some(last) = census.last_dead.filter(|last| *last >= self.state.counters.next_dead) {
             let next = self.state.counters.next_dead;
-            // Entries keep their sequences when they go to the snapshot before: each must be the only one.
+            // Entries keep their sequences when they go to the snapshot before: each must be the
+            // only one.
             let text = format!("the next dead-list entry is {next}, but {last} is there");
             if census.findings.iter().all(|finding| finding.detail != text) {
                 census.find(Finding::new(FindingKind::Counter, Severity::Wrong, text));
@@ -185,7 +190,7 @@ impl Auditor<'_> {
         }
         let compared = self.compare_counts(&mut census);
         report(compared, FindingKind::Count, &mut census)?;
-        // Before the pages are read: those that only a snapshot shows are named by its extents.
+        // Before the pages are read: pages that only a snapshot shows are named by its extents.
         let checked = self.check_snapshots(&mut census, total);
         report(checked, FindingKind::Snapshot, &mut census)?;
         if full {
@@ -258,7 +263,7 @@ impl Auditor<'_> {
             let found = census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);
             for (word, (known, found)) in known.iter().zip(found.iter()).enumerate() {
                 let base = number * REGION_BLOCKS + word as u64 * 64;
-                // Of what could not be read nobody knows which pages it names.
+                // An unreadable part may name this page.
                 if known & !found != 0 && !census.incomplete {
                     let block = base + u64::from((known & !found).trailing_zeros());
                     census.space(Severity::Minor, "space map says used, but no page is there", block);
@@ -286,7 +291,8 @@ impl Auditor<'_> {
             let named = page.names;
             if count != named && !census.incomplete {
                 let text = format!("page is counted wrong: block={address} record={count} found={named}");
-                // A page that is counted too often is never freed; the other way round it is freed too early.
+                // A page that is counted too often is never freed; the other way round it is freed
+                // too early.
                 let severity = if count < named { Severity::Wrong } else { Severity::Minor };
                 wrong.push(find(severity, text, *address));
             }
@@ -379,7 +385,8 @@ impl Auditor<'_> {
             }
             let tree = snapshot_tree(&snapshot);
             let (mut shown, mut lost, mut torn) = (HashSet::new(), Vec::new(), Vec::new());
-            // What is younger than the snapshot says that it is goes to no dead list when it leaves the live tree.
+            // Entries younger than the snapshot claims to be go to no dead list when they leave the
+            // live tree.
             let mut younger = None;
             tree.visit_pages(
                 &self.medium.store,
@@ -438,7 +445,7 @@ impl Auditor<'_> {
                 let text = format!("snapshot {id} shows a page that is not in use: block={block}");
                 census.find(find(Severity::Wrong, text).at_block(block));
             }
-            // Of what could not be read nobody knows what it keeps or shows.
+            // An unreadable part may keep or show any page.
             if whole && !census.incomplete {
                 self.check_dead_list(id, &shown, census)?;
             }
@@ -446,11 +453,12 @@ impl Auditor<'_> {
         Ok(())
     }
 
-    /// What a dead list keeps and its snapshot does not show stays for ever: it costs space, and what was deleted can still be read with the key.
+    /// Finds dead-list pages that the snapshot does not show. They stay for ever: they cost space,
+    /// and deleted data in them can still be read with the key.
     fn check_dead_list(&self, id: u64, shown: &HashSet<Run>, census: &mut Census) -> Result<()> {
         let key = |sub| Key { object: id, kind: kind::DEAD, sub };
         let listed = &mut |_: Key, value: &[u8]| {
-            // One that does not decode was told when names were counted.
+            // An entry that does not decode was reported when references were counted.
             if let Ok(DeadValue { run, .. }) = DeadValue::decode(value)
                 && !shown.contains(&run)
             {
@@ -473,7 +481,8 @@ impl Auditor<'_> {
         if let Some(finding) = census.findings.first().or(census.of_files.first()) {
             return Err(Error::damaged(format!("the space map cannot be rebuilt: {finding}")));
         }
-        // The old map's own pages are given up; they wait like everything that the next commit replaces.
+        // The old map's own pages are given up; they wait like everything that the next commit
+        // replaces.
         let mut old = Vec::new();
         self.allocator.give_up_map().visit_pages(
             &self.medium.store,
@@ -486,12 +495,14 @@ impl Auditor<'_> {
                 Ok(())
             },
         )?;
-        // What a record says to be free, and what the old map says of itself, is free only where no tree has a page.
+        // Blocks that a record or the old map itself gives as free are free only where no tree has
+        // a page.
         let (allocator, durable, total) = (self.allocator, self.medium.versions.durable(), self.allocator.total());
         let free = |run: &Run| in_space(*run, total, &self.medium.pager) && !census.uses(*run);
         allocator.recover_pending_frees(durable.generation, durable.freed.iter().copied().filter(free).collect());
         allocator.recover_pending_frees(durable.generation, old.into_iter().filter(free).collect());
-        // The newest record still names them, and the next opening verifies them: list pages above all.
+        // The newest record still names them, and the next opening verifies them: list pages above
+        // all.
         let listed = durable.allocated.iter().map(|(run, _)| *run).filter(free);
         allocator.recover_pending_frees(durable.generation, listed.collect());
         let used = |number| census.used.get(&number).map_or([0; REGION_WORDS], |bits| **bits);

@@ -9,7 +9,8 @@ use crate::format::{Generation, Ino, Pointer, TreeId};
 pub enum FindingKind {
     /// Bytes of file data cannot be read.
     DataLost,
-    /// A page of the tree of files cannot be read, and with it names, attributes and places of data.
+    /// A page of the tree of files cannot be read, and with it names, attributes and places of
+    /// data.
     RecordsLost,
     /// A page of another tree cannot be read: counts, snapshots, history, space map.
     IndexLost,
@@ -27,7 +28,7 @@ pub enum FindingKind {
     Extent,
     /// The space map disagrees with the pages that there are.
     Space,
-    /// How often a page is named is recorded wrong.
+    /// A page's recorded reference count is wrong.
     Count,
     /// A kept version of the tree.
     Snapshot,
@@ -71,7 +72,7 @@ impl FindingKind {
         FindingKind::More,
     ];
 
-    /// As programs know it.
+    /// Returns the name for programs.
     pub fn name(self) -> &'static str {
         match self {
             FindingKind::DataLost => "data-lost",
@@ -102,7 +103,7 @@ impl FindingKind {
 pub enum Severity {
     /// Something that was stored cannot be read any more.
     Lost,
-    /// Records contradict each other: what is read may be incomplete, and a change may do harm.
+    /// Records contradict each other: reads may be incomplete, and a change may do harm.
     Wrong,
     /// Nothing that was stored is concerned: it costs space or a second copy, or is a wrong number.
     Minor,
@@ -111,7 +112,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// As programs know it.
+    /// Returns the name for programs.
     pub fn name(self) -> &'static str {
         match self {
             Severity::Lost => "lost",
@@ -125,7 +126,7 @@ impl Severity {
 /// Data that cannot be read any more.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lost {
-    /// Of the finding's file.
+    /// A byte range of the finding's file.
     Bytes { offset: u64, length: u64 },
     /// Something of each of these inodes, the last one included.
     Inodes(Ino, Ino),
@@ -137,7 +138,8 @@ pub struct Finding {
     pub kind: FindingKind,
     pub severity: Severity,
     pub inode: Option<Ino>,
-    /// Of the inode, as far as the directories tell it: from the root, or from `...` on when the way to the root is lost.
+    /// Path of the inode as far as the directories give it: from the root, or from `...` on when
+    /// the way to the root is lost.
     pub path: Option<Vec<u8>>,
     /// First block of the page.
     pub block: Option<u64>,

@@ -1,23 +1,32 @@
 //! Log entries: changes of the open transaction, recorded and replayed (specification 9.4, 9.5).
 //!
 //! # Invariants
-//! LOG-1  Entry k together with the entries before it and the record that they extend is exactly what a commit at its moment would have made durable: it is
-//!     gathered under the writers' lock, with the gate of staging exclusive, from what is published and staged. What it leaves out no commit, or
-//!     no entry before, left out.
-//! LOG-2  What a record needs beside records of tree 1 is derived from them when they are applied: what an extent's page loses and gains is told by
-//!     the extents before and after. So an operation that brings pages in, or takes staged data into the trees, is made durable by a commit.
-//! LOG-3  An entry is written by who leads, in the place behind the one before it, after that one's barrier; and only on top of the newest record, of
-//!     this session, when that has no log pending.
-//! LOG-4  No block of the log that an entry of the newest durable record takes is written. A record that does not contain what the log of the one before it
-//!     says names that log as pending, and no entry is written until one contains it.
-//! LOG-5  What an entry has and is only staged can be committed: room for its data is promised before it is accepted (STAGE-4), room for the nodes that
-//!     name it before the entry is written. Other changes are published beside it meanwhile, and no commit may leave it out; without room for
-//!     its nodes there would be no commit at all, and nothing that is deleted would ever be free.
-//! LOG-6  Where the tree is damaged, who reads sees what the log says of it, or an error, never what was there before. A record belongs to one leaf, by its
-//!     key. Where a node on the way to that is damaged the record has no place, and all that lies below this node is lost with it until the archive is opened
-//!     anew, be the node whole at a second look: beside what the log says it would be an older state. Records of other leaves are laid all the
-//!     same, which needs no node but those on their own way. Pieces of a file whose inode is damaged, in the tree or in the log, count beside it.
-//!     Nobody writes on top of that: the commit would have to say what became of the records without place, and of the pages that they name.
+//! LOG-1  Entry k together with the entries before it and the record that they extend is exactly
+//!     the content that a commit at that moment would have made durable: it is gathered under the
+//!     writers' lock, with the gate of the write buffer exclusive, from published and dirty
+//!     changes. It leaves out only changes that a commit, or an earlier entry, contains.
+//! LOG-2  All changes that follow from records of tree 1 are derived from them on replay: the
+//!     extents before and after give the references that a page loses and gains. So an operation
+//!     that brings pages in, or takes dirty data into the trees, is made durable by a commit.
+//! LOG-3  An entry is written by the leader, in the place after the previous one, after that one's
+//!     barrier; and only on top of the newest record, of this session, when that has no log
+//!     pending.
+//! LOG-4  No block of the log that an entry of the newest durable record takes is written. A record
+//!     that does not contain the log of the one before it names that log as pending, and no entry
+//!     is written until one contains it.
+//! LOG-5  Dirty data in an entry can always be committed: space for the data is promised before it
+//!     is accepted (STAGE-4), space for the nodes that name it before the entry is written. Other
+//!     changes are published concurrently, and no commit may leave the dirty data out. Without
+//!     space for its nodes there would be no commit at all, and nothing that is deleted would ever
+//!     be free.
+//! LOG-6  Where the tree is damaged, a reader sees the content of the log, or an error, never an
+//!     older state. A record belongs to one leaf, by its key. Where a node on the way to that is
+//!     damaged the record has no place, and all that lies below this node is lost with it until the
+//!     archive is opened again, even if a second read of the node succeeds: together with the log
+//!     it would be an older state. Records of other leaves are replayed all the same, which needs
+//!     no node but those on their own way. Pieces of a file whose inode is damaged, in the tree or
+//!     in the log, count as damaged too. No writer continues on top of that: the commit would have
+//!     to cover the records without place, and the pages that they name.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +41,7 @@ const MOST_RECORDS: usize = 4096;
 /// Ranges likewise.
 const MOST_RANGES: usize = 256;
 
-/// Changes of tree 1, by key, and of staged data.
+/// Changes of tree 1, by key, and of dirty data.
 #[derive(Default)]
 pub(super) struct Changes {
     keys: Vec<Key>,
@@ -46,7 +55,7 @@ impl Changes {
             return;
         }
         if !is_record_of_files(key) {
-            // What a later program wrote, or nobody should have, and is removed.
+            // Records of a later program, or invalid ones, that are removed.
             self.need_commit();
         }
         if self.keys.len() == MOST_RECORDS {
@@ -92,7 +101,8 @@ impl Changes {
         self.keys.dedup();
     }
 
-    /// The records as they are in `state`; None when there are too many bytes, or only a commit will do.
+    /// Returns an entry with the records as in `state`; None when it takes too many bytes, or needs
+    /// a commit.
     pub(super) fn entry(&mut self, state: &State, store: &NodeStore, capacity: usize) -> Result<Option<LogEntry>> {
         if self.needs_commit {
             return Ok(None);
@@ -123,7 +133,7 @@ impl Logged {
         (!entries.is_empty()).then(|| Logged { records: LoggedRecords::of(&entries), entries })
     }
 
-    /// Next inode number that the last entry says.
+    /// Next inode number in the last entry.
     pub(super) fn next_ino(&self) -> u64 {
         self.records.next_ino
     }
@@ -153,7 +163,7 @@ impl LoggedRecords {
         all
     }
 
-    /// How many there are.
+    /// Returns the number of records.
     pub(super) fn len(&self) -> u64 {
         self.records.len() as u64
     }

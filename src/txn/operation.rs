@@ -1,4 +1,5 @@
-//! One change of the archive, atomic: works on its own copy of the trees, published whole or dropped.
+//! One atomic change of the archive: works on its own copy of the trees, published whole or
+//! dropped.
 
 use std::ops::Range;
 
@@ -27,11 +28,11 @@ pub(crate) struct Operation<'v> {
     pub(super) adopted: Vec<(Run, Tag)>,
     /// Pages whose last reference this operation removed.
     pub(super) freed: Vec<Run>,
-    /// Part of the commit itself, which may use the reserve of commits.
+    /// Part of the commit itself: may use all space, including the reserve of commits.
     pub(super) of_commit: bool,
     /// Packed pages that lost some of their references.
     pub(super) stale: Vec<Pointer>,
-    /// Told the number of the state when the operation is published.
+    /// Cells that get the number of the state when the operation is published.
     pub(super) carried: Vec<Publication>,
     /// Changes to record in a log entry.
     pub(super) log: Changes,
@@ -67,7 +68,7 @@ impl<'v> Operation<'v> {
         self.generation
     }
 
-    /// Inserts or replaces a record of the live tree; answers whether it was there.
+    /// Inserts or replaces a record of the live tree; returns whether it was there.
     pub(crate) fn insert(&mut self, key: Key, value: &[u8]) -> Result<bool> {
         self.changed = true;
         self.log.record(key);
@@ -112,13 +113,13 @@ impl<'v> Operation<'v> {
         self.counters.inodes = self.counters.inodes.saturating_sub(1);
     }
 
-    /// Lets the publication tell when this operation is published.
+    /// Sets the publication when this operation is published.
     pub(crate) fn carry(&mut self, publication: &Publication) {
         debug_assert!(!publication.is_set(), "it was published before");
         self.carried.push(publication.clone());
     }
 
-    /// Staged bytes of the range count no more once this operation is published (specification 9.5).
+    /// Drops the dirty bytes of the range once this operation is published (specification 9.5).
     pub(crate) fn drop_staged(&mut self, ino: Ino, range: Range<u64>) {
         self.log.drop_range(DroppedRange { ino, start: range.start, end: range.end });
     }
@@ -141,7 +142,8 @@ impl<'v> Operation<'v> {
         self.live_edits.dirtied + self.global_edits.dirtied
     }
 
-    /// Nodes of the live tree that the newest snapshot still shows go to its dead list instead of being freed.
+    /// Moves nodes of the live tree that the newest snapshot still shows to its dead list instead
+    /// of freeing them.
     pub(super) fn bury_snapshot_nodes(&mut self) -> Result<()> {
         let newest = self.counters.newest_snapshot;
         if newest == Generation(0) {
@@ -149,7 +151,8 @@ impl<'v> Operation<'v> {
         }
         let (theirs, ours): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.live_edits.superseded).into_iter().partition(|node| {
-                // A node that is not stored yet belongs to the commit in flight, which is newer than any snapshot.
+                // A node that is not stored yet belongs to the commit in flight, which is newer
+                // than any snapshot.
                 node.stored.get().is_some_and(|pointer| pointer.generation <= newest)
             });
         self.live_edits.superseded = ours;

@@ -1,19 +1,27 @@
 //! Publication marks: tell whether a state contains an operation, without a search of the trees.
 //!
 //! # The argument
-//! A publication is a cell that holds 0 until an operation that carries it is published, and the number of that operation's state from then on.
-//! `OpenTransaction::publish` takes the number when nothing can fail any more, and `announce` writes it into the cells before it has the state stored; all under
-//! the writers' lock, so that states are stored in the order of their numbers. Nothing returns between the two stores.
+//! A publication is a cell that holds 0 until an operation that carries it is published, and the
+//! number of that operation's state from then on. `OpenTransaction::publish` takes the number when
+//! nothing can fail any more, and `announce` writes it into the cells before it has the state
+//! stored. Both happen under the writers' lock, so that states are stored in the order of their
+//! numbers. Nothing returns between the two stores.
 //!
-//! - A failed operation leaves its cells at 0, whether it failed itself, found no room for its nodes, or was the flush of a commit that was
-//!   given up. Nothing is taken as done for it, and another operation may carry the same cell. A crash leaves neither cells nor what waits for them.
-//! - Whoever holds a state of this number or a later one finds the number in the cell: it was written before that state was stored, storing
-//!   releases and loading acquires (each is a sequentially consistent exchange of `ArcSwap`). So the cell itself needs no order of its own.
-//! - Whoever reads the cell between the two stores, or holds an older state, has a state of a lower number: "not yet" is true of that state.
-//! - A published operation is never undone: the cell is written once, and later states have higher numbers. A state that a commit stores anew
-//!   (`OpenTransaction::forget_written`) has the same trees and the same number.
-//! - What an operation that changed nothing says is true of the state that it began with, whose number its cells get. Who loaded that
-//!   state earlier may hear "not yet", and sees the same in it.
+//! - A failed operation leaves its cells at 0, whether it failed itself, found no space for its
+//!   nodes, or was the flush of a commit that was given up. It never counts as done, and another
+//!   operation may carry the same cell. A crash leaves neither cells nor callers that wait for
+//!   them.
+//! - A holder of a state of this number or a later one finds the number in the cell. It was written
+//!   before that state was stored; storing releases and loading acquires (each is a sequentially
+//!   consistent exchange of `ArcSwap`). So the cell itself needs no order of its own.
+//! - A reader of the cell between the two stores, or a holder of an older state, has a state of a
+//!   lower number: "not yet" is true of that state.
+//! - A published operation is never undone: the cell is written once, and later states have higher
+//!   numbers. A state that a commit stores again (`OpenTransaction::forget_written`) has the same
+//!   trees and the same number.
+//! - The result of an operation that changed nothing is true of the state that it began with, whose
+//!   number its cells get. A caller that loaded that state earlier may see "not yet", and sees the
+//!   same content in it.
 //!
 //! So `is_in` is exact for every state, and costs one load.
 
@@ -38,7 +46,8 @@ impl Publication {
         self.0.load(Ordering::Relaxed) > 0
     }
 
-    /// Writes the number into the cells of an operation that cannot fail any more, and then has its state stored.
+    /// Writes the number into the cells of an operation that cannot fail any more, and then stores
+    /// its state.
     pub(super) fn announce(carried: &[Publication], sequence: u64, store: impl FnOnce()) {
         carried.iter().for_each(|publication| publication.0.store(sequence, Ordering::Relaxed));
         store();

@@ -1,13 +1,18 @@
 //! Read view: several searches in one version; searches near each other share a descent.
 //!
 //! # Why a snapshot is whole while it is read
-//! Its record is looked up in a published version, and that version is held as long as its tree is used. Where the record has a name, no page that the tree
-//! reaches is free: what leaves the live tree goes to a dead list, and whoever removes the snapshot takes the name away by one operation and frees by
-//! later ones. Those come after the version that is held, so their pages stay as they are until it is let go (TXN-1). Whoever looks the record up
-//! afterwards finds no name. So nothing has to be held between two requests, and nobody who keeps a number of a file keeps its blocks.
+//! Its record is looked up in a published version, and that version is held as long as its tree is
+//! used. Where the record has a name, no page that the tree reaches is free: pages that leave the
+//! live tree go to a dead list. Removal of a snapshot clears the name by one operation and frees
+//! pages by later ones.
 //!
-//! Nodes and cells in memory are shared with readers of the live tree: they are known by address, generation and tag of their page, stored nodes never
-//! change (TREE-2), and what such a pointer names never does (READ-2).
+//! Those operations follow the held version, so their pages stay as they are until it is released
+//! (TXN-1). A later look-up of the record finds no name. So nothing has to be held between two
+//! requests, and a stored file number keeps no blocks in use.
+//!
+//! Nodes and chunks in memory are shared with readers of the live tree: they are identified by
+//! address, generation and tag of their page, stored nodes never change (TREE-2), and the content
+//! that such a pointer names never does (READ-2).
 
 use std::sync::Arc;
 

@@ -1,8 +1,10 @@
-//! Chooses the commit record that may be trusted, verified from the medium, and rebuilds the space map from the chain behind it.
+//! Chooses the commit record that may be trusted, verified from the medium, and rebuilds the space
+//! map from the chain before it.
 //!
-//! The order of a writable open (hazard: the host's page cache may show writes that never reached the medium):
-//! barrier, evict ring and listed pages, read and verify; overwrite a rejected slot, barrier; only then write, erase or truncate anything.
-//! On a storage where each barrier is a whole (STORAGE-4) nothing of that is needed, and nothing is ever rejected.
+//! The order of a writable open (hazard: the host's page cache may show writes that never reached
+//! the medium): barrier, evict ring and listed pages, read and verify; overwrite a rejected slot,
+//! barrier; only then write, erase or truncate anything. With an atomic barrier (STORAGE-4) none of
+//! that is needed, and nothing is ever rejected.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,9 +33,11 @@ pub(super) struct Recovered {
     pub(super) next_generation: Generation,
     /// The newest record, when it was left out.
     rejected: Option<Generation>,
-    /// A sentence when the newest record was left out, or an entry of the log is lost or incomplete.
+    /// A sentence when the newest record was left out, or an entry of the log is lost or
+    /// incomplete.
     pub(super) fallback: Option<String>,
-    /// A sentence when something is lost that the log proves to have been durable. Only readers go on then.
+    /// A sentence when something is lost that the log proves to have been durable. Only readers
+    /// continue then.
     pub(super) lost: Option<String>,
     /// Pages that the record lists and that do not open. Only readers go on then.
     pub(super) lost_pages: Vec<LostPage>,
@@ -42,7 +46,8 @@ pub(super) struct Recovered {
     pub(super) log: Option<OpenedLog>,
 }
 
-/// Generations left for the session that opens: more than it can use, so that counting never overflows.
+/// Generations left for the session that opens: more than it can use, so that counting never
+/// overflows.
 const LAST_OPENED: u64 = u64::MAX - (1 << 48);
 
 fn cut_short(pager: &Pager, record: &CommitRecord) -> Result<Option<Flaw>> {
@@ -90,7 +95,8 @@ impl Flaw {
 /// # Errors
 /// For a writer when something cannot be read: a transient fault must not look like a torn commit.
 fn flaw_of(pager: &Pager, record: &CommitRecord, writable: bool) -> Result<Option<Flaw>> {
-    // The host may lose growth and keep the record. What is behind the end would be free space only, but a file must be what its record says.
+    // The host may lose growth and keep the record. Only free space could lie past the end, but a
+    // file must match its record.
     if let Some(flaw) = cut_short(pager, record)? {
         return Ok(Some(flaw));
     }
@@ -116,16 +122,19 @@ fn flaw_of(pager: &Pager, record: &CommitRecord, writable: bool) -> Result<Optio
     Ok((!lost.is_empty()).then_some(Flaw::Pages { lost, unread }))
 }
 
-/// The list names no generation (early pages carry an older one), so it is taken from the prologue; the tag binds the rest.
+/// Opens a listed page. The list names no generation (early pages carry an older one), so it is
+/// taken from the prologue; the tag binds the rest.
 fn open_listed(pager: &Pager, run: Run, tag: Tag, bytes: Vec<u8>) -> Result<()> {
     let prologue = pager.cipher().open_prologue(run.address, &bytes)?;
     let pointer = Pointer { run, generation: prologue.generation, tag };
     pager.cipher().open(&pointer, bytes).map(drop)
 }
 
-/// Specification 10.1; `seen` is a record that somebody remembers as durable (LINEAGE-2).
+/// Chooses the record to trust (specification 10.1); `seen` is a record that a user remembers as
+/// durable (LINEAGE-2).
 pub(super) fn choose(pager: &Pager, writable: bool, seen: Option<&Mark>) -> Result<Recovered> {
-    // STORAGE-4: the newest record is there with all that it names, or it is damage. No other one takes its place, and its pages are read when somebody wants them.
+    // STORAGE-4: either the newest record is complete with all its pages, or it is damaged. No
+    // other one replaces it, and its pages are read only on demand.
     let together = pager.storage().has_atomic_barrier();
     if writable && !together {
         pager.storage().barrier()?;
@@ -166,8 +175,9 @@ pub(super) fn choose(pager: &Pager, writable: bool, seen: Option<&Mark>) -> Resu
     let flaw = if together { cut_short(pager, &newest.record)? } else { flaw_of(pager, &newest.record, writable)? };
     let Some(flaw) = flaw else { return recovered(newest, ring, None) };
     let reason = flaw.reason();
-    // 10.1 rule 7: this is damage, never to be undone. Who reads goes on with the newest record all the same. Who writes does not: until the next commit
-    // is durable, all that this one replaced is still whole (TXN-1), and may be the only copy of what is lost.
+    // 10.1 rule 7: this is damage, never to be undone. A reader continues with the newest record
+    // all the same. A writer does not: until the next commit is durable, all pages that this one
+    // replaced are still whole (TXN-1), and may be the only copy of lost content.
     let damaged = |sentence: String, flaw: Flaw| -> Result<(String, Vec<LostPage>)> {
         match flaw {
             Flaw::Pages { lost, .. } if !writable => {
@@ -208,12 +218,13 @@ pub(super) fn choose(pager: &Pager, writable: bool, seen: Option<&Mark>) -> Resu
     Ok(Recovered { rejected: Some(newest.record.generation), ..recovered(before, ring, Some(fallback))? })
 }
 
-/// Whether the storage itself shows that there is a log, when no header is left to say so: a block of where one lies begins an entry. The cipher has a log.
+/// Returns whether the storage itself proves that there is a log, when no header is left: a block
+/// in the place of the log begins an entry. The cipher has a log.
 pub(crate) fn has_entries(storage: Arc<dyn Storage>, cipher: PageCipher) -> Result<bool> {
     Ok(storage.len()? >= LOG.1 * BLOCK && Pager::new(storage, cipher, 0).has_entries()?)
 }
 
-/// Whether an entry of the log extends the record: then its last barrier had returned.
+/// Returns whether an entry of the log extends the record: then its last barrier had returned.
 fn is_extended(pager: &Pager, record: &AuthenticRecord) -> Result<bool> {
     if !pager.cipher().has_log() {
         return Ok(false);
@@ -238,10 +249,10 @@ struct Said {
     torn: Option<String>,
 }
 
-/// Specification 10.4.
+/// Reads the log after the chosen record (specification 10.4).
 ///
 /// # Errors
-/// `Damaged` for a writer when some of it is lost: what it wrote would bury that.
+/// `Damaged` for a writer when some of it is lost: new writes would bury that.
 fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writable: bool) -> Result<Said> {
     let record = &chosen.record;
     if !pager.cipher().has_log() {
@@ -281,7 +292,8 @@ fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writabl
     Ok(Said { laid: Logged::of(log.entries).zip(log.last), log: Some(opened), lost, torn })
 }
 
-/// Nobody can tell a commit that was interrupted from one that lost a page since: it is told as both, with when its changes were made.
+/// Describes a record that was left out. An interrupted commit cannot be distinguished from one
+/// that lost a page since, so the text names both, with the time of its changes.
 fn left_out(newest: &CommitRecord, used: &CommitRecord, reason: &str) -> String {
     format!(
         "commit {} is incomplete ({reason}): it was interrupted, or damaged since; commit {} is used, and changes made between {} and {} UTC may be missing",
@@ -327,7 +339,8 @@ impl Recovered {
         let mut previous = self.record.previous_tag;
         for older in self.ring.iter().rev().filter(|r| r.record.generation < self.record.generation) {
             if older.tag != previous {
-                // Abandoned by an earlier recovery, or left over from before a gap that nothing crosses.
+                // Abandoned by an earlier recovery, or left over from before a gap that nothing
+                // crosses.
                 continue;
             }
             line.push(mark(&older.record, older.tag));
@@ -336,14 +349,15 @@ impl Recovered {
         line
     }
 
-    /// The first generation that was never used and is higher than `other`, and whose slot is not that of the chosen record: as long as the next record is
-    /// not durable, that one is needed.
+    /// Returns the first generation that was never used, is higher than `other`, and does not use
+    /// the slot of the chosen record: until the next record is durable, that one is needed.
     pub(super) fn generation_after(&self, other: Generation) -> Generation {
         let next = self.next_generation.max(other.next());
         if next.slot() == self.record.generation.slot() { next.next() } else { next }
     }
 
-    /// The records from the checkpoint to the chosen one, oldest first; None when one of them is lost, or there is no checkpoint.
+    /// Returns the records from the checkpoint to the chosen one, oldest first; None when one of
+    /// them is lost, or there is no checkpoint.
     fn chain(&self) -> Option<Vec<&CommitRecord>> {
         if self.record.checkpoint == Generation(0) {
             return None; // TXN-7

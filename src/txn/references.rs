@@ -1,4 +1,5 @@
-//! How many extents and dead-list entries name each page, as run-length records in the reference tree (specification section 8).
+//! Reference counts: the number of extents and dead-list entries that name each page, as run-length
+//! records in the reference tree (specification section 8).
 
 use std::ops::ControlFlow;
 
@@ -23,7 +24,7 @@ fn floor(tree: &Tree, store: &NodeStore, block: u64) -> Result<Option<(u64, Refe
     }
 }
 
-/// The count of the page whose first block is `block`.
+/// Returns the count of the page whose first block is `block`.
 pub(crate) fn count(tree: &Tree, store: &NodeStore, block: u64) -> Result<u64> {
     Ok(match floor(tree, store, block)? {
         Some((start, value)) if start.saturating_add(u64::from(value.run_blocks)) > block => u64::from(value.count),
@@ -36,9 +37,10 @@ pub(super) fn following(number: u64) -> Result<u64> {
     number.checked_add(1).ok_or_else(|| Error::damaged("numbers of a counter are used up"))
 }
 
-/// Gives every page in `blocks`, which are whole pages, the count that `of` makes of the one it has: as many record changes as counts differ there,
-/// however many pages. Records are split at both ends, and joined where they say the same, so that a cloned sequential file needs few. A count of 1
-/// has no record.
+/// Sets the count of every page in `blocks`, which are whole pages, to `of` its present count. The
+/// number of record changes depends on the distinct counts there, not on the pages. Records are
+/// split at both ends, and joined where they are equal, so that a cloned sequential file needs few.
+/// A count of 1 has no record.
 fn change(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, blocks: Run, of: impl Fn(u64) -> u64) -> Result<()> {
     let (start, end) = (blocks.address, blocks.end());
     let old = records_around(tree, store, start, end)?;
@@ -47,7 +49,7 @@ fn change(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, blocks: Run, of
     for record in &old {
         let (from, to) = (record.start.max(start), record.end.min(end));
         if from >= to {
-            // A neighbour, or what has nothing of the range.
+            // A neighbour, or a record outside of the range.
             if record.start >= end {
                 push(&mut new, at, end, of(1))?;
                 at = end;
@@ -87,7 +89,8 @@ struct CountedRun {
     count: u64,
 }
 
-/// Appends a record that starts where the last one ends or later; joins the two when they say the same.
+/// Appends a record that starts where the last one ends or later; joins the two when their counts
+/// are equal.
 fn push(records: &mut Vec<CountedRun>, start: u64, end: u64, count: u64) -> Result<()> {
     if start >= end || count < 2 {
         return Ok(());
@@ -134,7 +137,8 @@ impl Operation<'_> {
         change(&mut self.trees.references, self.store, &mut self.global_edits, run, |_| count)
     }
 
-    /// A page just written (`UnreferencedPages`, `Volume::write_framed`) is now named by `extents` (>= 1) extents.
+    /// Adopts a page just written (`UnreferencedPages`, `Volume::write_framed`), named by `extents`
+    /// (>= 1) extents.
     pub(crate) fn adopt(&mut self, page: &Pointer, extents: u32) -> Result<()> {
         self.changed = true;
         self.needs_commit();
@@ -156,8 +160,8 @@ impl Operation<'_> {
         self.set_count_of(page.run, count + u64::from(more))
     }
 
-    /// So many more extents name the page, or fewer: the sum of what an operation added and took away. None of what it took away may be shown by
-    /// a snapshot.
+    /// Changes the number of extents that name the page by `more`, the sum of an operation's
+    /// additions and removals. No removed extent may be shown by a snapshot.
     pub(crate) fn recount(&mut self, page: &Pointer, more: i64) -> Result<()> {
         // Parts of the extents have another `born`, even when there are as many as before.
         self.changed = true;
@@ -181,8 +185,9 @@ impl Operation<'_> {
         born <= self.counters.newest_snapshot
     }
 
-    /// One further extent names each of the pages (a page may occur several times): neighbouring pages are counted together, so that a clone
-    /// of a file that lies in one piece changes few records. Call before the `release` of what they replace.
+    /// Counts one further extent for each of the pages (a page may occur several times).
+    /// Neighbouring pages are counted together, so that a clone of a file that lies in one piece
+    /// changes few records. Call before the `release` of the pages that they replace.
     pub(crate) fn share_all(&mut self, pages: impl IntoIterator<Item = Run>) -> Result<()> {
         self.needs_commit();
         let mut runs: Vec<Run> = pages.into_iter().collect();
@@ -220,7 +225,7 @@ impl Operation<'_> {
         self.insert_dead(key, &DeadValue { run, born })
     }
 
-    /// Puts an entry into a dead list.
+    /// Inserts an entry into a dead list.
     ///
     /// # Errors
     /// `Damaged` when another one has its sequence: the page of that one would never be free, nor
@@ -233,7 +238,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// Takes one count away; the last one frees the page.
+    /// Decrements the count of a page; the last decrement frees it.
     pub(crate) fn drop_count(&mut self, run: Run) -> Result<()> {
         self.changed = true;
         match self.count_of(run)? {

@@ -7,10 +7,12 @@ use crate::format::values::Extent;
 use crate::format::{Generation, Pointer, kind};
 
 impl Operation<'_> {
-    /// Gives tree 1 the records, and the counters, and derives what follows from them for pages (LOG-2). Applied twice it is as applied once.
+    /// Applies the records and the counters to tree 1, and derives their effect on pages (LOG-2).
+    /// Idempotent.
     ///
     /// # Errors
-    /// `Damaged` where a record has no place, or does not decode: nobody writes on top of less than all of them.
+    /// `Damaged` where a record has no place, or does not decode: no writer continues with a part
+    /// of them.
     pub(super) fn replay(&mut self, logged: &LoggedRecords) -> Result<()> {
         self.needs_commit();
         self.count(logged);
@@ -32,7 +34,7 @@ impl Operation<'_> {
                 None => self.remove(*key)?,
             };
         }
-        // After all that is named anew, so that no page loses its last count in between.
+        // After all new references are counted, so that no page loses its last count in between.
         for (page, born) in released {
             self.release(&page, born)?;
             self.note_stale(&page);

@@ -7,11 +7,12 @@ use crate::error::{Error, Result};
 use crate::format::values::SnapshotValue;
 use crate::format::{Generation, Key, MAX_NAME, TreeId, kind};
 
-/// All snapshots of the tree of snapshots, by ascending id; one with an empty name is being removed and its tree must not be read.
+/// Returns all snapshots of the tree of snapshots, by ascending id; one with an empty name is being
+/// removed and its tree must not be read.
 pub(super) fn snapshots_of(snapshots: &Tree, store: &NodeStore) -> Result<Vec<(u64, SnapshotValue)>> {
     let mut found = Vec::new();
     snapshots.scan(store, Key::MIN, Key::MAX, &mut |key, value| {
-        // Strays are passed by, whatever they say (specification 6.2).
+        // Stray records are skipped regardless of their content (specification 6.2).
         if key.kind == kind::SNAPSHOT && key.sub == 0 {
             found.push((key.object, SnapshotValue::decode(value)?));
         }
@@ -30,7 +31,8 @@ pub(super) fn is_being_removed(snapshot: &SnapshotValue) -> bool {
     snapshot.name.is_empty()
 }
 
-/// The live tree as the snapshot keeps it. The snapshot must not be removed while the tree is in use.
+/// Returns the live tree as the snapshot keeps it. The snapshot must not be removed while the tree
+/// is in use.
 pub(super) fn snapshot_tree(snapshot: &SnapshotValue) -> Tree {
     Tree::from_root(TreeId::Live, &snapshot.root)
 }

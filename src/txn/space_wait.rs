@@ -1,32 +1,50 @@
 //! Waits for pending frees before a change fails with `NoSpace`.
 //!
 //! # The argument
-//! Room is on its way when (a) free blocks are being erased, (b) pages were freed and the commits that let them go have not ended (TXN-1, SPACE-3),
-//! (c) objects that nobody can reach have pages yet, or snapshots that were removed, (d) a reader that is about to end can see freed pages, (e) somebody else
-//! is at a step of (c), or an object without a name is about to be closed: a kernel tells of a close only after the program saw it end. Nothing else
-//! ever frees a block.
+//! Space is pending when one of these is true; nothing else ever frees a block:
 //!
-//! - (a) ends by itself: who erases waits for nobody.
-//! - (b) takes two commits at most. A page that was freed before the call was freed by the commit in flight, N, or by the open transaction,
-//!   N + 1 at the latest, and can be taken once N + 2 is durable. The second of two commits that begin after the call is no earlier than that.
-//!   None is made when nothing was freed.
-//! - (c) is finite: each step removes records of an object that gets no new ones, or entries of a dead list that gets no new ones. The steps between two
-//!   attempts double, so that a large object costs few commits.
-//! - (d) and (e) have a limit of time, since a reader may take as long as it likes, and a program may keep open what it unlinked.
+//! - (a) Free blocks are being erased.
+//! - (b) Pages were freed, and the commits that release them have not ended (TXN-1, SPACE-3).
+//! - (c) Unreachable objects, or snapshots that were removed, still have pages.
+//! - (d) A reader that is about to end can see freed pages.
+//! - (e) Another thread is at a step of (c), or an object without a name is about to be closed: a
+//!   kernel reports a close only after the program saw it end.
 //!
-//! So every wait ends, and one that is refused afterwards was refused with nothing on its way that was freed before the call. The wait is
-//! shared: one writer brings it about while the others wait in the queue, and then try first.
+//! Each of these waits ends:
+//!
+//! - (a) ends without help: erasing waits for no other thread.
+//! - (b) takes two commits at most. A page that was freed before the call was freed by the commit
+//!   in flight, N, or by the open transaction, N + 1 at the latest, and can be allocated once N + 2
+//!   is durable. The second of two commits that begin after the call is no earlier than that. No
+//!   commit is made when nothing was freed.
+//! - (c) is finite: each step removes records of an object that gets no new ones, or entries of a
+//!   dead list that gets no new ones. The number of steps between two attempts doubles, so that a
+//!   large object costs few commits.
+//! - (d) and (e) have a time limit, since a reader may take any time, and a program may keep an
+//!   unlinked file open.
+//!
+//! So a change is refused only when no space that was freed before the call is still pending. The
+//! wait is shared: one writer frees the space while the others wait in the queue, and then try
+//! first.
 //!
 //! # The order
-//! What comes free belongs to who waited for it. `waiting` counts those who hold `first` or wait for it; while there are any, whoever else wants
-//! room for more goes to the end of that queue, also when there is room, and `first` is handed on in the order of arrival. So a writer is
-//! overtaken at most by the calls that had looked at `waiting` before it came, once each, and by changes that free room or keep a promise, which
-//! are not asked to wait. An operation keeps its place in the queue until it is published, for it is promised what it takes only by then.
+//! Freed space belongs to the writers that waited for it. `waiting` counts the writers that hold
+//! `first` or wait for it. While there are any, every other call that needs more space goes to the
+//! end of the queue, even when there is space. `first` is passed on in the order of arrival.
 //!
-//! No lock that a commit needs is held while somebody waits: the caller has no operation open. `first` is taken while a caller may hold the
-//! lock of a staged file; who has it waits for none of these (a commit's flusher takes none, and reclaim passes over an object whose file is locked), and the
-//! writers' lock only behind operations, which end. Changes that free room do not take it, so that reclaim may be such a change; nor does the
-//! clock (`Allocator::erase_aged`), so that the periodic commit does not queue behind it.
+//! So a writer is overtaken only by calls that had read `waiting` before it arrived, once each, and
+//! by changes that free space or keep a promise, which do not wait. An operation keeps its position
+//! in the queue until it is published, because its space is promised only by then.
+//!
+//! No lock that a commit needs is held during a wait: the caller has no operation open.
+//!
+//! - `first` is taken while a caller may hold the lock of a dirty file. The holder of `first` waits
+//!   for no such lock: a commit's flusher takes none, and reclaim skips an object whose file is
+//!   locked.
+//! - The holder waits for the writers' lock only after operations, which end.
+//! - Changes that free space do not take `first`, so that reclaim may be such a change.
+//! - Nor does the timer (`Allocator::erase_aged`), so that the periodic commit does not queue after
+//!   it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -52,7 +70,7 @@ pub(crate) trait Reclaimer: Send + Sync {
     /// Removes some unreachable objects; returns whether it removed any.
     fn step(&self) -> Result<bool>;
 
-    /// Whether there may be more for a step soon, when others are ready with it.
+    /// Returns whether a later step may remove more, once other threads no longer block it.
     fn is_held(&self) -> Result<bool>;
 }
 
@@ -132,7 +150,7 @@ impl SpaceWaiter {
         Ok(self.allocator.reserved(groups))
     }
 
-    /// Whether there is `enough`, which may take of it; waits for room that is on its way.
+    /// Returns whether `enough` reports success, which may itself reserve; waits for pending space.
     pub(super) fn have_room(&self, enough: Enough<'_>) -> Result<bool> {
         self.in_turn(enough).map(|(there, _)| there)
     }
@@ -167,7 +185,8 @@ impl SpaceWaiter {
                 break;
             }
             match self.committer.commit_for(CommitReason::FreeSpace) {
-                // What is staged finds no room for its nodes; whoever asks for durability is told.
+                // Dirty data finds no space for its nodes; the error is reported to callers of
+                // fsync.
                 Err(Error::NoSpace(_)) => break,
                 committed => committed?,
             };
@@ -179,7 +198,7 @@ impl SpaceWaiter {
     }
 
     fn commit_may_free(&self) -> bool {
-        // What a commit in flight frees is in neither of the other two.
+        // Blocks freed by a commit in flight are in neither of the other two.
         self.committer.is_running() || self.writer.is_dirty() || self.allocator.waits_for_commit()
     }
 
@@ -239,7 +258,7 @@ impl SpaceWaiter {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// The place of the writer that brings room about.
+    /// Returns the lock of the writer that frees space.
     #[cfg(test)]
     pub(super) fn first(&self) -> &Mutex<()> {
         &self.first

@@ -10,13 +10,18 @@ use crate::format::{Pointer, Run};
 /// Pages noted at once: about 1 MiB of memory.
 const LIMIT: usize = 8192;
 
-/// Ticks after which a page is due: noted just before the first, it is one interval old at the second.
+/// Ticks after which a page is due: noted just before the first, it is one interval old at the
+/// second.
 const DUE: u8 = 2;
 
-/// Notes are hints: a page that is noted without need is looked at and dropped. What must not happen is that one is missing, so
-/// STALE-1  a page is noted by the publication of the operation that took a part away, and dropped by the one that freed it;
-/// STALE-2  who takes a page out to look at it notes it again unless it is whole, gone, or replaced;
-/// STALE-3  notes that find no room, and those of a session that ended without closing, are made up for by a search of the tree.
+/// Packed pages with a part that is no longer referenced, noted in memory. Notes are hints: a page
+/// that is noted without need is checked and dropped. A page must not be missing, so
+/// STALE-1  a page is noted by the publication of the operation that took a part away, and dropped
+///     by the one that freed it;
+/// STALE-2  a caller that takes a page out to check it notes it again unless it is whole, gone, or
+///     replaced;
+/// STALE-3  notes that find no space, and those of a session that ended without closing, are
+///     recovered by a search of the tree.
 #[derive(Default)]
 pub(crate) struct StalePages {
     pages: Mutex<Pages>,
@@ -37,12 +42,13 @@ impl StalePages {
         if known.is_none() && pages.noted.len() >= LIMIT {
             pages.overflowed = true;
         } else if known != Some(page) {
-            // Of a page that is noted already the time runs from the first part that went.
+            // For a page that is noted already the time runs from the first removed part.
             pages.noted.insert(page.run.address, (page, 0));
         }
     }
 
-    /// Puts back what was taken out, or found in a state that may be past: what is noted for the same place by now is younger.
+    /// Notes a page again that was taken out, or that was found in a possibly outdated state: an
+    /// existing note for the same place is newer and stays.
     pub(crate) fn note_again(&self, page: Pointer) {
         let mut pages = self.pages.lock();
         if pages.noted.len() < LIMIT {
@@ -52,7 +58,7 @@ impl StalePages {
         }
     }
 
-    /// Whether the notes have room for `more`.
+    /// Returns whether the notes have space for `more`.
     pub(crate) fn has_room(&self, more: usize) -> bool {
         self.pages.lock().noted.len() + more <= LIMIT
     }
@@ -71,7 +77,7 @@ impl StalePages {
         }
     }
 
-    /// Takes out up to `limit` pages that are due.
+    /// Removes and returns up to `limit` pages that are due.
     pub(crate) fn take_due(&self, limit: usize) -> Vec<Pointer> {
         let mut pages = self.pages.lock();
         let due: Vec<Pointer> =
@@ -86,7 +92,7 @@ impl StalePages {
         self.pages.lock().noted.is_empty()
     }
 
-    /// Whether notes found no room since this was asked last.
+    /// Returns whether notes found no space since the last call.
     pub(crate) fn take_overflow(&self) -> bool {
         std::mem::take(&mut self.pages.lock().overflowed)
     }

@@ -76,7 +76,8 @@ impl State {
         }
     }
 
-    /// Forgets the memory of nodes that a commit wrote: the trees name them by pointer again. The content and the number stay.
+    /// Releases the memory of nodes that a commit wrote: the trees refer to them by pointer again.
+    /// The content and the number stay.
     pub(super) fn without_written_nodes(&self) -> State {
         let mut trees = self.trees.clone();
         trees.live.forget_written();
@@ -125,7 +126,7 @@ impl Versions {
     }
 
     pub(super) fn publish(&self, state: Arc<State>) {
-        // Before anybody can take it.
+        // Before any reader can take it.
         self.held.lock().push_back((state.sequence, Arc::downgrade(&state)));
         self.published.store(state);
     }
@@ -133,14 +134,14 @@ impl Versions {
     /// Returns the number of the oldest version in use; the published one always is.
     pub(super) fn oldest(&self) -> u64 {
         let mut held = self.held.lock();
-        // A version that is published no more and that nobody holds can never be taken again.
+        // A version that is neither published nor held can never be taken again.
         while held.len() > 1 && held.front().is_some_and(|(_, state)| state.strong_count() == 0) {
             held.pop_front();
         }
         held.front().map_or(0, |(sequence, _)| *sequence)
     }
 
-    /// The newest durable record, for a moment: holding it long makes others slower.
+    /// Returns the newest durable record for brief use: a long-held guard slows other readers.
     pub(super) fn durable(&self) -> Guard<Arc<CommitRecord>> {
         self.durable.load()
     }

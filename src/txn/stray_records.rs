@@ -7,7 +7,8 @@ use crate::btree::{NodeStore, Tree};
 use crate::error::Result;
 use crate::format::{Key, TreeId, kind};
 
-/// Whether a key of this kind has its place there. Of the tree of files the walk over the files tells.
+/// Returns whether a key of this kind belongs to the tree. The tree of files is checked by the walk
+/// over the files.
 fn belongs(tree: TreeId, key: Key) -> bool {
     match (tree, key.kind) {
         (TreeId::Live, _) | (TreeId::References, kind::DEAD) => true,

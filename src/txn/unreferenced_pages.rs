@@ -1,8 +1,11 @@
 //! Written pages that no tree references yet.
 //!
-//! Whoever writes pages owns them as [`UnreferencedPages`] until an operation that names them is published; dropped before, they are given back. So a failure
-//! at any place between the two leaves nothing, and an operation that failed can be made again with the same pages. Whether it was published is what
-//! it carries (`publication`): a published page is given back by nobody. The owner outlives the operation, which is why `name` borrows the pages.
+//! The writer of pages owns them as [`UnreferencedPages`] until an operation that names them is
+//! published; dropped before, they are given back. So a failure between the two leaves nothing
+//! behind, and a failed operation can be repeated with the same pages.
+//!
+//! Its publication mark tells whether the operation was published (`publication`): published pages
+//! are not given back. The owner outlives the operation, so `name` borrows the pages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +16,7 @@ use super::publication::Publication;
 use crate::error::Result;
 use crate::format::{Ino, Pointer, Run};
 
-/// Where a piece of file data was written.
+/// Location of a written piece of file data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrittenPiece {
     pub(crate) ino: Ino,
@@ -43,7 +46,7 @@ impl UnreferencedPages {
         self.pieces.push(piece);
     }
 
-    /// Takes over pages that no operation has named.
+    /// Adopts pages that no operation has named.
     pub(crate) fn absorb(&mut self, mut other: UnreferencedPages) {
         debug_assert!(!self.publication.is_set() && !other.publication.is_set(), "they are named");
         self.pieces.append(&mut other.pieces);
@@ -67,8 +70,9 @@ impl UnreferencedPages {
         self
     }
 
-    /// Has `op` count each page once for each of its pieces that is named; the caller inserts the extents. A page of which nothing is named is given
-    /// back at once, one that is named in part is noted by the operation.
+    /// Has `op` count each page once for each of its pieces that is named; the caller inserts the
+    /// extents. A page without a named piece is given back at once; one that is named in part is
+    /// noted by the operation.
     pub(crate) fn name(&mut self, op: &mut Operation<'_>, is_named: impl Fn(&WrittenPiece) -> bool) -> Result<()> {
         // By address: the page, and how many of its pieces are named and how many are not.
         let mut pages: BTreeMap<u64, (Pointer, u32, u32)> = BTreeMap::new();

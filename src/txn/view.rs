@@ -56,12 +56,13 @@ impl<'a> View<'a> {
         self.tree.changed_since(self.store, since, f)
     }
 
-    /// Has the nodes in which these ranges lie asked for together, on another machine: see [`Tree::prefetch`].
+    /// Requests the nodes of these ranges together, if the archive is remote: see
+    /// [`Tree::prefetch`].
     pub(crate) fn prefetch(&self, ranges: &[(Key, Key)]) -> Result<()> {
         self.tree.prefetch(self.store, ranges)
     }
 
-    /// The same in pieces; without an older version every record of this one.
+    /// Returns the differences as a cursor; without an older version, every record of this one.
     pub(crate) fn differences_since(&self, older: Option<&View<'a>>) -> DifferenceCursor<'a> {
         DifferenceCursor { walk: self.tree.differences_since(older.map(|older| older.tree)), store: self.store }
     }

@@ -1,4 +1,5 @@
-//! The open transaction: operations change it one at a time under the writers' lock, and the leader of a commit freezes it.
+//! The open transaction: operations change it one at a time under the writers' lock, and the leader
+//! of a commit freezes it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -23,7 +24,8 @@ use crate::pager::space::Headroom;
 /// Estimated bytes of a dirty node in memory: encoded form, entries, allocation headers.
 const DIRTY_NODE_BYTES: u64 = 24 * 1024;
 
-/// Pages brought in or freed by one transaction beyond which it is committed: bounds memory and the record's lists.
+/// Pages brought in or freed by one transaction beyond which it is committed: bounds memory and the
+/// record's lists.
 const LIST_LIMIT: u64 = 16_384;
 
 /// Freed blocks beyond which an fsync commits, so that freed space becomes usable: 1 MiB.
@@ -45,7 +47,8 @@ struct Open {
     born: HashMap<u64, (Run, Tag)>,
     /// Pages of older transactions that it freed.
     freed: Vec<Run>,
-    /// Nodes of older transactions that it replaced; their pages are known once the commit in flight is done.
+    /// Nodes of older transactions that this one replaced; their pages are known once the commit in
+    /// flight is done.
     superseded: Vec<Arc<Node>>,
     /// Something was published.
     changed: bool,
@@ -64,7 +67,7 @@ pub(super) struct Frozen {
     pub(super) lists: u64,
     /// Nothing was changed since the commit before, so that its record is all there is to write.
     pub(super) empty: bool,
-    /// It has all that was staged when it was frozen.
+    /// True if it contains all data that was dirty when it was frozen.
     pub(super) with_staged: bool,
 }
 
@@ -75,9 +78,9 @@ pub(super) struct Writer {
     open: Mutex<Open>,
     flusher: OnceLock<Flusher>,
     log_source: OnceLock<LogSource>,
-    /// Set by writers of staged data that the flusher will publish.
+    /// Set by writers of dirty data that the flusher will publish.
     staged: AtomicBool,
-    /// A commit waits for room on the host (TXN-9).
+    /// A commit waits for space on the host (TXN-9).
     refused: AtomicBool,
     dirty_nodes: AtomicI64,
     /// Dirty nodes beyond which an operation first waits for a commit.
@@ -109,7 +112,7 @@ impl Writer {
         }
     }
 
-    /// Takes the writers' lock, which gives exclusive access to the open transaction.
+    /// Locks the open transaction for exclusive access.
     pub(super) fn lock(&self) -> OpenTransaction<'_> {
         OpenTransaction { writer: self, open: self.open.lock() }
     }
@@ -135,16 +138,17 @@ impl Writer {
         self.refused.store(refused, Ordering::Release);
     }
 
-    /// Whether something was published or staged since the last commit began, or that one waits for
-    /// room.
+    /// Returns whether anything was published or became dirty since the last commit began, or
+    /// whether that commit waits for space.
     pub(super) fn is_dirty(&self) -> bool {
-        // Under the writers' lock: a flusher that fails puts its mark back before it lets go of that.
+        // Under the writers' lock: a flusher that fails puts its mark back before it lets go of
+        // that.
         let open = self.open.lock();
         self.is_staged() || open.changed || self.refused.load(Ordering::Acquire)
     }
 
     /// Returns whether everything published is in a commit or a log entry; false while the writers'
-    /// lock is held.
+    /// lock is held, or a refused commit waits for space.
     pub(super) fn is_logged(&self) -> bool {
         let is_refused = self.refused.load(Ordering::Acquire);
         !is_refused && self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())
@@ -187,7 +191,7 @@ pub(super) struct OpenTransaction<'w> {
 }
 
 impl OpenTransaction<'_> {
-    /// Whether something was published since the last freeze.
+    /// Returns whether anything was published since the last freeze.
     pub(super) fn is_changed(&self) -> bool {
         self.open.changed
     }
@@ -197,13 +201,14 @@ impl OpenTransaction<'_> {
         self.open.changed = true;
     }
 
-    /// Runs `f` on a working copy and publishes the result when it is `Ok`; readers never wait. The nodes that `f` dirtied are promised before
-    /// publication, so a full disk is an error of this operation alone (TXN-5, TXN-6).
+    /// Runs `f` on a working copy and publishes the result when it is `Ok`; readers never wait. The
+    /// nodes that `f` dirtied are promised before publication, so a full disk is an error of this
+    /// operation alone (TXN-5, TXN-6).
     pub(super) fn operate<R>(&mut self, essential: bool, f: impl FnOnce(&mut Operation<'_>) -> Result<R>) -> Result<R> {
         self.operate_on(&mut None, essential, f)
     }
 
-    /// As [`Self::operate`], with room for nodes that was promised before and is taken first.
+    /// Like [`Self::operate`]; first takes space for nodes that was promised before.
     fn operate_on<R>(
         &mut self,
         nodes: &mut Option<Reservation>,
@@ -253,7 +258,8 @@ impl OpenTransaction<'_> {
         self.writer.stale_pages.published(&operation.stale, &operation.freed);
         let mut unnamed = Vec::new();
         for run in operation.freed {
-            // A page that this transaction brought in was never named by a commit: only readers can still see it.
+            // A page that this transaction brought in was never named by a commit: only readers can
+            // still see it.
             match open.born.remove(&run.address) {
                 Some((born, _)) => unnamed.push(born),
                 None => open.freed.push(run),
@@ -278,7 +284,7 @@ impl OpenTransaction<'_> {
             let flushed = self.operate_on(nodes, true, |operation| flusher(operation));
             if flushed.is_err() {
                 writer.mark_staged();
-                // What it sealed counts as logged, and is in no entry.
+                // Its sealed data counts as logged, and is in no entry.
                 self.leave_log();
             }
             return flushed;
@@ -291,7 +297,7 @@ impl OpenTransaction<'_> {
     /// write the entry calls [`Self::leave_log`].
     pub(super) fn log_entry(&mut self, capacity: usize) -> Result<Option<LogEntry>> {
         let Writer { medium, log_source, .. } = self.writer;
-        // What is freed comes back by commits alone.
+        // Freed blocks return by commits alone.
         if self.open.freed.iter().map(|run| run.blocks).sum::<u64>() > MOST_FREED {
             return Ok(None);
         }
@@ -311,12 +317,15 @@ impl OpenTransaction<'_> {
         self.open.unlogged.need_commit();
     }
 
-    /// Takes what is published, also when that is nothing new, and opens the next transaction. An empty one gets the number `refused`, if there is one:
-    /// nobody was told of it, and what was sealed for the open transaction keeps its number (TXN-4).
+    /// Takes the published changes, even if there are none, and opens the next transaction. An
+    /// empty one gets the number `refused`, if there is one: that number was never reported, and
+    /// data sealed for the open transaction keeps its number (TXN-4).
     ///
-    /// `old_lists` is the number of list pages that a checkpoint would free. Room for the new ones is promised while no operation can come between:
-    /// from now on others reserve against the next transaction's lists. `SpaceMap::reserve` left that room; should it not be there all the same,
-    /// the commit takes what it finds. `with_staged` says that nothing staged is left out.
+    /// `old_lists` is the number of list pages that a checkpoint would free. Space for the new ones
+    /// is promised while no operation can intervene: from now on others reserve against the next
+    /// transaction's lists. `SpaceMap::reserve` left that space; should it be missing all the same,
+    /// the commit takes the space that it finds. `with_staged` is true when no dirty data is left
+    /// out.
     pub(super) fn freeze(&mut self, refused: Option<Generation>, old_lists: usize, with_staged: bool) -> Frozen {
         let Writer { allocator, medium, .. } = self.writer;
         let versions = &medium.versions;
@@ -342,7 +351,8 @@ impl OpenTransaction<'_> {
             open.unlogged = Changes::default();
         }
         let allocated = frozen.allocated.len() + self.writer.dirty_nodes() as usize;
-        // A checkpoint frees the list pages since the last one, and as many nodes of its tree at most as it makes.
+        // A checkpoint frees the list pages since the last one, and as many nodes of its tree at
+        // most as it makes.
         let freed = frozen.freed.len() + frozen.superseded.len() + old_lists;
         let pages = (allocated.div_ceil(LIST_PAGE_ENTRIES) + freed.div_ceil(LIST_PAGE_ENTRIES)) as u64;
         if !CommitRecord::lists_fit(allocated, freed) && allocator.promise(pages) {
@@ -352,7 +362,7 @@ impl OpenTransaction<'_> {
         frozen
     }
 
-    /// Lets the memory of written nodes go.
+    /// Releases the memory of written nodes.
     pub(super) fn forget_written(&mut self) {
         let versions = &self.writer.medium.versions;
         versions.publish(Arc::new(versions.published().without_written_nodes()));

@@ -1,8 +1,9 @@
 //! Sealed files in which a user's memory of archives lies: one for each archive, and for each
 //! place.
 //!
-//! Its directory is opened once, when the archive is: later the archive may be mounted over it, and a daemon that looks below its own
-//! mount waits for itself. So a directory that could not be had then is not tried again.
+//! Its directory is opened once, when the archive is: later the archive may be mounted over it, and
+//! a daemon that looks below its own mount waits for itself. So a directory that could not be had
+//! then is not tried again.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -39,7 +40,7 @@ pub(super) struct SealedFile {
     aad: Vec<u8>,
 }
 
-/// Where one archive is remembered, and the key that seals it.
+/// Location of one archive's rollback state, and the key that seals it.
 pub(crate) struct RollbackStateFile {
     sealed: SealedFile,
 }
@@ -72,7 +73,7 @@ impl SealedFile {
     /// # Errors
     /// `Io`, `Damaged` when the file was altered.
     pub(super) fn load(&self, most: usize) -> Result<Option<Vec<u8>>> {
-        // Without a directory there is nothing to read; that nothing can be remembered is told when it is tried.
+        // Without a directory there is nothing to read; the failure is reported on the first write.
         let Ok(directory) = &self.directory else { return Ok(None) };
         let read = read_in(directory, &self.name, NONCE + most + TAG);
         let Some(bytes) = read.map_err(|e| Error::io(format!("cannot read {}", shown(&self.path)), e))? else {
@@ -115,7 +116,7 @@ pub(super) fn read_in(directory: &OwnedFd, name: &str, most: usize) -> io::Resul
 /// Writes a whole file of the directory, durably: in the place of one that is there, or else
 /// failing with `AlreadyExists`.
 pub(super) fn write_in(directory: &OwnedFd, name: &str, random: &[u8], bytes: &[u8], replaces: bool) -> io::Result<()> {
-    // The name is random: two processes do not meet, and no link of somebody else is followed.
+    // The name is random: two processes do not collide, and no link of another user is followed.
     let suffix: String = random.iter().map(|b| format!("{b:02x}")).collect();
     let stem = name.split('.').next().unwrap_or(name);
     let temporary = format!("{stem}.{suffix}.new");

@@ -41,7 +41,7 @@ impl RollbackCheck {
         RollbackCheck { by_recipient, ..self }
     }
 
-    /// Starts a new memory for an archive that takes the place of one that was looked at.
+    /// Starts new rollback state for an archive that replaces a checked one.
     pub(crate) fn of_successor(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
         RollbackCheck { seen: None, ..RollbackCheck::at(options, volume_key, archive) }
     }
@@ -78,7 +78,7 @@ impl RollbackCheck {
         Ok(replace)
     }
 
-    /// The same for the places alone, with the commits where they could be opened.
+    /// Judges the places alone, with the commits of the archive if it could be opened.
     ///
     /// # Errors
     /// `Replaced` unless accepted.
@@ -96,10 +96,11 @@ impl RollbackCheck {
     }
 }
 
-/// Whether the archive may be used, and whether it has to replace what is remembered. `only_reads`: nothing is written to it by this command.
+/// Judges whether the archive may be used; returns whether it must replace the remembered state.
+/// `only_reads`: this command does not write to the archive.
 ///
 /// # Errors
-/// `Older` and `Forked` unless accepted. What the header says is judged also without anything remembered.
+/// `Older` and `Forked` unless accepted. The header is judged also when nothing is remembered.
 pub(crate) fn judge(
     volume: &Volume,
     header_sequence: u64,
@@ -108,7 +109,7 @@ pub(crate) fn judge(
     only_reads: bool,
 ) -> Result<bool> {
     let record = volume.durable();
-    // Who reads a backup is told of which moment it is, and neither compares nor remembers anything.
+    // A reader of a backup is shown its version, and neither compares nor remembers anything.
     let seen = seen.filter(|_| !(only_reads && volume.origin().is_some()));
     let known = record.header_sequence.max(seen.map_or(0, |seen| seen.header_sequence));
     if header_sequence < known && !options.accept_older {
@@ -116,7 +117,7 @@ pub(crate) fn judge(
     }
     let Some(seen) = seen else { return Ok(header_sequence < known) };
     let descent = volume.descent_from(seen.mark()).or_else(|error| match error {
-        // What is damaged there is no reason to refuse the files.
+        // A damaged history is no reason to refuse the files.
         Error::Damaged(reason) => {
             tracing::warn!("the history of the archive cannot be read ({reason}): a fork would not be noticed");
             Ok(Ancestry::Unknown)
@@ -216,12 +217,13 @@ impl RollbackGuard {
     /// Returns the check for another opening of the same archive, without opening the state file
     /// again.
     pub(crate) fn looked(&self) -> RollbackCheck {
-        // The key binds whoever opens it again to this archive, whatever lies at its place.
+        // The key binds a later open to this archive, whichever file lies at its place.
         RollbackCheck { file: self.file.clone(), seen: self.saved.lock().clone(), ..RollbackCheck::default() }
     }
 
-    /// Remembers the newest durable commit, and the last durable entry of its log, if they are not yet. Failing costs one warning (SEEN-4). What nobody else finds is not remembered:
-    /// what is where it is to be would be older than that.
+    /// Remembers the newest durable commit, and the last durable entry of its log, if they are not
+    /// remembered yet. A failure costs one warning (SEEN-4). A commit with pending uploads is not
+    /// remembered: the remote archive would be older than that.
     pub fn remember(&self) {
         if let Some(file) = &self.file
             && let Err(error) = self.try_remember(file)

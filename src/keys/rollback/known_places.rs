@@ -130,7 +130,7 @@ pub(crate) struct Known {
     pub(super) archive: ArchiveId,
     /// A commit of it (PLACE-5).
     pub(super) mark: Option<Mark>,
-    /// That of the archive, and of the one that is being put in its place (PLACE-4).
+    /// Fingerprint of the archive, and of the one that replaces it (PLACE-4).
     pub(super) fingerprints: Vec<Fingerprint>,
 }
 
@@ -368,7 +368,7 @@ fn places(options: &SeenOptions) -> Result<Vec<Place>> {
     let Some(directory) = options.directory.as_deref().filter(|_| !options.places.is_empty()) else {
         return Ok(Vec::new());
     };
-    // That nothing can be remembered there is told with what is remembered of the archive itself.
+    // A failure to remember is reported with the rollback state of the archive itself.
     let Ok(opened) = open_directory(directory) else { return Ok(Vec::new()) };
     let Some(key) = user_key(&opened, directory)? else { return Ok(Vec::new()) };
     let place = |name: &PlaceName| {

@@ -1,32 +1,43 @@
-//! What one user remembers of an archive outside of it: which commit was seen last, so that an
-//! older copy and a fork are noticed; and at which place it was opened, so that another archive
-//! there is noticed (`known_places.rs`).
+//! Rollback state: a user's memory of an archive outside of it. It holds the last commit seen, so
+//! that an older copy and a fork are noticed, and the place where the archive was opened, so that
+//! another archive there is noticed (`known_places.rs`).
 //!
 //! # Invariants
-//! SEEN-1  A commit is remembered only when it is durable (LINEAGE-1): so no crash makes the archive older than what is remembered. A crash between
-//!     the two leaves the archive newer, which is no alarm.
-//!     So is an entry of the log, with the record that it extends: a writer remembers the last one behind whose barrier it stands, a reader the one before
-//!     the last that it sees. So a host that loses its cache loses at most one that no reader remembers.
-//! SEEN-2  What is remembered goes to recovery as evidence (LINEAGE-2): a remembered commit with a bad page is damage and is not undone.
-//! SEEN-3  A header is remembered by the lowest sequence number of its valid copies: copies are written one after the other with a barrier
-//!     between, so a lower number in either can only be an older header put back.
-//! SEEN-4  The file is replaced as a whole: new file, fsync, rename, fsync of the directory. Losing it, or an older one, weakens the watch
-//!     and raises no alarm. Whatever fails with it costs one warning, never the opening of the archive.
-//! SEEN-5  Fewer entries of the record that is remembered are an older copy, another tag at the number that is remembered is a copy written apart
-//!     (LINEAGE-4), and so is a record after it whose session began without that entry. Nothing that honest programs do looks like that. A crash
-//!     keeps what is durable, and nothing is written over an entry before a later record is durable; then that record is the newest, and
-//!     contains the entries or names them as pending. `compact` closes the archive before it copies it, so its first record follows
-//!     one without a log, and its new ring has nothing that entries could be compared with; `rekey` makes another archive.
-//!     A backup that is put back, and a copy of an archive that was in use, are older copies, as they are by their records.
-//!     What is lost in the middle is damage, which later entries prove, and no older copy.
+//! SEEN-1  A commit is remembered only when it is durable (LINEAGE-1): so no crash makes the
+//!     archive older than the remembered commit. A crash between the two leaves the archive newer,
+//!     which is no alarm.
+//!     So is an entry of the log, with the record that it extends: a writer remembers the last one
+//!     whose barrier has returned, a reader the one before the last that it sees. So a host that
+//!     loses its cache loses at most one that no reader remembers.
+//! SEEN-2  The remembered state goes to recovery as evidence (LINEAGE-2): a remembered commit with
+//!     a bad page is damage and is not undone.
+//! SEEN-3  A header is remembered by the lowest sequence number of its valid copies: copies are
+//!     written one after the other with a barrier between, so a lower number in either can only be
+//!     an older header put back.
+//! SEEN-4  The file is replaced as a whole: new file, fsync, rename, fsync of the directory. Losing
+//!     it, or an older one, weakens the watch and raises no alarm. Any failure with it costs one
+//!     warning, never the opening of the archive.
+//! SEEN-5  Fewer entries of the remembered record mean an older copy. Another tag at the remembered
+//!     number means a copy written apart (LINEAGE-4), and so does a record after it whose session
+//!     began without that entry. No honest program causes this. A crash keeps durable entries, and
+//!     nothing is written over an entry before a later record is durable; then that record is the
+//!     newest, and contains the entries or names them as pending. `compact` closes the archive
+//!     before it copies it, so its first record follows one without a log, and its new ring has no
+//!     records to compare entries with; `rekey` makes another archive.
+//!     A backup that is put back, and a copy of an archive that was in use, are older copies, as
+//!     they are by their records. A loss in the middle is damage, which later entries prove, and no
+//!     older copy.
 //!
-//! What is remembered of entries is as old as the last call of [`RollbackGuard::remember`], like what is remembered of records: an fsync does not wait for a
-//! second one beside the archive. So entries that were written since then can be cut off unnoticed, and so can all entries that are in no
-//! record yet from who opens the archive only after a later one hides that: after more commits than the ring has, or on a machine that never saw them.
+//! Remembered entries are as old as the last call of [`RollbackGuard::remember`], like remembered
+//! records: an fsync does not wait for a second one outside the archive. So entries that were
+//! written since then can be cut off unnoticed. The same is true of all entries that are in no
+//! record yet, for a user that opens the archive only after a later record hides the loss: after
+//! more commits than the ring has, or on a machine that never saw them.
 //!
-//! The file's name and content are sealed under keys that come from the volume key. Who reads the directory learns how many archives
-//! this user opened and when each was used last, not which ones, nor how often they were written. Who can write to it can make the user
-//! forget, not remember wrongly.
+//! The file's name and content are sealed under keys that come from the volume key. A reader of the
+//! directory learns how many archives this user opened and when each was used last, not which ones,
+//! nor how often they were written. A writer of the directory can make the user forget, not
+//! remember wrongly.
 
 mod file;
 mod guard;
@@ -58,7 +69,7 @@ use crate::txn::{EntryMark, Mark};
 /// Location of a user's rollback state, and the contradictions to accept.
 #[derive(Clone, Debug, Default)]
 pub struct SeenOptions {
-    /// Where it is kept; without one nothing is remembered.
+    /// Directory of the rollback state; without one nothing is remembered.
     pub directory: Option<PathBuf>,
     /// Go on with an older copy of the archive, and remember that one.
     pub accept_older: bool,
@@ -73,14 +84,15 @@ pub struct SeenOptions {
 }
 
 impl SeenOptions {
-    /// Where one archive is remembered.
+    /// Returns the location of one archive's rollback state.
     pub(crate) fn file(&self, volume_key: &SecretKey, archive: &ArchiveId) -> Option<RollbackStateFile> {
         self.directory.as_deref().map(|directory| RollbackStateFile::new(directory, volume_key, archive))
     }
 }
 
-/// The directory in which a user's programs remember archives: `state_home` (`$XDG_STATE_HOME`) or `home`/.local/state, with `lockbox` in
-/// it; for root without a `state_home` /var/lib/lockbox. Relative paths do not count.
+/// Returns the directory in which a user's programs remember archives: `state_home`
+/// (`$XDG_STATE_HOME`) or `home`/.local/state, with `lockbox` in it; for root without a
+/// `state_home` /var/lib/lockbox. Relative paths do not count.
 pub fn state_directory(state_home: Option<OsString>, home: Option<OsString>, root: bool) -> Option<PathBuf> {
     let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
     match absolute(state_home) {
@@ -90,12 +102,14 @@ pub fn state_directory(state_home: Option<OsString>, home: Option<OsString>, roo
     }
 }
 
-/// The part of [`state_directory`] that holds nothing but what is remembered of archives: a mount's daemon keeps access to that alone.
+/// Returns the part of [`state_directory`] that holds only rollback state: a mount's daemon keeps
+/// access to that alone.
 pub fn seen_directory(state_home: Option<OsString>, home: Option<OsString>, root: bool) -> Option<PathBuf> {
     state_directory(state_home, home, root).map(|directory| directory.join("seen"))
 }
 
-/// Sessions that are remembered, to tell an older copy from a fork with a lower number: 48 bytes each.
+/// Sessions that are remembered, to tell an older copy from a fork with a lower number: 48 bytes
+/// each.
 const TRAIL: usize = 64;
 
 /// Rollback state of one archive.
@@ -198,9 +212,11 @@ impl RollbackState {
         })
     }
 
-    /// Of a commit with a lower number than the one seen: whether it is one of those before it, as far as is remembered.
+    /// Returns whether a commit with a lower number than the remembered one is its ancestor, as far
+    /// as the trail reaches.
     fn comes_after(&self, older: &Mark) -> bool {
-        // Marks descend: the first session that began early enough is the one that made `older`, if it is in this line.
+        // Marks descend: if `older` is in this line, the first session that began early enough
+        // wrote it.
         match self.trail.iter().find(|mark| mark.first <= older.generation) {
             // Before all that is remembered.
             None => true,

@@ -1,4 +1,4 @@
-//! What is remembered of places: its bytes, its files, and the verdicts on archives that are not the one that was there.
+//! Remembered places: their bytes, their files, and the verdicts on other archives at a place.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -118,7 +118,8 @@ fn what_is_being_put_in_place_and_what_it_replaces_are_both_known_until_one_is_s
     let user = User::new();
     RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places().announce();
     user.open(&["/a"], 1, ONE).unwrap();
-    // A command that ended before the file had its name leaves the one of before known, whatever is announced next.
+    // A command that ended before the file had its name leaves the previous archive known, whatever
+    // is announced next.
     for number in 3..6 {
         RollbackCheck::at(&user.options(&["/a"]), &key(number), &TWO).places().announce();
     }
@@ -146,12 +147,12 @@ fn a_memory_that_is_lost_or_altered_is_a_first_use_and_no_alarm() {
         fs::write(&place, altered).unwrap();
         assert!(RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places().are_new(), "byte {at}");
     }
-    // It is remembered anew.
+    // It is remembered again.
     user.open(&["/a"], 2, TWO).unwrap();
     assert!(is_replaced(&user.open(&["/a"], 1, ONE)));
     fs::remove_file(&place).unwrap();
     user.open(&["/a"], 1, ONE).unwrap();
-    // What was remembered of one place is nothing in the place of another one.
+    // The file of one place is invalid in the place of another one.
     user.open(&["/b"], 2, TWO).unwrap();
     let other =
         user.files().into_iter().find(|file| file.extension().is_some_and(|name| name == "place") && *file != place);
@@ -243,12 +244,12 @@ fn a_new_volume_key_is_known_by_the_history_that_only_a_holder_of_a_key_can_writ
     };
     let old = created(1);
     admit(&old, 1).unwrap();
-    // What `key rekey` of another machine makes.
+    // An archive as made by `key rekey` of another machine.
     let renewed = SimulatedStorage::new();
     let volume = Volume::continue_from(&opened(&old, 1), renewed.clone(), cipher(2), environment.clone(), 1).unwrap();
     volume.commit().unwrap();
     volume.close().unwrap();
-    // What an attacker makes who copied the id.
+    // An archive of an attacker that copied the id.
     let forged = created(3);
     assert!(matches!(admit(&forged, 3), Err(Error::Replaced(_))));
     admit(&renewed, 2).unwrap();

@@ -1,4 +1,5 @@
-//! What is remembered: its bytes, its file, and the verdicts on older copies, forks and everything that a crash may leave.
+//! Rollback state: its bytes, its file, and the verdicts on older copies, forks and everything that
+//! a crash may leave.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -58,7 +59,7 @@ impl User {
         PageCipher::new(&key(), ARCHIVE, true, self.environment.clone())
     }
 
-    /// As [`crate::archive::Archive::open_seen`] does it, on simulated storage.
+    /// Like [`crate::archive::Archive::open_seen`], on simulated storage.
     fn open_with(
         &self,
         storage: &Arc<SimulatedStorage>,
@@ -109,7 +110,7 @@ impl User {
     }
 }
 
-/// A crashed archive, and the bytes of what was remembered at that moment.
+/// A crashed archive, and the bytes of the rollback state at that moment.
 type Image = (Arc<SimulatedStorage>, Vec<u8>);
 
 fn copy(storage: &SimulatedStorage) -> Arc<SimulatedStorage> {
@@ -146,7 +147,7 @@ fn a_memory_survives_its_file_and_reveals_nothing() {
     assert!(!path.to_string_lossy().contains("07070707"));
     let bytes = std::fs::read(path).unwrap();
     assert!(!bytes.windows(16).any(|window| window == ARCHIVE || window == [1; 16]));
-    // Whoever alters it makes the user forget, not remember wrongly.
+    // An attacker that alters it makes the user forget, not remember wrongly.
     for at in 0..bytes.len() {
         let mut altered = bytes.clone();
         altered[at] ^= 1;
@@ -236,7 +237,8 @@ fn copies_written_apart_are_refused_until_that_is_accepted() {
             user.session(&storage);
         }
         let apart = copy(&storage);
-        // Of the odd seeds the other one is shorter, of the even ones mostly longer, up to so long that the ring has nothing of what both share.
+        // With odd seeds the other one is shorter. With even ones it is mostly longer, up to so
+        // long that the ring has no common record.
         let (own, others) = if seed % 2 == 1 { (6, 1) } else { (1 + user.below(3), 1 + other.below(40)) };
         (0..own).for_each(|_| user.session(&storage));
         (0..others).for_each(|_| other.session(&apart));
@@ -257,7 +259,8 @@ fn copies_written_apart_are_refused_until_that_is_accepted() {
     assert!(shorter >= 15);
 }
 
-/// What was there after a commit, after each of five entries of its log, and the writer with what it is remembered by.
+/// The archive after a commit and after each of five entries of its log, and the writer with its
+/// rollback guard.
 fn logged(user: &User) -> (Vec<Arc<SimulatedStorage>>, Arc<Volume>, RollbackGuard) {
     let storage = user.create();
     let (volume, witness) = user.open(&storage).unwrap();
@@ -318,14 +321,15 @@ fn a_reader_remembers_the_entry_before_the_last() {
         for (number, _) in copies.iter().enumerate().take(seen - 1) {
             assert!(matches!(open(number), Err(Error::Older(_))), "{number} of {seen}");
         }
-        // What it remembers of more entries is more.
+        // Remembering more entries is an advance.
         open(5).unwrap();
         open(4).unwrap();
         assert!(open(3).is_err());
     }
 }
 
-/// SEEN-5: the same number and another tag; and a session that began on a copy without what was seen.
+/// SEEN-5: the same number and another tag; and a session that began on a copy without the
+/// remembered entry.
 #[test]
 fn a_log_that_was_written_apart_is_a_fork() {
     let user = User::new(93);
@@ -368,7 +372,7 @@ fn a_log_that_was_written_apart_is_a_fork() {
     }
 }
 
-/// What programs from before the log wrote, and what this one writes of an archive without entries.
+/// Files of programs from before the log, and of this one for an archive without entries.
 #[test]
 fn what_has_no_entry_is_remembered_as_before() {
     let seen =
@@ -391,7 +395,7 @@ fn what_has_no_entry_is_remembered_as_before() {
     );
 }
 
-/// What others wrote in sessions of their own, also more of them than the ring holds, is no reason for an alarm.
+/// Sessions of other machines, also more of them than the ring holds, are no reason for an alarm.
 #[test]
 fn sessions_of_other_machines_are_no_fork() {
     let (user, other) = (User::new(80), User::new(81));
@@ -405,7 +409,8 @@ fn sessions_of_other_machines_are_no_fork() {
     user.open_with(&storage, true, &user.options()).unwrap();
 }
 
-/// SEEN-1, SEEN-2: power cuts and process deaths at any storage operation, with the memory as it was at that moment, are never an alarm.
+/// SEEN-1, SEEN-2: power cuts and process deaths at any storage operation, with the memory as it
+/// was at that moment, are never an alarm.
 #[test]
 fn no_crash_raises_an_alarm() {
     let mut crashes = 0;
@@ -413,7 +418,7 @@ fn no_crash_raises_an_alarm() {
         let user = User::new(seed);
         let mut storage = user.create();
         for _ in 0..25 {
-            // Crash points of this session, each with what was remembered then.
+            // Crash points of this session, each with the rollback state at that time.
             let images: Arc<parking_lot::Mutex<Vec<Image>>> = Arc::default();
             let state = user.options().directory.unwrap();
             let remembered = {
@@ -464,7 +469,8 @@ fn no_crash_raises_an_alarm() {
                 } else {
                     std::fs::write(&path, bytes).unwrap();
                 }
-                // A reader first, and then the power fails: what it saw in the host's cache may go (LINEAGE-1).
+                // A reader first, and then the power fails: a record that it saw in the host's
+                // cache may be lost (LINEAGE-1).
                 if user.below(2) == 0 {
                     let reader = user.open_with(image, true, &user.options());
                     if let Err(error) = reader {
@@ -477,7 +483,7 @@ fn no_crash_raises_an_alarm() {
                 } else if let Err(error) = user.open(image) {
                     panic!("alarm: {error}");
                 }
-                // The file may have been made anew under the same name.
+                // The file may have been recreated under the same name.
                 std::fs::write(&path, &now).unwrap();
             }
             // Goes on after a last power cut.
@@ -488,7 +494,7 @@ fn no_crash_raises_an_alarm() {
     assert!(crashes > 1000);
 }
 
-/// What waits on this machine for its store is no part of the archive that others find, which would be told as an older copy.
+/// Pending uploads are not yet in the remote archive, which would be reported as an older copy.
 #[test]
 fn what_is_kept_back_is_not_remembered_before_it_is_there() {
     let user = User::new(202);
@@ -506,7 +512,8 @@ fn what_is_kept_back_is_not_remembered_before_it_is_there() {
     assert!(matches!(user.open(&before).err(), Some(Error::Older(_))));
 }
 
-/// SEEN-2: a remembered commit that lost a page is damage; without the memory it would be undone in silence.
+/// SEEN-2: a remembered commit that lost a page is damage; without the memory it would be undone in
+/// silence.
 #[test]
 fn a_remembered_commit_is_not_undone() {
     let user = User::new(200);

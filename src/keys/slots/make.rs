@@ -1,4 +1,5 @@
-//! Makes key slots of every kind, with a description for holders of the volume key, and wraps another volume key to existing ones.
+//! Makes key slots of every kind, with a description for holders of the volume key, and wraps
+//! another volume key to existing ones.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use crate::format::key_slot::{DESCRIPTION_AT, MAX_AGE_FILE, SEALED_KEY};
 use crate::format::{ArchiveId, BLOCK};
 use crate::keys::header::{Header, SlotBlock};
 
-/// Tries until an age file fits: the crate adds a line of random length. One in a thousand lines is too long for the largest recipients.
+/// Tries until an age file fits: the crate adds a line of random length. One in a thousand lines is
+/// too long for the largest recipients.
 const TRIES: usize = 16;
 
 /// Secret of a new key slot.
@@ -31,7 +33,7 @@ pub enum NewKey<'a> {
     Recipient(&'a Recipient, &'a Arc<dyn Prompts>),
 }
 
-/// Where a slot is, and the key that it is to hold.
+/// Location of a slot, and the key that it is to hold.
 pub(crate) struct SlotAddress<'a> {
     pub(crate) archive: &'a ArchiveId,
     pub(crate) slot: usize,
@@ -44,10 +46,11 @@ impl SlotAddress<'_> {
     }
 }
 
-/// Kind and content of a slot for `new`.
+/// Returns kind and content of a slot for `new`.
 ///
 /// # Errors
-/// `Invalid` for a label that is too long, a plugin that fails and a recipient too large for a slot; `Io` without randomness.
+/// `Invalid` for a label that is too long, a plugin that fails and a recipient too large for a
+/// slot; `Io` without randomness.
 pub(crate) fn make(
     address: &SlotAddress<'_>,
     new: &NewKey<'_>,
@@ -80,11 +83,11 @@ pub(crate) fn make(
     finish(address, kind, blank, &kek, &Description { created, label, rewrap }, environment)
 }
 
-/// Wraps `address.volume_key` to the slot that `old` is, without its secret; the description comes along. `None` of it is kept secret from
-/// who has the volume key of `header`.
+/// Wraps `address.volume_key` to the slot that `old` is, without its secret; the description is
+/// kept. `None` of it is secret from a holder of the volume key of `header`.
 ///
 /// # Errors
-/// As [`make`]; `Damaged` when the slot does not decode.
+/// Like [`make`]; `Damaged` when the slot does not decode.
 pub(crate) fn rewrap(
     address: &SlotAddress<'_>,
     header: &Header,
@@ -177,7 +180,8 @@ fn passphrase_slot(
     };
     let commitment = wrap::commitment(kek, address.archive);
     let mut parsed = PassphraseSlot { salt, kdf, commitment, nonce, sealed: vec![0; wrap::WRAPPED] };
-    // The associated data are the first bytes of the block itself, so the clear part is encoded first.
+    // The associated data are the first bytes of the block itself, so the clear part is encoded
+    // first.
     let clear = encode_passphrase_slot(&parsed, &padding);
     parsed.sealed = wrap::wrap(kek, address.archive, &nonce, &address.aad(SLOT_PASSPHRASE, &clear[..CLEAR]), &secret);
     Ok(encode_passphrase_slot(&parsed, &padding))

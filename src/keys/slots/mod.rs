@@ -58,8 +58,8 @@ pub struct UnlockLimits {
     pub cost_mib: u64,
     /// MiB of one derivation.
     pub memory_mib: u32,
-    /// MiB of all derivations that run side by side. One alone may take more; what a machine has to spare is known to programs only, so
-    /// that they run one after the other by default.
+    /// Memory in MiB of all concurrent derivations. A single one may take more. Only programs know
+    /// the memory that a machine can spare, so derivations run one after the other by default.
     pub together_mib: u64,
 }
 
@@ -71,8 +71,9 @@ impl UnlockLimits {
 }
 
 impl Default for UnlockLimits {
-    /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second or two each on common machines: a hostile
-    /// header with 32 slots costs as much as that and no more. 1 GiB is the most that a calibrated slot asks for.
+    /// Eight slots of 1 GiB and 3 passes each, the least that a calibrated slot has, and a second
+    /// or two each on common machines: a hostile header with 32 slots costs as much as that and no
+    /// more. 1 GiB is the most that a calibrated slot asks for.
     fn default() -> Self {
         UnlockLimits { cost_mib: 8 * 3 * 1024, memory_mib: 1024, together_mib: 0 }
     }
@@ -88,12 +89,12 @@ pub enum KeyKind {
     Age,
     /// An age recipient that is an SSH key.
     SshKey,
-    /// Of a newer program, or malformed.
+    /// A slot of a newer program, or a malformed one.
     Unknown(u8),
 }
 
 impl KeyKind {
-    /// As users call it.
+    /// Returns the name for users.
     pub fn name(self) -> &'static str {
         match self {
             KeyKind::Passphrase => "passphrase",
@@ -106,7 +107,7 @@ impl KeyKind {
         }
     }
 
-    /// Whether a passphrase, alone or with a key file, opens it.
+    /// Returns whether a passphrase, alone or with a key file, opens it.
     pub(crate) fn has_passphrase(self) -> bool {
         matches!(self, KeyKind::Passphrase | KeyKind::KeyFileAndPassphrase)
     }
@@ -178,7 +179,8 @@ impl Candidate {
         }
     }
 
-    /// The slot's key-encryption key, if it is these secrets' slot; None when the secret for it is not there.
+    /// Returns the slot's key-encryption key, if it is these secrets' slot; None when the secret
+    /// for it is missing.
     fn key(&self, secrets: &Secrets) -> Result<Option<SecretKey>> {
         match &self.parsed {
             Parsed::Passphrase(parsed) => {
@@ -223,8 +225,8 @@ impl Candidate {
 /// Tries `secrets` on every slot that they may open.
 ///
 /// # Errors
-/// `WrongKey`; `Refused` when a slot that was left out for its cost may be the right one; `Damaged` when a slot matches but does
-/// not open; `Invalid` when an identity fails and nothing else opens.
+/// `WrongKey`; `Refused` when a slot that was left out for its cost may be the right one; `Damaged`
+/// when a slot matches but does not open; `Invalid` when an identity fails and nothing else opens.
 pub(crate) fn unlock(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<OpenedSlot> {
     let mut opened = None;
     attempts(header, secrets, limits, &mut |slot| {
@@ -242,10 +244,11 @@ pub(crate) fn unlock_each(header: &Header, secrets: &Secrets, limits: &UnlockLim
     unlock_all(header, secrets, limits).map(|(opened, _)| opened)
 }
 
-/// The same, and whether every slot that they may open was tried, or some would have cost too much.
+/// Like [`unlock`] for all slots; returns also whether every slot that the secrets may open was
+/// tried, or some would have cost too much.
 ///
 /// # Errors
-/// As [`unlock`].
+/// Like [`unlock`].
 pub(crate) fn unlock_all(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<(Vec<OpenedSlot>, bool)> {
     let mut opened = Vec::new();
     let tried = attempts(header, secrets, limits, &mut |slot| {
@@ -255,7 +258,8 @@ pub(crate) fn unlock_all(header: &Header, secrets: &Secrets, limits: &UnlockLimi
     if opened.is_empty() { Err(Error::WrongKey) } else { Ok((opened, tried)) }
 }
 
-/// Hands each slot that opens to `found` until that says no. False when slots were left out for their cost.
+/// Passes each slot that opens to `found` until that returns false. Returns false when slots were
+/// left out for their cost.
 fn attempts(
     header: &Header,
     secrets: &Secrets,
@@ -277,7 +281,8 @@ fn attempts(
     let mut affordable = Vec::with_capacity(candidates.len());
     for candidate in candidates {
         if let Some(kdf) = candidate.kdf() {
-            // A slot that nothing can open counts for nothing, or it could keep the others from being tried.
+            // A slot that nothing can open counts for nothing, or it could keep the others from
+            // being tried.
             if let Err(error) = kdf::check_cost(kdf_cost(kdf)) {
                 failure = Some(error);
                 continue;
@@ -307,7 +312,7 @@ fn attempts(
         }
     }
     match (costly, failure) {
-        // What opened before was within the limit, and is told.
+        // Slots opened before were within the limit, and are reported.
         (Some(_), _) if any => Ok(false),
         (Some(error), _) => Err(error),
         (None, Some(error)) if !any => Err(error),
@@ -350,7 +355,7 @@ pub(crate) fn kind_of(header: &Header, slot: usize) -> KeyKind {
     }
 }
 
-/// Whether a public key is enough to make a slot that the same secret opens.
+/// Returns whether a public key is enough to make a slot that the same secret opens.
 pub(crate) fn is_recipient(header: &Header, slot: usize) -> bool {
     matches!(kind_of(header, slot), KeyKind::Age | KeyKind::SshKey)
 }
@@ -364,7 +369,8 @@ fn cost(kdf: &KdfParameters) -> u64 {
     u64::from(kdf.memory_kib).div_ceil(1024) * u64::from(kdf.passes)
 }
 
-/// The KEK that the slot's secret gives; None when that secret is not there, or fits no part of the slot.
+/// Returns the KEK that the slot's secret gives; None when that secret is missing, or fits no part
+/// of the slot.
 fn key_encryption_key(kind: u8, slot: &KeySlot, secrets: &Secrets) -> Result<Option<SecretKey>> {
     match (kind & !REWRAPPED, &slot.kdf) {
         (SLOT_PASSPHRASE, Some(kdf)) => {

@@ -1,4 +1,5 @@
-//! Tries slots in order, and derives the keys of several at once where memory and processors allow it.
+//! Tries slots in order, and derives the keys of several at once where memory and processors allow
+//! it.
 
 use std::num::NonZero;
 use std::panic::resume_unwind;
@@ -15,12 +16,12 @@ pub(super) struct Price {
 /// Trials that are left, the cheapest first.
 pub(super) struct Trials<'a, T> {
     left: &'a [T],
-    /// None for what derives nothing: it is tried alone, since it may ask somebody.
+    /// Returns None for a trial without a derivation: it runs alone, since it may prompt the user.
     price: fn(&T) -> Option<Price>,
     /// Memory of all derivations that run side by side.
     together_kib: u64,
     processors: usize,
-    /// Whether a derivation was tried before.
+    /// True after the first derivation was tried.
     begun: bool,
     /// Cost that ran concurrently with other cost so far.
     ahead: u64,
@@ -32,7 +33,7 @@ impl<'a, T: Sync> Trials<'a, T> {
         Trials { left: all, price, together_kib, processors, begun: false, ahead: 0 }
     }
 
-    /// Tries the next ones, as many as may run at once, and answers with what each gave.
+    /// Tries the next group, as many as may run at once, and returns each with its result.
     pub(super) fn next<R: Send>(&mut self, attempt: impl Fn(&T) -> R + Sync) -> Option<Vec<(&'a T, R)>> {
         let (first, others) = self.group()?.split_first()?;
         let attempt = &attempt;
@@ -48,9 +49,12 @@ impl<'a, T: Sync> Trials<'a, T> {
         }))
     }
 
-    /// Takes off what runs next. A derivation cannot be stopped, so whoever has the right secret for one waits for all beside it: only those are
-    /// there that end by the time at which the first one's turn would be over if all ran one after the other. The first of all runs alone: those
-    /// that run at once share the way to memory and take longer each, and most archives are opened by the first.
+    /// Takes the next group to run. A derivation cannot be stopped, so a right secret waits for its
+    /// whole group. The group contains only derivations that end by the time at which the first one
+    /// would end if all ran one after the other.
+    ///
+    /// The first of all runs alone: concurrent derivations share the memory bandwidth and take
+    /// longer each, and most archives are opened by the first.
     fn group(&mut self) -> Option<&'a [T]> {
         let mut count = 1;
         if let Some(first) = (self.price)(self.left.first()?) {
@@ -90,7 +94,7 @@ mod tests {
         Trials { processors, ..Trials::new(slots, price, u64::from(together_mib * MIB)) }
     }
 
-    /// How many run at once, group by group.
+    /// Returns the number of concurrent trials, group by group.
     fn groups(slots: &[Option<(u64, u32)>], together_mib: u32, processors: usize) -> Vec<usize> {
         let mut trials = trials(slots, together_mib, processors);
         std::iter::from_fn(|| trials.group().map(<[_]>::len)).collect()
@@ -114,7 +118,8 @@ mod tests {
         assert_eq!(groups(&slots, 4096, 8), [1, 1, 1, 2]);
     }
 
-    /// In units of cost, for any slots: the moment at which a right secret is told, when its group has ended.
+    /// In units of cost, for any slots: the time at which a right secret is reported, when its
+    /// group has ended.
     #[test]
     fn no_right_secret_is_told_later_than_one_after_the_other() {
         let mut states = 1u64;

@@ -84,7 +84,8 @@ fn recovery_codes_are_read_as_another_writer_wrote_them() {
     }
 }
 
-/// Specification 3.2 and 3.3: what no writer makes keeps nobody out who has the secret of another slot, and is told to who has none.
+/// Specification 3.2 and 3.3: a slot that no writer makes does not lock out a user with the secret
+/// of another slot, and is reported to a user with none.
 #[test]
 fn a_slot_of_an_unknown_kind_or_with_bad_parameters_is_passed_by() {
     let file = vectors("slots");

@@ -6,7 +6,7 @@ use crate::format::{BLOCK, Run};
 
 /// Bytes of random data written at once where the host does not punch.
 const OVERWRITE_STEP: u64 = 1 << 20;
-/// Groups that have to be there before others are taken out of reach for a moment.
+/// Free groups required before others are withheld for erasing.
 const SPARE: u64 = 16;
 
 impl Allocator {
@@ -15,8 +15,9 @@ impl Allocator {
         drop(self.erasing.lock());
     }
 
-    /// Loads a region in which blocks came free unseen, so that they are erased with the others; answers whether there is one more. While
-    /// memory for regions is short the others wait, at the latest until the end.
+    /// Loads the next region with unscanned free blocks, so that they are erased with the others;
+    /// returns whether another one is left. While memory for regions is short the others wait, at
+    /// the latest until the end.
     pub(in crate::txn) fn look_step(&self) -> Result<bool> {
         let next = || self.space.lock().next_unscanned();
         let Some(number) = next() else { return Ok(false) };
@@ -33,8 +34,8 @@ impl Allocator {
         Ok(next().is_some())
     }
 
-    /// After an unclean open: loads the next region, whose free blocks the host says hold data may be pages of a transaction that never
-    /// committed.
+    /// Loads the next region after an unclean open. Its free blocks for which the host reports data
+    /// may be pages of a transaction that never committed. Returns whether more regions are left.
     pub(in crate::txn) fn sweep_step(&self) -> Result<bool> {
         let Some(number) = self.space.lock().next_unswept() else { return Ok(false) };
         self.load_region(number)?;
@@ -50,7 +51,8 @@ impl Allocator {
         self.space.lock().restart_sweep();
     }
 
-    /// Erases a batch of blocks that were free for a while; the file grows, if it can, until something may be taken out of reach for a moment.
+    /// Erases a batch of blocks that were free for a while. Blocks cannot be allocated while they
+    /// are erased, so the file first grows, if it can, until `SPARE` groups are free.
     pub(in crate::txn) fn erase_aged(&self) -> Result<()> {
         if self.space.lock().has_dirty() {
             self.has_groups(SPARE, keep_of(false))?;
@@ -73,7 +75,7 @@ impl Allocator {
         }
     }
 
-    /// Loads some of the regions in which blocks came free unseen; answers whether there are more.
+    /// Loads some of the regions in which blocks came free unseen; returns whether there are more.
     fn look_at_some(&self) -> Result<bool> {
         for _ in 0..self.region_limit {
             let Some(number) = self.space.lock().next_unscanned() else { return Ok(false) };
@@ -82,7 +84,7 @@ impl Allocator {
         Ok(self.space.lock().next_unscanned().is_some())
     }
 
-    /// Erases one batch; answers whether there was anything.
+    /// Erases one batch; returns whether there was anything.
     fn erase_step(&self, all: bool) -> Result<bool> {
         let _erasing = self.erasing.lock();
         let runs = self.space.lock().begin_erase(all);
@@ -103,11 +105,12 @@ impl Allocator {
         Ok(!runs.is_empty())
     }
 
-    /// Punches the blocks, or overwrites them where they have to stay allocated or the host refuses. Answers whether they are still allocated.
+    /// Punches the blocks, or overwrites them where they must stay allocated or the host refuses.
+    /// Returns whether they are still allocated.
     fn erase(&self, run: Run, keep: bool) -> Result<bool> {
         self.medium.pager.sticky_error().check()?;
         if self.storage().has_atomic_barrier() {
-            // No host has to keep room for what comes there.
+            // No host must keep space for later writes here.
             return self.storage().punch(run.offset(), run.bytes()).map(|()| keep);
         }
         if !keep {
@@ -155,7 +158,7 @@ impl Allocator {
         }
     }
 
-    /// Cuts free blocks off the end of the map; answers the bytes that the file has to keep.
+    /// Cuts free blocks off the end of the map; returns the bytes that the file has to keep.
     pub(in crate::txn) fn trim_tail(&self) -> u64 {
         self.space.lock().trim_tail() * BLOCK
     }

@@ -29,8 +29,9 @@ use crate::storage::Storage;
 /// Greatest address of a block.
 const MAX_BLOCK: u64 = (1 << 48) - 1;
 
-/// Groups of four blocks that `bytes` of file data take in `pages` pages at worst: a page of n groups holds n * `GROUP_DATA` bytes at least, raw
-/// and whole or cut into parts of one group each. With 0 pages the bytes are those of the groups themselves.
+/// Returns the groups of four blocks that `bytes` of file data take in `pages` pages in the worst
+/// case. A page of n groups holds at least n * `GROUP_DATA` bytes, raw and whole or cut into parts
+/// of one group each. With 0 pages `bytes` is the size of the groups themselves.
 pub(crate) const fn groups_for(bytes: u64, pages: u64) -> u64 {
     match pages {
         0 => bytes.div_ceil(4 * BLOCK),
@@ -59,7 +60,7 @@ impl Reservation {
         }
     }
 
-    /// Takes `groups` out into a reservation of its own (fewer when it holds fewer).
+    /// Moves `groups`, or all if it holds fewer, into a separate reservation.
     pub(crate) fn split(&mut self, groups: u64) -> Reservation {
         let groups = groups.min(self.groups);
         self.groups -= groups;
@@ -70,15 +71,15 @@ impl Reservation {
         self.groups
     }
 
-    /// Leaves `groups`, of those that it holds, promised to somebody who gives them back another way.
+    /// Removes `groups` from this reservation without unreserving them: their new holder does that.
     pub(super) fn hand_over(&mut self, groups: u64) {
         self.groups -= groups;
     }
 
-    /// A run of `blocks` out of the reservation; None when no run is long enough.
+    /// Allocates a run of `blocks` out of the reservation; None when no run is long enough.
     ///
     /// # Errors
-    /// `Invalid` for more than was reserved: the rest would be taken from what others were promised (SPACE-2).
+    /// `Invalid` for more than was reserved: the rest would come from other reservations (SPACE-2).
     pub(super) fn allocate(&mut self, blocks: u64) -> Result<Option<Run>> {
         let groups = blocks.div_ceil(4);
         if groups > self.groups {
@@ -121,8 +122,9 @@ pub(super) struct Begun {
 pub(super) struct Allocator {
     medium: Arc<VolumeContext>,
     space: Mutex<SpaceMap>,
-    /// The tree of the newest checkpoint that is durable. A region that is not loaded is as this tree has it: the leader of a commit replaces it under
-    /// the lock of `space`, and until then keeps what it wrote loaded.
+    /// Space tree of the newest durable checkpoint. A region that is not loaded has the state of
+    /// this tree: the leader of a commit replaces the tree under the lock of `space`, and keeps the
+    /// regions that it wrote loaded until then.
     tree: ArcSwap<Tree>,
     /// Entries in the open transaction's lists of pages.
     list_entries: AtomicU64,
@@ -180,7 +182,7 @@ impl Allocator {
         Some((space.blocks(), space.memory()))
     }
 
-    /// Tells how many pages the next commit has to list.
+    /// Sets the number of pages that the next commit has to list.
     pub(super) fn set_list_entries(&self, entries: u64) {
         self.list_entries.store(entries, Ordering::Relaxed);
     }
@@ -191,7 +193,8 @@ impl Allocator {
 
     // ---- promises (SPACE-2) ----
 
-    /// Promises groups of four blocks, loading regions and growing the file as needed; answers whether there are so many.
+    /// Promises groups of four blocks, loading regions and growing the file as needed; returns
+    /// false when there are too few.
     pub(super) fn reserve(&self, groups: u64, keep: Headroom) -> Result<bool> {
         self.bring(|space| space.reserve(groups, keep, self.storage()))
     }
@@ -240,7 +243,8 @@ impl Allocator {
         Reservation { allocator: self.clone(), groups }
     }
 
-    /// Allocates blocks of a page of at most four from the reserve, next to the previous page.
+    /// Allocates a page of at most four blocks, after the previous node where possible.
+    /// `from_reserved` groups of it were promised before and are used up.
     pub(super) fn allocate_node(&self, blocks: u64, from_reserved: u64) -> Result<Run> {
         let run = self.space.lock().allocate_node(blocks, from_reserved);
         run.ok_or_else(|| Error::NoSpace("blocks kept for a commit are not there".into()))
@@ -248,8 +252,9 @@ impl Allocator {
 
     // ---- regions ----
 
-    /// Loads a region of the space map. Waits for no commit: what was read counts when the tree is still the one of the newest checkpoint at the
-    /// moment of installing, and is read again otherwise, also when it could not be read, since a later commit may have taken its blocks.
+    /// Loads a region of the space map without waiting for a commit. The region is installed only
+    /// if the tree is still that of the newest checkpoint. Otherwise it is read again, also after a
+    /// failed read, since a later commit may have reused the blocks.
     pub(super) fn load_region(&self, number: u64) -> Result<()> {
         loop {
             if self.space.lock().is_loaded(number) {
@@ -264,7 +269,7 @@ impl Allocator {
         }
     }
 
-    /// Which blocks of a region belong to pages of the last commit.
+    /// Returns the bits of the blocks of a region that belong to pages of the last commit.
     pub(super) fn used_bits(&self, number: u64) -> Result<RegionBits> {
         self.load_region(number)?;
         Ok(self.space.lock().used_bits(number).copied().unwrap_or([0; REGION_WORDS]))
@@ -292,24 +297,26 @@ impl Allocator {
 
     /// Frees pages that no operation named.
     pub(super) fn discard_unseen(&self, runs: Vec<Run>) {
-        // Nobody ever saw them, but a reader of the present version may not be older than the pages that lay there before: wait for it.
+        // No reader ever saw these pages, but a reader of the present version may still see the
+        // pages that had the same blocks before: wait for it.
         self.discard(runs, self.medium.versions.sequence());
     }
 
-    /// Whether freed blocks wait for a further commit.
+    /// Returns whether freed blocks wait for a further commit.
     pub(super) fn waits_for_commit(&self) -> bool {
         self.space.lock().waits_for_commit()
     }
 
-    /// Whether blocks that commits let go are only held by readers.
+    /// Returns whether only readers keep blocks that durable commits released.
     pub(super) fn waits_for_readers(&self) -> bool {
         let durable = self.medium.versions.durable().generation;
         self.space.lock().waits_for_readers(durable)
     }
 
-    // ---- what the leader of a commit does ----
+    // ---- steps of the leader of a commit ----
 
-    /// The last barrier of `record` returned: its pages are in use, what it freed waits. `promised` groups of its list pages are left.
+    /// Applies a commit after the last barrier of `record`: its pages are in use, and its freed
+    /// blocks are pending. `promised` groups of its list pages are left and are given back.
     pub(super) fn committed(
         &self,
         record: CommitRecord,
@@ -327,7 +334,8 @@ impl Allocator {
         self.medium.versions.set_durable(record);
     }
 
-    /// Takes what a checkpoint of all that changed has to write (SPACE-4), if there is room for it: nobody can take that away then.
+    /// Takes the changed regions for a checkpoint (SPACE-4) and reserves the space to write them;
+    /// returns None when there is too little space.
     pub(super) fn begin_checkpoint(&self) -> Result<Option<Begun>> {
         let Some(promised) = self.space.lock().reserve_checkpoint() else { return Ok(None) };
         let pending = self.space.lock().unapplied_regions();
@@ -346,8 +354,8 @@ impl Allocator {
         space.evict(self.region_limit);
     }
 
-    /// Undoes a checkpoint that no record names: its regions differ from the one before again, and its pages and what was left of its promise
-    /// are given back. Nothing that was taken was dropped meanwhile.
+    /// Undoes a checkpoint that no record names: marks its regions as changed again, and gives back
+    /// its pages and the rest of its promise. None of its regions was evicted meanwhile.
     pub(super) fn undo_checkpoint(
         &self,
         regions: Vec<(u64, RegionBits)>,

@@ -4,8 +4,9 @@ use crate::format::log::LogMark;
 use crate::format::values::HistoryValue;
 use crate::format::{Generation, LOG, Run, Tag};
 
-/// A checkpoint that has no room waits for deletions to make some. So long the ring has all records since the last one, also for a writer that
-/// falls back by one (specification 9.3: c is at least g - 62); from then on records name no checkpoint, and the next opening makes the map anew.
+/// A checkpoint without space waits for deletions to free some. Until then the ring has all records
+/// since the last checkpoint, also for a writer that falls back by one (specification 9.3: c is at
+/// least g - 62). After that records name no checkpoint, and the next opening rebuilds the map.
 const LONGEST_CHAIN: u64 = 62;
 
 /// The tail of the chain of durable records.
@@ -32,7 +33,8 @@ pub(in crate::txn) struct CommitTail {
 }
 
 impl CommitTail {
-    /// TXN-7: the checkpoint that the record of `generation` names, 0 when no chain of records leads from one to it.
+    /// Returns the checkpoint that the record of `generation` names (TXN-7); 0 when no chain of
+    /// records leads from one to it.
     pub(super) fn recorded_checkpoint(&self, generation: Generation) -> Generation {
         let broken = self.force_checkpoint || generation.0.saturating_sub(self.checkpoint.0) > LONGEST_CHAIN;
         if broken { Generation(0) } else { self.checkpoint }
@@ -47,7 +49,8 @@ pub(in crate::txn) enum LogState {
     Idle,
     /// The entries up to this place (LOG-3).
     Open(LogTail),
-    /// The entries of an older record, which no record contains yet (LOG-4). `laid` says that they are in the open transaction and among what is staged.
+    /// The entries of an older record, which no record contains yet (LOG-4). `laid` is true when
+    /// they are in the open transaction and the dirty data.
     Pending { mark: LogMark, laid: bool },
 }
 
@@ -129,8 +132,8 @@ pub(in crate::txn) enum CommitReason {
     Changes,
     /// Even when there is nothing: lets the blocks that the last commit freed go.
     FreeSpace,
-    /// As `FreeSpace` without a checkpoint: after free space was erased for the last time nothing may be freed, and on a host without room nothing be
-    /// written but the record.
+    /// Like `FreeSpace` without a checkpoint. After the last erasing of free space nothing may be
+    /// freed, and on a full host nothing but the record may be written.
     Truncate,
     /// The closed record of a clean end.
     Close,

@@ -1,7 +1,9 @@
-//! Checkpoints: the space map written into its tree, as a part of a commit that may always be left out.
+//! Checkpoints: the space map written into its tree, as a part of a commit that may always be left
+//! out.
 //!
-//! ENOSPC must not latch, so a checkpoint takes nothing that may not be there, and one that the host refuses all the same (copy-on-write, thin
-//! provisioning, quotas) is taken back: no record names it yet, and the checkpoint before it counts until another one is made (TXN-7).
+//! ENOSPC must not latch, so a checkpoint takes only space that is free. One that the host refuses
+//! all the same (copy-on-write, thin provisioning, quotas) is undone: no record names it yet, and
+//! the checkpoint before it counts until another one is made (TXN-7).
 
 use super::chain_tail::{CommitReason, CommitTail};
 use super::lists::pages_of;
@@ -12,7 +14,8 @@ use crate::format::record::{CommitRecord, Root};
 use crate::format::space::RegionBits;
 use crate::format::{Generation, Key, Run, Tag, TreeId, kind, space};
 
-/// A checkpoint is due after this many commits; the ring holds 64, recovery may need one more than this many.
+/// A checkpoint is due after this many commits; the ring holds 64, recovery may need one more than
+/// this many.
 const EVERY: u64 = 24;
 
 /// A checkpoint that is written and that no record names yet.
@@ -28,8 +31,9 @@ pub(super) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Writes a checkpoint that is due; none while there is no room. That of a commit without changes (`empty`) has to fit into the record, so
-    /// that nothing but this has to be taken back with the record.
+    /// Writes a checkpoint if one is due and there is space for it. The checkpoint of a commit
+    /// without changes (`empty`) must fit into the record, so that only the checkpoint has to be
+    /// undone with the record.
     pub(super) fn write_if_due(
         pages: &ReservedPages,
         purpose: CommitReason,
@@ -68,7 +72,7 @@ impl Checkpoint {
         }
     }
 
-    /// Brings the space tree up to the state after the previous commit (SPACE-4).
+    /// Updates the space tree to the state after the previous commit (SPACE-4).
     fn write(&mut self, pages: &ReservedPages, generation: Generation) -> Result<()> {
         let mut edits = Edits::new(generation);
         for (number, bits) in &self.regions {
@@ -82,7 +86,7 @@ impl Checkpoint {
         self.freed = pages_of(&edits.superseded)?;
         let mut unwritten = None;
         let flushed = pages.flush_tree(&self.tree, TreeId::Space, generation, 1, &mut self.allocated, &mut unwritten);
-        // What may be written in part is given back with the rest.
+        // Pages that may be written in part are given back with the rest.
         self.allocated.extend(unwritten.map(|run| (run, Tag::default())));
         self.root = flushed?;
         Ok(())

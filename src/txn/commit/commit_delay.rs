@@ -1,11 +1,13 @@
 //! Commit delay: how long the leader waits for more callers (group-commit window).
 //!
-//! Without waiting, the first of n callers that were served together leads the next commit alone while the others come, so commits serve
-//! one caller and n - 1 in turn. With a wait of half a commit, each commit serves all n.
+//! Without waiting, the first of n callers that were served together leads the next commit alone
+//! while the others arrive, so commits serve one caller and n - 1 in turn. With a wait of half a
+//! commit, each commit serves all n.
 
 use std::time::Duration;
 
-/// Of the time that the last commit took: longer than programs need to write again, shorter than another commit.
+/// Divisor of the last commit's duration: the delay is longer than programs need to write again,
+/// and shorter than another commit.
 const SHARE: u32 = 2;
 /// A slow medium does not keep a single caller waiting for longer.
 const MOST: Duration = Duration::from_millis(5);
@@ -23,7 +25,8 @@ pub(super) struct CommitDelay {
 }
 
 impl CommitDelay {
-    /// For how many callers to wait and how long, when `here` want the commit that is about to begin.
+    /// Returns the number of callers to wait for and the time limit, when `here` callers want the
+    /// commit that is about to begin.
     pub(super) fn plan(&mut self, here: u64) -> Option<(u64, Duration)> {
         if here >= self.expected {
             return None;

@@ -1,7 +1,8 @@
 //! Group commit: leader election, waiting callers, and result propagation.
 //!
-//! Only a leader is given `&mut CommitTail`, and there is one at a time: a function that takes it runs within a commit, under no other lock. The leader takes
-//! the writers' lock for the freeze and lets it go before anything is written, unless the caller brings it along.
+//! Only a leader gets `&mut CommitTail`, and there is one at a time: a function that takes it runs
+//! within a commit, under no other lock. The leader takes the writers' lock for the freeze and
+//! releases it before anything is written, unless the caller already holds it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,9 +119,10 @@ impl GroupCommit {
         self.medium.pager.sticky_error().check()
     }
 
-    /// Before anything is written on top of a closed record an empty commit takes its place: otherwise a crash before the first commit
-    /// would look like a clean end, and the pages written until then would not be swept. On top of the record of a session that crashed it
-    /// makes the inode numbers durable that this one begins with, so that a second crash does not go back behind them.
+    /// Makes an empty commit before the first write on top of a closed record. Otherwise a crash
+    /// before the first commit would look like a clean end, and the pages written until then would
+    /// not be swept. On top of the record of a crashed session, the commit makes this session's
+    /// first inode numbers durable, so that a second crash does not reuse them.
     pub(in crate::txn) fn open_session(&self) -> Result<()> {
         let begins = {
             let durable = self.medium.versions.durable();
@@ -159,7 +161,8 @@ impl GroupCommit {
         purpose: CommitReason,
     ) -> Result<Generation> {
         let mut queue = self.queue.lock();
-        // A commit for changes alone writes nothing when there are none, and only that of a close says so.
+        // A commit for changes alone writes nothing when there are none, and only that of a close
+        // says so.
         let is_over = |queue: &Queue| match purpose {
             CommitReason::Sync => queue.finished >= needed,
             CommitReason::Changes => queue.committed >= needed,
@@ -228,11 +231,12 @@ impl GroupCommit {
         if !matches!(result, Ok((_, CommitOutcome::LogEntry))) {
             queue.committed = number;
         }
-        // Also after an error: `f` may have committed before it failed, and a commit that fails leaves the chain as it was.
+        // Also after an error: `f` may have committed before it failed, and a commit that fails
+        // leaves the chain as it was.
         queue.chain = chain;
         if let Err(error) = &result {
-            // Who waits for changes has none in a commit that was empty and refused: then nothing latched, and nothing is left that was not frozen.
-            // (`refused` may tell of an earlier one.)
+            // An empty commit that was refused contains no changes for its callers: then nothing
+            // latched, and all changes were frozen. (`refused` may belong to an earlier commit.)
             let refused = matches!(error, Error::NoSpace(_)) && queue.chain.refused.is_some();
             if !refused || left || self.medium.pager.sticky_error().reason().is_some() {
                 queue.failed = Some((number, error.clone()));
@@ -291,7 +295,8 @@ impl GroupCommit {
         Ok(CommitOutcome::Commit)
     }
 
-    /// One commit by the leader that keeps the writers' lock throughout, so that nothing can be published meanwhile.
+    /// Runs one commit as the leader, which keeps the writers' lock throughout, so that nothing can
+    /// be published meanwhile.
     pub(in crate::txn) fn commit_locked(
         &self,
         purpose: CommitReason,
@@ -304,10 +309,13 @@ impl GroupCommit {
         Ok(())
     }
 
-    /// Where what is staged finds no room for its nodes, commits without it let go what was freed before: two at most. While nothing else is
-    /// changed they are the same moment as the commit before them, so nothing overtakes what is staged (STAGE-3). They write their record and nothing
-    /// else, whatever commit it is that lacks room: a checkpoint would free blocks after the last erasing of a close. When the host
-    /// refuses one there is no room, as without it, and nothing latches.
+    /// Freezes the transaction. If dirty data finds no space for its nodes, at most two commits
+    /// without it first release blocks that were freed before.
+    ///
+    /// While nothing else is changed these commits have the content of the commit before them, so
+    /// nothing overtakes the dirty data (STAGE-3). They write only their record, whichever commit
+    /// lacks space: a checkpoint would free blocks after the last erasing of a close. When the host
+    /// refuses one, the result is `NoSpace` as without it, and nothing latches.
     fn freeze_with_room(&self, purpose: CommitReason, chain: &mut CommitTail) -> Result<Option<Frozen>> {
         for _ in 0..2 {
             let mut transaction = self.writer.lock();
@@ -320,7 +328,8 @@ impl GroupCommit {
             let frozen = self.freeze_changes(chain, &mut transaction, false)?;
             drop(transaction);
             match self.record.write(CommitReason::Truncate, chain, frozen) {
-                // One that has to say something of the session before is finished by the next leader.
+                // A refused commit that must record the previous session is finished by the next
+                // leader.
                 Err(Error::NoSpace(_)) if self.medium.pager.sticky_error().reason().is_none() => return Err(refused),
                 written => written?,
             }
@@ -340,7 +349,7 @@ impl GroupCommit {
         *nodes = LogReservation::default();
         drop(nodes);
         if !transaction.is_changed() && purpose == CommitReason::Changes {
-            // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
+            // A failed commit may have taken the changes: then they are not durable.
             self.medium.pager.sticky_error().check()?;
             return Ok(None);
         }
@@ -367,7 +376,7 @@ impl GroupCommit {
         self.record.write(CommitReason::Truncate, chain, frozen)
     }
 
-    // ---- what others ask ----
+    // ---- queries ----
 
     pub(in crate::txn) fn is_running(&self) -> bool {
         self.queue.lock().running

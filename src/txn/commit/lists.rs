@@ -71,7 +71,8 @@ pub(in crate::txn) fn read_lists(pager: &Pager, record: &CommitRecord) -> Result
     Ok((allocated, freed, pages))
 }
 
-/// The pages of nodes that a transaction replaced. Every one is stored: it belongs to a commit before this one, and commits do not overlap.
+/// Returns the pages of nodes that a transaction replaced. All are stored: they belong to earlier
+/// commits, and commits do not overlap.
 pub(super) fn pages_of(nodes: &[Arc<Node>]) -> Result<Vec<Run>> {
     nodes
         .iter()

@@ -12,8 +12,9 @@ use crate::format::{BLOCK, LOG};
 /// Longest entry in blocks; more data is cheaper to write once, by a commit.
 const LONGEST: u64 = 64;
 impl GroupCommit {
-    /// Writes an entry of everything that was published and staged, and waits for its barrier. False when that takes a commit: there is no log or
-    /// no room in it, or something changed that no entry has.
+    /// Writes an entry of all published and dirty changes, and waits for its barrier. Returns false
+    /// when a commit is needed: there is no log or no space in it, or a change that log entries
+    /// cannot record.
     pub(super) fn append(&self, chain: &mut CommitTail) -> Result<bool> {
         let LogState::Open(tail) = chain.log else { return Ok(false) };
         if self.medium.pager.storage().has_atomic_barrier() {
@@ -28,11 +29,12 @@ impl GroupCommit {
         pager.check_identity().map_err(|error| pager.sticky_error().record("writing into the log", error))?;
         let Some(entry) = self.writer.lock().log_entry(entry_capacity(blocks))? else { return Ok(false) };
         if entry.is_empty() {
-            // What there was may have been taken by a commit that failed: then nothing is durable that waited for it.
+            // A failed commit may have taken the changes: then they are not durable.
             pager.sticky_error().check()?;
             return Ok(true);
         }
-        // Where there is no room, or the host does not answer, each fsync takes its own commit, which tells what is wrong.
+        // Without space, or when the host fails, each fsync takes its own commit, which reports the
+        // error.
         if !self.promise_nodes(entry.pieces.len() as u64, false).unwrap_or(false) {
             self.writer.lock().leave_log();
             return Ok(false);

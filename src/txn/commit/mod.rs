@@ -1,12 +1,15 @@
 //! Makes the open transaction durable: one leader at a time, concurrent callers share its commit.
 //!
 //! The order of writes, and why it suffices:
-//! 1. Under the writers' lock staged data moves into the transaction, which is then frozen; the next transaction opens.
+//! 1. Under the writers' lock dirty data moves into the transaction, which is then frozen; the next
+//!    transaction opens.
 //! 2. Nodes are written bottom-up, then (sometimes) the space map's checkpoint.
-//! 3. When the lists fit into the record: record, one barrier. A crash before the barrier returns may leave a record whose pages are not all
-//!    there; recovery opens each listed page and falls back to the record before, which TXN-1 kept whole.
-//!    Otherwise: list pages, barrier, record, barrier; the record is then only there when its pages are.
-//! 4. Only after the last barrier: acknowledge, and let what the *previous* commit freed be reused (TXN-1).
+//! 3. When the lists fit into the record: record, one barrier. A crash before the barrier returns
+//!    may leave a record with some pages missing; recovery opens each listed page and falls back to
+//!    the record before, which TXN-1 kept whole. Otherwise: list pages, barrier, record, barrier;
+//!    the record then exists only with its pages.
+//! 4. Only after the last barrier: acknowledge, and allow reuse of the blocks that the *previous*
+//!    commit freed (TXN-1).
 
 mod chain_tail;
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! Writes a frozen transaction with its record, and tells the allocator when both are durable.
+//! Writes a frozen transaction with its record, and notifies the allocator when both are durable.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl RecordWriter {
     /// (TXN-9). It writes no checkpoint.
     ///
     /// # Errors
-    /// `NoSpace` when there is no room yet; then nothing was lost.
+    /// `NoSpace` when there is no space yet; then nothing was lost.
     pub(super) fn finish_refused(&self, chain: &mut CommitTail) -> Result<()> {
         let refused = self.refused.lock().take();
         refused.map_or(Ok(()), |refused| self.attempt(CommitReason::Truncate, chain, refused))
@@ -63,7 +63,7 @@ impl RecordWriter {
         self.writer.set_refused(is_held);
         match written {
             Ok(()) => {
-                // Or it would hold what older readers let go.
+                // Otherwise it would keep pages that older readers have released.
                 drop(refused);
                 self.pages.allocator.release_pending_frees();
                 Ok(())
@@ -91,7 +91,7 @@ impl RecordWriter {
         let mut roots = self.write_trees(&frozen.state.trees, generation, &mut frozen.allocated, unwritten)?;
         let (mut allocated, mut freed, mut promised) = (frozen.allocated.clone(), frozen.freed.clone(), frozen.lists);
         freed.extend(lists::pages_of(&frozen.superseded)?);
-        // Nobody but readers of older versions asks for them again.
+        // Only readers of older versions use them again.
         frozen.superseded.iter().filter_map(|node| node.stored.get()).for_each(|pointer| store.forget(pointer));
 
         let session_first = chain.session_first.unwrap_or(generation);
@@ -100,7 +100,7 @@ impl RecordWriter {
         let checkpoint = Checkpoint::write_if_due(&self.pages, purpose, chain, generation, empty)?;
         roots[TreeId::Space] = match &checkpoint {
             Some(made) => {
-                // Its nodes may be what makes the lists too long for the record.
+                // The checkpoint's nodes may make the lists too long for the record.
                 promised += made.promised;
                 allocated.extend_from_slice(&made.allocated);
                 freed.extend_from_slice(&made.freed);
@@ -135,7 +135,8 @@ impl RecordWriter {
         let fits = record.fits();
         let (allocated, freed) = match self.write_record(&mut record, &mut next, &mut promised, fits) {
             Err(Error::NoSpace(reason)) if pager.sticky_error().reason().is_none() => {
-                // No record names the checkpoint and the list pages: they are given back. Those of the trees stay.
+                // No record names the checkpoint and the list pages: they are given back. Pages of
+                // the trees stay.
                 let lists: &[(Run, Tag)] = if fits { &[] } else { &record.allocated };
                 let made = checkpoint.as_ref().map_or(&[][..], |made| made.allocated.as_slice());
                 let pages = lists.iter().chain(made).map(|(run, _)| *run).collect();
@@ -209,7 +210,8 @@ impl RecordWriter {
     }
 
     fn used_with(&self, allocated: &[(Run, Tag)], freed: &[Run]) -> u64 {
-        // The newest record may lie about it: only a holder of the key can make one, and that must not end the process.
+        // The newest record may lie about it: only a holder of the key can make one, and that must
+        // not end the process.
         let used =
             allocated.iter().fold(self.pages.allocator.used_blocks(), |sum, (run, _)| sum.saturating_add(run.blocks));
         freed.iter().fold(used, |sum, run| sum.saturating_sub(run.blocks))

@@ -1,4 +1,4 @@
-//! Writes the pages of a commit itself: nodes and lists, for which room is kept.
+//! Writes the pages of a commit itself: nodes and lists, for which space is reserved.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The history of sessions: its bound, and what is answered about that which it lost.
+//! The history of sessions: its bound, and the answers about sessions that it lost.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -25,14 +25,15 @@ fn sessions(volume: &Volume) -> Vec<u64> {
     found
 }
 
-/// However often an archive is written, the history has 4,096 records; of what is older nothing is said.
+/// However often an archive is written, the history has 4,096 records; older sessions are unknown.
 #[test]
 fn the_history_is_bounded_and_says_what_it_does_not_know() {
     const SURPLUS: u64 = 100;
     let dice = Dice::new(1);
     let storage = Arc::new(MemoryStorage::new());
     let volume = create(storage.clone(), &dice);
-    // Made up: generations 1, 2, 3 ... each a session of its own, and the archive's own commits come after them.
+    // Made up: generations 1, 2, 3 ... each a session of its own, and the archive's own commits
+    // come after them.
     let most = MOST_SESSIONS as u64;
     let session = |n: u64| bytes_of(n, 16).try_into().unwrap();
     volume

@@ -1,5 +1,6 @@
-//! Power cuts and process deaths at any storage operation: recovery gives a commit no older than the last acknowledged one, whole, with exact
-//! space, and nothing of a transaction that never committed stays readable.
+//! Power cuts and process deaths at any storage operation: recovery gives a commit no older than
+//! the last acknowledged one, whole, with exact space, and nothing of a transaction that never
+//! committed stays readable.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, RESERVED, kind};
 use crate::storage::simulated::{Fault, SimulatedStorage};
 use crate::txn::Volume;
 
-/// What the archive held at each commit, by generation, and the last one that was acknowledged.
+/// Content of the archive at each commit, by generation, and the last acknowledged one.
 #[derive(Default)]
 struct Log {
     states: BTreeMap<Generation, Content>,
     acknowledged: Generation,
 }
 
-/// Crash images taken while a workload runs, each with what recovery may return.
+/// Crash images taken while a workload runs, each with the contents that recovery may return.
 struct Image {
     storage: Arc<SimulatedStorage>,
     acknowledged: Generation,
@@ -46,7 +47,8 @@ fn workload(seed: u64, steps: u64, images_wanted: u64, images: &Arc<Mutex<Vec<Im
                 return;
             }
             let crashed = match chance.below(4) {
-                // The process dies, the host's cache survives: only a later power cut would lose something.
+                // The process dies, the host's cache survives: only a later power cut would lose
+                // something.
                 0 => storage.process_death(),
                 _ => storage.crash_random(&mut || chance.0.next_u64()),
             };
@@ -75,7 +77,8 @@ fn workload(seed: u64, steps: u64, images_wanted: u64, images: &Arc<Mutex<Vec<Im
                 }
             }
             14..18 => {
-                // The next commit has this content, whether or not its acknowledgement is lived to see.
+                // The next commit has this content, whether or not a crash precedes its
+                // acknowledgement.
                 let next = volume.open_generation();
                 log.states.insert(next, live.clone());
                 let generation = volume.commit().unwrap();
@@ -91,7 +94,8 @@ fn workload(seed: u64, steps: u64, images_wanted: u64, images: &Arc<Mutex<Vec<Im
                     for n in next.0..volume.open_generation().0 {
                         log.states.insert(Generation(n), live.clone());
                     }
-                    // Each empty commit was acknowledged to nobody, but the content is the same.
+                    // No caller got an acknowledgement of each empty commit, but the content is the
+                    // same.
                 }
             }
         }
@@ -161,8 +165,9 @@ fn every_crash_recovers_to_an_acknowledged_or_newer_commit() {
     }
 }
 
-/// The process dies with its writes in the host's cache; the next session opens, works, and then the power fails: what was acknowledged
-/// before the death and what the new session was promised are both there.
+/// The process dies with its writes in the host's cache; the next session opens, works, and then
+/// the power fails. Both the writes acknowledged before the death and those acknowledged to the new
+/// session survive.
 #[test]
 fn process_death_followed_by_power_loss_during_or_after_recovery_loses_nothing() {
     for seed in seeds(20..=26) {
@@ -210,7 +215,8 @@ fn process_death_followed_by_power_loss_during_or_after_recovery_loses_nothing()
     }
 }
 
-/// EIO at any write, barrier, punch or growth latches with one error to every writer; the last commit stays; a new session goes on.
+/// EIO at any write, barrier, punch or growth latches with one error to every writer; the last
+/// commit stays; a new session goes on.
 #[test]
 fn a_failed_write_or_barrier_latches_and_loses_nothing_that_was_acknowledged() {
     for count in 0..40 {
@@ -250,7 +256,8 @@ fn a_failed_write_or_barrier_latches_and_loses_nothing_that_was_acknowledged() {
     }
 }
 
-/// After a failed barrier the pages read well until the host evicts them; the next session must not believe them.
+/// After a failed barrier the pages read well until the host evicts them; the next session must not
+/// believe them.
 #[test]
 fn a_record_whose_barrier_failed_is_not_believed_from_the_cache() {
     let dice = Dice::new(400);

@@ -1,4 +1,5 @@
-//! What happens at the edges: no room for a checkpoint, failed leaders, hostile counters, reservations that do not suffice, lost growth.
+//! Edge cases: no space for a checkpoint, failed leaders, hostile counters, insufficient
+//! reservations, lost growth.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
 use crate::txn::commit::CommitReason;
 
-/// Takes what is left of the room, but for some groups.
+/// Reserves all remaining space but some groups.
 fn leave_room(volume: &Volume, groups: u64) -> u64 {
     let mut taken = 0;
     while volume.allocator().reserve(1, keep_of(true)).unwrap() {
@@ -27,7 +28,8 @@ fn leave_room(volume: &Volume, groups: u64) -> u64 {
     taken - groups
 }
 
-/// Really takes groups that were promised, so that nobody finds them free; they stay promised to nobody.
+/// Allocates groups that were promised, so that they are no longer free; their promise has no
+/// holder.
 fn take_promised(volume: &Volume, groups: u64) -> Vec<Run> {
     let mut space = volume.allocator().map();
     (0..groups).map(|_| space.allocate(4, 1).unwrap()).collect()
@@ -44,8 +46,8 @@ fn full() -> FaultPlan {
     FaultPlan { class: FaultClass::Room, count: 0, fault: Fault::NoSpace, lasting: true }
 }
 
-/// TXN-7, specification 9.3: without room a checkpoint waits as long as the ring lasts, then the records name none; nothing latches, and with
-/// room it is made up for at once.
+/// TXN-7, specification 9.3: without space a checkpoint waits as long as the ring lasts, then the
+/// records name none. Nothing latches, and once there is space a checkpoint is written at once.
 #[test]
 fn a_checkpoint_without_room_waits_and_never_latches() {
     for groups in [0, 8] {
@@ -67,7 +69,7 @@ fn a_checkpoint_without_room_waits_and_never_latches() {
         }
         assert_eq!(oldest, 62, "the chain was {oldest} commits long");
         assert_eq!(volume.durable().checkpoint, Generation(0));
-        // What a crash leaves now is opened on the full host, and worked with while there still is no room.
+        // The crash image is opened on the full host, and used while there still is no space.
         let crashed = storage.crash(&mut |_| Fate::Keep);
         crashed.inject(Some(full()));
         let again = open(crashed.clone(), &dice);
@@ -97,7 +99,8 @@ fn a_checkpoint_without_room_waits_and_never_latches() {
     }
 }
 
-/// TXN-5: whatever deletes took of a full host, the lists of the commit that makes them durable have room.
+/// TXN-5: however much of a full host deletes took, the lists of the commit that makes them durable
+/// have space.
 #[test]
 fn a_long_commit_of_deletes_on_a_full_host_never_latches() {
     let dice = Dice::new(13);
@@ -116,7 +119,8 @@ fn a_long_commit_of_deletes_on_a_full_host_never_latches() {
     assert_sound(&volume);
 }
 
-/// Whoever waits for a commit that failed is told why, in the same kind of error as its leader.
+/// A caller that waits for a commit that failed gets the reason, in the same kind of error as its
+/// leader.
 #[test]
 fn who_waits_for_a_failed_commit_gets_the_leaders_error() {
     const CALLERS: u64 = 8;
@@ -142,7 +146,8 @@ fn who_waits_for_a_failed_commit_gets_the_leaders_error() {
                             volume.commit().unwrap_err()
                         })
                     }));
-                    // They wait for this leader, or come after it and lead themselves: either is right, and most wait.
+                    // They wait for this leader, or come after it and lead themselves: either is
+                    // right, and most wait.
                     while arrived.load(Ordering::Relaxed) < CALLERS {
                         std::thread::yield_now();
                     }
@@ -170,7 +175,8 @@ fn forge(storage: &Arc<MemoryStorage>, dice: &Dice, record: &CommitRecord) {
     Pager::new(storage.clone(), cipher(&dice.0), 1 << 20).write_record(record).unwrap();
 }
 
-/// Counters at the end of their range are an error of the change that needs the next number, never a wrapped number.
+/// Counters at the end of their range are an error of the change that needs the next number, never
+/// a wrapped number.
 #[test]
 fn counters_of_a_hostile_record_do_not_wrap() {
     let dice = Dice::new(3);
@@ -207,7 +213,7 @@ fn counters_of_a_hostile_record_do_not_wrap() {
     assert!(findings.iter().any(|finding| finding.detail.contains("counted wrong")), "{findings:?}");
 }
 
-/// SPACE-2: a writer that reserved too little fails; it does not take what others were promised.
+/// SPACE-2: a writer that reserved too little fails; it does not take groups promised to others.
 #[test]
 #[cfg_attr(debug_assertions, should_panic(expected = "of a reservation of 1 groups"))]
 fn data_beyond_its_reservation_is_refused() {
@@ -220,7 +226,8 @@ fn data_beyond_its_reservation_is_refused() {
     assert_eq!((small.groups(), other.groups()), (1, 7));
 }
 
-/// A rebuilt map believes a record's list of freed runs only where no tree has a page and the file has blocks.
+/// A rebuilt map believes a record's list of freed runs only where no tree has a page and the file
+/// has blocks.
 #[test]
 fn a_rebuilt_space_map_does_not_free_what_is_in_use() {
     let dice = Dice::new(5);
@@ -249,7 +256,8 @@ fn a_rebuilt_space_map_does_not_free_what_is_in_use() {
     assert_live(&open(storage, &dice), &expected);
 }
 
-/// On a host so full that nothing can be taken out of reach, old ciphertext is overwritten in place; when that is refused it stays to be done.
+/// On a host so full that no block can be withheld, old ciphertext is overwritten in place; when
+/// that is refused it stays to be done.
 #[test]
 fn overwriting_in_place_that_is_refused_is_done_later() {
     let dice = Dice::new(6);
@@ -285,7 +293,8 @@ fn assert_as_long_as_its_record(crashed: &Arc<SimulatedStorage>, dice: &Dice) ->
     volume
 }
 
-/// Found by the crash campaign (seed 1): the growth of the file is lost, the record that counts on it is not. It was never acknowledged.
+/// Found by the crash campaign (seed 1): the growth of the file is lost, the record that counts on
+/// it is not. It was never acknowledged.
 #[test]
 fn a_commit_whose_growth_was_lost_is_not_trusted() {
     let dice = Dice::new(7);
@@ -348,7 +357,8 @@ fn closing_cuts_the_file_behind_a_record_that_says_so() {
     images.iter().for_each(|crashed| drop(assert_as_long_as_its_record(crashed, &dice)));
 }
 
-/// A caller that arrives while a commit runs has nothing left to commit when it takes the lead; after a failed one that is no success.
+/// A caller that arrives while a commit runs has nothing left to commit when it takes the lead;
+/// after a failed one that is no success.
 #[test]
 fn who_finds_nothing_to_do_after_a_failed_commit_is_not_told_that_all_is_durable() {
     let dice = Dice::new(11);
@@ -374,7 +384,8 @@ fn who_finds_nothing_to_do_after_a_failed_commit_is_not_told_that_all_is_durable
     assert!(matches!(told, Err(Error::WriteFailed(_))), "{told:?}");
 }
 
-/// TXN-2: the record of a commit too long to list its pages is written only behind a barrier that covers them, and acknowledged behind another.
+/// TXN-2: the record of a commit too long to list its pages is written only behind a barrier that
+/// covers them, and acknowledged behind another.
 #[test]
 fn the_record_of_a_long_commit_stands_between_two_barriers() {
     let dice = Dice::new(12);

@@ -1,4 +1,5 @@
-//! Callers that want something durable at the same time share a commit, and none waits for the gigabytes of another.
+//! Concurrent callers that need durability share a commit, and none waits for the gigabytes of
+//! another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +18,8 @@ use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
 use crate::txn::log::Logged;
 
-/// Written bytes that no barrier covered, at most: the bound of one writer, and of several (`allocation.rs`).
+/// Maximum of written bytes that no barrier covered: the bound of one writer, and of several
+/// (`allocation.rs`).
 const BOUND: u64 = 16 << 20;
 /// A page, and the nodes and record of a commit.
 const SLACK: u64 = 1 << 20;
@@ -60,7 +62,8 @@ fn concurrent_callers_share_a_commit() {
     assert_live(&open(storage.crash(&mut |_| crate::storage::simulated::Fate::Drop), &dice), &expected);
 }
 
-/// Who was counted in before a commit began is served by it, whoever leads; who came later needs another one.
+/// A caller counted in before a commit began is served by it, regardless of the leader; a later
+/// caller needs another one.
 #[test]
 fn a_caller_that_was_counted_in_is_served_by_the_next_commit() {
     let dice = Dice::new(3);
@@ -88,7 +91,8 @@ fn a_caller_that_was_counted_in_is_served_by_the_next_commit() {
     assert_live(&open(storage.crash(&mut |_| crate::storage::simulated::Fate::Drop), &dice), &expected);
 }
 
-/// The flush of a commit holds the writers' lock: however much was written, the barriers come when it has let go.
+/// The flush of a commit holds the writers' lock: however much was written, the barriers follow its
+/// release.
 #[test]
 fn no_writer_waits_for_a_barrier_while_staged_data_is_flushed() {
     let dice = Dice::new(4);
@@ -130,7 +134,7 @@ fn no_writer_waits_for_a_barrier_while_staged_data_is_flushed() {
     }
 }
 
-/// What a barrier has to wait for is bounded whatever is written beside it.
+/// The data that a barrier has to wait for is bounded, however much is written concurrently.
 #[test]
 fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
     let dice = Dice::new(2);
@@ -170,7 +174,8 @@ fn with_log(dice: &Dice) -> Arc<Volume> {
     volume
 }
 
-/// What a flush that failed had sealed is in no entry of the log, whatever it counted as: the next caller gets a commit.
+/// Data sealed by a failed flush is in no entry of the log, although it counted as logged: the next
+/// caller gets a commit.
 #[test]
 fn an_fsync_after_a_failed_flush_is_no_empty_entry() {
     let volume = with_log(&Dice::new(41));
@@ -193,7 +198,8 @@ fn an_fsync_after_a_failed_flush_is_no_empty_entry() {
     assert!(volume.view(&volume.state()).get(Key::new(5, kind::INLINE, 0), |_| Ok(())).unwrap().is_some());
 }
 
-/// Where everything else is taken, also in the middle of the flush, the nodes that name what only an entry has find the room that was promised with it (LOG-5).
+/// When all other space is taken, also in the middle of the flush, the nodes for data that only an
+/// entry has find the space that was promised with it (LOG-5).
 #[test]
 fn what_an_entry_has_can_be_committed_by_a_full_archive() {
     const LEAVES: u64 = 300;
@@ -228,12 +234,12 @@ fn what_an_entry_has_can_be_committed_by_a_full_archive() {
     take();
     volume.commit().unwrap();
     assert!(volume.durable().generation > before);
-    // What was promised beyond that came back.
+    // The rest of the promise was given back.
     taken.lock().clear();
     assert_eq!(volume.blocks().reserved, 0);
 }
 
-/// What comes back from the log waits for room that is on its way, and holds what was promised to its nodes when it is laid.
+/// Replayed records wait for pending space, and hold the space promised to their nodes.
 #[test]
 fn what_is_laid_waits_for_the_room_of_its_nodes() {
     let mut laid = 0;
@@ -244,7 +250,7 @@ fn what_is_laid_waits_for_the_room_of_its_nodes() {
         volume.limit_size(volume.space().0 * BLOCK);
         (0..deleted).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
         volume.commit().unwrap();
-        // What was deleted comes free with the next commit.
+        // Deleted data is freed by the next commit.
         while volume.allocator().reserve(1, keep_of(true)).unwrap() {}
         let promised = volume.blocks().reserved;
         let logged = Logged::of(vec![LogEntry { next_ino: 10, inodes: 1, ..LogEntry::default() }]).unwrap();

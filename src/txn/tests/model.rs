@@ -1,4 +1,5 @@
-//! Random writes, clones, deletions, snapshots, restores and destructions against a model, with exact counts and space after each stage.
+//! Random writes, clones, deletions, snapshots, restores and destructions against a model, with
+//! exact counts and space after each stage.
 //!
 //! `SEED=17 STEPS=100000 cargo test -p lockbox --lib txn::tests::model` goes on for longer.
 

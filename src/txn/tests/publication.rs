@@ -1,4 +1,5 @@
-//! What an operation carries tells for every state whether it has what the operation did, and for pages whether anything names them.
+//! The publication that an operation carries tells for every state whether it contains the
+//! operation, and for pages whether anything names them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ fn has(volume: &Volume, state: &State, number: u64) -> bool {
     volume.view(state).get(key(number), |_| Ok(())).unwrap().is_some()
 }
 
-/// Inserts records beside each other.
+/// Inserts records with consecutive keys.
 fn insert(volume: &Volume, publication: &Publication, numbers: std::ops::Range<u64>) -> Result<()> {
     volume.operate(1, false, |op| {
         op.carry(publication);
@@ -50,7 +51,7 @@ fn an_operation_that_fails_is_never_taken_for_published() {
     assert!(!has(&volume, &volume.state(), 0));
     drop(held);
     volume.limit_size(u64::MAX);
-    // What failed may be done again, and then it is done.
+    // A failed operation may be repeated, and then it is done.
     insert(&volume, &publication, 0..3000).unwrap();
     assert!(publication.is_in(&volume.state()) && has(&volume, &volume.state(), 2999));
 }
@@ -75,14 +76,15 @@ fn what_was_published_is_in_every_later_state_and_in_none_before() {
     insert(&volume, &second, 2..3).unwrap();
     let found = |state: &State| [&first, &second].map(|publication| publication.is_in(state));
     assert_eq!([found(&before), found(&between), found(&volume.state())], [[false; 2], [true, false], [true; 2]]);
-    // It changes nothing, so it says what the present state says, and there is no other state for it.
+    // It changes nothing, so its result is that of the present state, and there is no other state
+    // for it.
     let unchanged = volume.operate(1, false, |op| {
         op.carry(&nothing);
         Ok(())
     });
     unchanged.unwrap();
     assert!(nothing.is_in(&volume.state()) && !nothing.is_in(&before));
-    // The same trees, stored anew by the commit.
+    // The same trees, stored again by the commit.
     volume.commit().unwrap();
     assert_eq!([found(&before), found(&between), found(&volume.state())], [[false; 2], [true, false], [true; 2]]);
     // A commit that fails takes nothing back: it is in the state, and durable never.
@@ -95,7 +97,7 @@ fn what_was_published_is_in_every_later_state_and_in_none_before() {
     assert_eq!([1, 2, 3].map(|number| has(&crashed, &crashed.state(), number)), [true, true, false]);
 }
 
-/// Whoever looks while operations are published finds in each state what it says, and nothing else.
+/// A reader concurrent with publications finds in each state exactly the announced operations.
 #[test]
 fn readers_find_in_each_state_what_it_is_said_to_have() {
     const OPERATIONS: u64 = 20_000;
@@ -173,7 +175,8 @@ fn pages_of_an_operation_that_fails_are_given_back_or_named_by_the_next_one() {
     assert_eq!(volume.blocks().used, before, "the operation that named them failed");
     let mut pages = write(&volume);
     fail(&mut pages);
-    // In between one of the files went: its page is named by nobody, and that of another one in part.
+    // In between one of the files was deleted: its page has no reference, and that of another one
+    // is referenced in part.
     name(&volume, &mut pages, &[3]).unwrap();
     assert_eq!(pages.pieces().len(), 2);
     let held: u64 = pages.pieces()[..1].iter().map(|piece| piece.page.run.blocks).sum();

@@ -1,4 +1,5 @@
-//! Which record is trusted after damage, how a broken chain is mended, and what is never undone.
+//! Recovery: the trusted record after damage, the repair of a broken chain, and commits that are
+//! never undone.
 
 use std::sync::Arc;
 
@@ -29,7 +30,8 @@ fn three_commits(dice: &Dice) -> (Arc<MemoryStorage>, Vec<Arc<CommitRecord>>, Co
     (storage, records, expected)
 }
 
-/// A torn one-barrier commit was never acknowledged: the one before is whole and is used, and the number is not used again.
+/// A torn one-barrier commit was never acknowledged: the one before is whole and is used, and the
+/// number is not used again.
 #[test]
 fn an_incomplete_newest_commit_falls_back_one_step() {
     let dice = Dice::new(1);
@@ -55,7 +57,8 @@ fn an_incomplete_newest_commit_falls_back_one_step() {
     assert_sound(&volume);
 }
 
-/// TXN-8: what a page of the last commit loses after the archive came to rest is damage, also where no block waited to be let go.
+/// TXN-8: a loss in a page of the last commit after the archive came to rest is damage, also where
+/// no block waited to be released.
 #[test]
 fn a_commit_that_came_to_rest_is_not_undone() {
     let dice = Dice::new(16);
@@ -88,7 +91,8 @@ fn a_commit_that_came_to_rest_is_not_undone() {
     }
 }
 
-/// TXN-8: whatever the last commit listed, some empty ones follow and then nothing at all is written, however long the archive stays open.
+/// TXN-8: after any last commit, some empty ones follow and then nothing at all is written, however
+/// long the archive stays open.
 #[test]
 fn an_archive_at_rest_is_not_written() {
     let dice = Dice::new(17);
@@ -129,7 +133,8 @@ fn assert_rest(volume: &Volume, storage: &MemoryStorage) {
     assert!(storage.contents() == bytes);
 }
 
-/// Only the record that the incomplete one extends may take its place: what lies between it and an older one was acknowledged.
+/// Only the record that the incomplete one extends may take its place: commits between it and an
+/// older one were acknowledged.
 #[test]
 fn an_incomplete_commit_without_its_predecessor_is_damage() {
     let dice = Dice::new(13);
@@ -143,7 +148,7 @@ fn an_incomplete_commit_without_its_predecessor_is_damage() {
     assert!(storage.contents() == before);
 }
 
-/// Who reads goes on with the newest record, says so, and never goes back to another one.
+/// A reader continues with the newest record, reports that, and never goes back to another one.
 fn assert_read_all_the_same(storage: &Arc<MemoryStorage>, dice: &Dice, record: &CommitRecord, told: &str) {
     let volume = try_open(storage.clone(), dice, true).unwrap();
     assert_eq!(volume.durable().generation, record.generation);
@@ -153,7 +158,8 @@ fn assert_read_all_the_same(storage: &Arc<MemoryStorage>, dice: &Dice, record: &
     assert_eq!(lost, [record.allocated[0].0]);
 }
 
-/// A record of two barriers, or of a clean end, was written after what it needs was durable: a flaw in that is damage.
+/// A record of two barriers, or of a clean end, was written after its pages were durable: a flaw in
+/// them is damage.
 #[test]
 fn a_flaw_of_a_record_of_two_barriers_or_a_closed_one_is_damage() {
     let dice = Dice::new(14);
@@ -179,7 +185,7 @@ fn a_flaw_of_a_record_of_two_barriers_or_a_closed_one_is_damage() {
     drop(volume);
     storage.set_len((record.total_blocks - 1) * BLOCK).unwrap();
     assert_durable_but_flawed(&storage, &dice, record.generation);
-    // 9.1 rule 5: nobody reads what is cut off.
+    // 9.1 rule 5: data past the new end is not read.
     let error = try_open(storage, &dice, true).err().unwrap();
     assert!(error.to_string().contains("the file is truncated"), "{error}");
 }
@@ -204,7 +210,8 @@ fn two_incomplete_commits_are_damage_and_stay_untouched() {
     assert!(storage.contents() == before);
 }
 
-/// A closed record says that everything before it was durable: a bad page of the commit before is damage, never undone.
+/// A closed record says that everything before it was durable: a bad page of the commit before is
+/// damage, never undone.
 #[test]
 fn a_durable_commit_is_never_undone() {
     let dice = Dice::new(3);
@@ -225,7 +232,8 @@ fn a_durable_commit_is_never_undone() {
     assert_eq!(findings.len(), 1, "{findings:?}");
 }
 
-/// A record that lies between the checkpoint and the newest one is lost: the space map is rebuilt from the trees.
+/// A record that lies between the checkpoint and the newest one is lost: the space map is rebuilt
+/// from the trees.
 #[test]
 fn a_lost_record_of_the_chain_rebuilds_the_space_map() {
     let dice = Dice::new(4);
@@ -257,7 +265,8 @@ fn a_ring_without_any_record_is_damage() {
     assert!(error.to_string().contains("commit ring"), "{error}");
 }
 
-/// TXN-3: work that fails after its commit was durable (a snapshot on a full host) does not cut that commit out of the chain.
+/// TXN-3: work that fails after its commit was durable (a snapshot on a full host) does not cut
+/// that commit out of the chain.
 #[test]
 fn a_leader_that_fails_after_its_commit_keeps_the_commit_in_the_chain() {
     let dice = Dice::new(9);
@@ -278,7 +287,8 @@ fn a_leader_that_fails_after_its_commit_keeps_the_commit_in_the_chain() {
     assert_live(&volume, &Content::from([((2, 0), (1, 20_000)), ((2, 1), (2, 20_000))]));
 }
 
-/// The list pages of the newest record are read at every opening, so a rebuilt map does not hand them out before the next commit.
+/// The list pages of the newest record are read at every opening, so a rebuilt map does not
+/// allocate them before the next commit.
 #[test]
 fn a_rebuilt_space_map_keeps_what_the_newest_record_lists() {
     let dice = Dice::new(10);
@@ -371,7 +381,8 @@ fn the_ring_wraps_and_every_distance_from_a_checkpoint_reopens() {
     }
 }
 
-/// A commit whose lists do not fit the record takes two barriers and list pages, which the next checkpoint frees.
+/// A commit whose lists do not fit the record takes two barriers and list pages, which the next
+/// checkpoint frees.
 #[test]
 fn long_commits_use_list_pages() {
     let dice = Dice::new(7);
@@ -393,7 +404,8 @@ fn long_commits_use_list_pages() {
     }
 }
 
-/// The history keeps one record for each writing session that ended; a session that wrote nothing leaves no trace.
+/// The history keeps one record for each writing session that ended; a session that wrote nothing
+/// leaves no trace.
 #[test]
 fn the_history_names_every_writing_session() {
     let dice = Dice::new(8);
@@ -428,7 +440,8 @@ fn the_history_names_every_writing_session() {
     assert_ne!(found[0], Generation(0));
 }
 
-/// TXN-4: a number may come again after a crash, so no two sessions may write live nodes under one: what a rescue finds would be mixed.
+/// TXN-4: a number may be reused after a crash, so no two sessions may write live nodes under one:
+/// otherwise a rescue would find a mixture.
 #[test]
 fn the_first_commit_of_a_session_changes_no_live_node() {
     for closed in [false, true] {
@@ -454,8 +467,8 @@ fn the_first_commit_of_a_session_changes_no_live_node() {
     }
 }
 
-/// What a crash takes from a file is everything but its number: that never comes to mean another file for who holds a handle, not even when
-/// session after session crashes before its first commit of anything.
+/// A crash may take all of a file but its number: that never refers to another file for the holder
+/// of a handle, not even when session after session crashes before its first commit of anything.
 #[test]
 fn inode_numbers_that_a_lost_transaction_gave_out_are_not_given_again() {
     let dice = Dice::new(41);

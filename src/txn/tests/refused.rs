@@ -1,4 +1,5 @@
-//! Commits that the host has no room for (TXN-9), and hosts on which overwriting takes room (STORAGE-6).
+//! Commits that the host has no room for (TXN-9), and hosts on which overwriting takes room
+//! (STORAGE-6).
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::storage::{BALLAST, Storage};
 use crate::txn::Volume;
 use crate::txn::commit::{CommitReason, CommitTail};
 
-/// Of writes into blocks that it had allocated the host takes `count` more.
+/// Makes the host accept `count` more writes into blocks that it had allocated.
 fn refuse_writes(storage: &SimulatedStorage, count: u64) {
     storage.inject(Some(FaultPlan { class: FaultClass::Write, count, fault: Fault::NoSpace, lasting: true }));
 }
@@ -21,7 +22,8 @@ fn put_all(volume: &Arc<Volume>, count: u64, seed: u64, expected: &mut Content) 
     }
 }
 
-/// Refuses every write of a commit in its turn: nodes, a checkpoint, list pages, the record. Answers how many turns there are.
+/// Refuses every write of a commit in turn: nodes, a checkpoint, list pages, the record. Returns
+/// the number of turns.
 fn refuse_each(count: u64, due: bool) -> u64 {
     for taken in 0.. {
         let dice = Dice::new(taken);
@@ -50,7 +52,7 @@ fn refuse_each(count: u64, due: bool) -> u64 {
         }
         volume.pager().sticky_error().check().unwrap();
         storage.inject(None);
-        // What comes after it is built on it.
+        // Later commits build on it.
         put(&volume, 2, 0, 77, 3000).unwrap();
         assert!(delete(&volume, 2, 1).unwrap());
         expected.insert((2, 0), (77, 3000));
@@ -82,7 +84,8 @@ fn a_commit_that_is_refused_for_want_of_space_is_finished_by_the_next_one() {
     refuse_each(400, true);
 }
 
-/// Who waits for a commit that is refused is told, and no entry of a later one is lost with it.
+/// Every caller that waits for a refused commit gets an error, and no entry of a later one is lost
+/// with it.
 #[test]
 fn every_caller_of_a_refused_commit_is_told() {
     let dice = Dice::new(3);
@@ -116,7 +119,8 @@ fn a_refused_commit_that_fails_then_latches() {
     assert!(matches!(volume.commit(), Err(Error::WriteFailed(_))));
 }
 
-/// Fills a volume on a host that copies on write; answers how many slots it has. Then other programs take what is left.
+/// Fills a volume on a copy-on-write host and returns its number of slots. Then other programs take
+/// the rest of the host.
 fn full_host(storage: &Arc<SimulatedStorage>, dice: &Dice) -> (Arc<Volume>, u64) {
     storage.set_room(Some(24 << 20));
     let volume = create(storage.clone(), dice);
@@ -150,14 +154,15 @@ fn an_archive_on_a_full_host_that_copies_on_write_is_emptied_with_its_ballast() 
     assert!(slots > 50, "{slots}");
     empty(&volume, slots);
     volume.commit().unwrap();
-    // The deletion is durable. What is left of the ballast need not do for erasing what was deleted, and nothing latches.
+    // The deletion is durable. The rest of the ballast need not suffice to erase the deleted data,
+    // and nothing latches.
     assert!(matches!(volume.close(), Ok(()) | Err(Error::NoSpace(_))));
     volume.pager().sticky_error().check().unwrap();
     storage.set_room(Some(64 << 20));
     volume.close().unwrap();
     drop(volume);
     assert!(storage.len().unwrap() < 4 << 20, "nothing came back");
-    // What it gave away it keeps anew, for the next time.
+    // The ballast that it gave away is reserved again for the next time.
     assert!(storage.cut_ballast());
 }
 
@@ -174,7 +179,7 @@ fn an_archive_without_ballast_waits_for_room_and_latches_nothing() {
     }
     assert!(matches!(volume.close(), Err(Error::NoSpace(_))));
     volume.pager().sticky_error().check().unwrap();
-    // Somebody deletes another file.
+    // A user deletes another file.
     storage.set_room(Some(1 << 20));
     volume.commit().unwrap();
     // And one more: erasing takes room, too.

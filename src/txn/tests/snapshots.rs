@@ -11,8 +11,8 @@ use crate::storage::simulated::{Fate, SimulatedStorage};
 use crate::txn::snapshot_list::snapshot_tree;
 use crate::txn::{View, Volume};
 
-/// Runs `first`, and `second` in another thread as soon as the first one reads from the storage. The first one goes on when the second has ended or
-/// waits for it.
+/// Runs `first`, and `second` in another thread as soon as `first` reads from the storage. `first`
+/// continues when `second` has ended or waits for it.
 fn interleave(
     storage: &SimulatedStorage,
     volume: &Arc<Volume>,
@@ -65,7 +65,8 @@ fn a_snapshot_that_is_taken_while_the_newest_is_removed_keeps_its_pages() {
     volume.close().unwrap();
     drop(volume);
     let volume = open(storage.clone(), &dice);
-    // Opening compares counters with the last records. Without them in memory a look for snapshots reads.
+    // Opening compares counters with the last records. Without them in memory a query for snapshots
+    // reads.
     volume.forget_plaintext();
     interleave(
         &storage,
@@ -107,7 +108,8 @@ fn a_snapshot_whose_predecessor_is_removed_meanwhile_leaves_nothing_behind() {
     assert_sound(&volume);
 }
 
-/// Who removes it was killed in the middle: the background of the next session goes on.
+/// The process is killed in the middle of a removal: background work of the next session continues
+/// it.
 #[test]
 fn a_removal_that_a_crash_interrupted_is_ended_in_the_background() {
     let dice = Dice::new(3);
@@ -157,7 +159,8 @@ fn assert_nothing_is_left_without(volume: &Volume, last: u64) {
     assert!(volume.space().1 <= 16, "blocks leaked: {:?}", volume.space());
 }
 
-/// Of two that lose their names at once, one after the other or in one operation, the pages go to the one before both.
+/// Two snapshots lose their names together, one after the other or in one operation: their pages go
+/// to the snapshot before both.
 #[test]
 fn removals_of_neighbours_do_not_mix() {
     for one_operation in [false, true] {
@@ -194,7 +197,8 @@ fn removals_of_neighbours_do_not_mix() {
     }
 }
 
-/// What commits alone bring forward is no change; staging, deleting and removing the newest is.
+/// Changes made by commits alone do not count; dirty data, deletion and removal of the newest
+/// snapshot do.
 #[test]
 fn the_live_tree_differs_from_the_newest_snapshot_after_a_change_only() {
     let volume = create(SimulatedStorage::new(), &Dice::new(5));

@@ -24,7 +24,7 @@ fn block(storage: &MemoryStorage, run: Run) -> Vec<u8> {
     bytes
 }
 
-/// TXN-1: what commit N frees stays whole until N + 1 is durable.
+/// TXN-1: blocks freed by commit N stay whole until N + 1 is durable.
 #[test]
 fn freed_blocks_wait_for_the_commit_after_the_one_that_freed_them() {
     let dice = Dice::new(1);
@@ -51,7 +51,7 @@ fn freed_blocks_wait_for_the_commit_after_the_one_that_freed_them() {
     assert_sound(&volume);
 }
 
-/// TXN-1: a reader that took its state before the deletion can read on, whatever is committed meanwhile.
+/// TXN-1: a reader that took its state before the deletion can read on, after any later commit.
 #[test]
 fn blocks_that_a_reader_can_see_are_not_reused_or_erased() {
     let dice = Dice::new(2);
@@ -62,7 +62,8 @@ fn blocks_that_a_reader_can_see_are_not_reused_or_erased() {
         put(&volume, 2, slot, slot, 20_000).unwrap();
         expected.insert((2, slot), (slot, 20_000));
     }
-    // Not even committed: pages that were born and freed in one transaction are as visible to the reader.
+    // Not even committed: pages that were born and freed in one transaction are as visible to the
+    // reader.
     let reader = volume.state();
     for slot in 0..8 {
         delete(&volume, 2, slot).unwrap();
@@ -86,7 +87,8 @@ fn blocks_that_a_reader_can_see_are_not_reused_or_erased() {
     assert_sound(&volume);
 }
 
-/// TXN-5: a full host refuses the one request, leaves the rest alone, and deletion makes room again.
+/// TXN-5: a full host refuses the one request, leaves the rest alone, and deletion makes room
+/// again.
 #[test]
 fn a_full_host_refuses_changes_but_not_deletion_commit_and_close() {
     let dice = Dice::new(3);
@@ -126,7 +128,8 @@ fn a_full_host_refuses_changes_but_not_deletion_commit_and_close() {
     assert_sound(&volume);
 }
 
-/// The limit of the size is a full host to whoever writes: a request is refused, nothing latches, and deletion makes room again.
+/// The size limit acts like a full host for writers: a request is refused, nothing latches, and
+/// deletion frees space again.
 #[test]
 fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
     const LIMIT: u64 = 10 << 20;
@@ -164,7 +167,7 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
     assert_eq!(volume.blocks().growth, 0);
     volume.close().unwrap();
     drop(volume);
-    // An archive that is longer than the limit does not grow; what it has is used.
+    // An archive that is longer than the limit does not grow; its existing space is used.
     let volume = open(storage.clone(), &dice);
     let length = storage.len().unwrap();
     volume.limit_size(1 << 20);
@@ -177,7 +180,7 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
     assert_sound(&volume);
 }
 
-/// Pages count as taken from their writing on, and no longer when nobody names them.
+/// Pages count as taken from their writing on, and no longer when nothing references them.
 #[test]
 fn blocks_of_pages_that_are_not_committed_are_taken() {
     let dice = Dice::new(13);
@@ -199,7 +202,8 @@ fn blocks_of_pages_that_are_not_committed_are_taken() {
     assert_eq!(volume.blocks().reserved, 0);
 }
 
-/// SPACE-2 under fragmentation: every accepted reservation can be written although no long run is free.
+/// SPACE-2 under fragmentation: every accepted reservation can be written although no long run is
+/// free.
 #[test]
 fn reservations_hold_when_free_space_is_in_fragments() {
     let dice = Dice::new(4);
@@ -235,7 +239,8 @@ fn reservations_hold_when_free_space_is_in_fragments() {
     assert_sound(&volume);
 }
 
-/// The nodes of a commit lie side by side, and those that it frees come back as groups for the next: each place is a request to the disk.
+/// The nodes of a commit are contiguous, and the nodes that it frees return as groups for the next:
+/// each place is a request to the disk.
 #[test]
 fn the_nodes_of_a_commit_lie_side_by_side() {
     let dice = Dice::new(9);
@@ -262,7 +267,7 @@ fn the_nodes_of_a_commit_lie_side_by_side() {
     assert_sound(&volume);
 }
 
-/// What was deleted is gone from the host after the archive is closed, and the file is short again.
+/// Deleted data is gone from the host after the archive is closed, and the file is short again.
 #[test]
 fn closing_erases_and_gives_back() {
     let dice = Dice::new(5);
@@ -289,7 +294,8 @@ fn closing_erases_and_gives_back() {
     assert!(contents.len() <= at || contents[at..at + 64] != sealed[..64], "ciphertext survived its deletion");
 }
 
-/// However the file grows it ends with a whole group of four blocks: a small page in a broken one at the end would keep the tail for ever.
+/// However the file grows it ends with a whole group of four blocks: a small page in a broken one
+/// at the end would keep the tail for ever.
 #[test]
 fn the_file_ends_with_a_whole_group_however_it_grows() {
     const ODD: u64 = (10 << 20) + 3 * BLOCK;
@@ -313,7 +319,8 @@ fn the_file_ends_with_a_whole_group_however_it_grows() {
     }
 }
 
-/// The tail is given back although the regions there were never looked at in the session that freed the last page before them.
+/// The tail is given back although the regions there were never looked at in the session that freed
+/// the last page before them.
 #[test]
 fn a_free_tail_is_cut_whichever_session_freed_it() {
     let dice = Dice::new(8);
@@ -348,7 +355,7 @@ fn opening_loads_no_region() {
         put(&volume, 2, slot, slot, 120_000).unwrap();
     }
     volume.commit().unwrap();
-    // The checkpoint that follows a commit with list pages would load what they name.
+    // The checkpoint that follows a commit with list pages would load the regions of their runs.
     volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     volume.close().unwrap();
     assert!(storage.len().unwrap() > 64 << 20);
@@ -361,13 +368,13 @@ fn opening_loads_no_region() {
     assert_sound(&volume);
 }
 
-/// An archive of three regions, opened anew: none is loaded.
+/// An archive of three regions, opened again: none is loaded.
 fn of_three_regions(dice: &Dice) -> (Arc<SimulatedStorage>, Arc<Volume>) {
     let storage = SimulatedStorage::new();
     let volume = create(storage.clone(), dice);
     (0..600).for_each(|slot| put(&volume, 2, slot, slot, 120_000).unwrap());
     volume.commit().unwrap();
-    // The checkpoint that follows a commit with list pages would load what they name.
+    // The checkpoint that follows a commit with list pages would load the regions of their runs.
     volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     volume.close().unwrap();
     drop(volume);
@@ -375,7 +382,7 @@ fn of_three_regions(dice: &Dice) -> (Arc<SimulatedStorage>, Arc<Volume>) {
     (storage, volume)
 }
 
-/// Who grows into a region that is not loaded does not wait for the barrier of a commit.
+/// A writer that grows into a region that is not loaded does not wait for the barrier of a commit.
 #[test]
 fn a_region_is_loaded_while_a_commit_waits_for_the_medium() {
     let dice = Dice::new(21);
@@ -397,7 +404,7 @@ fn a_region_is_loaded_while_a_commit_waits_for_the_medium() {
     assert_sound(&volume);
 }
 
-/// What a checkpoint takes stays loaded until others can load it from there.
+/// Regions taken by a checkpoint stay loaded until they can be loaded from it.
 #[test]
 fn nothing_is_loaded_from_behind_a_checkpoint_that_is_being_written() {
     let dice = Dice::new(22);
@@ -425,7 +432,8 @@ fn nothing_is_loaded_from_behind_a_checkpoint_that_is_being_written() {
     assert_sound(&open(storage, &dice));
 }
 
-/// SPACE-4: growth over a region that was cut off when the archive was closed does not forget what the records since the checkpoint say.
+/// SPACE-4: growth over a region that was cut off when the archive was closed keeps the content of
+/// the records since the checkpoint.
 #[test]
 fn growing_again_after_a_close_cut_the_file_keeps_the_map_exact() {
     let dice = Dice::new(8);
@@ -449,7 +457,8 @@ fn growing_again_after_a_close_cut_the_file_keeps_the_map_exact() {
     for _ in 0..3 {
         volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
-    // What stayed pending would be applied once more to a later state when the region is loaded again.
+    // Changes that stay pending would be applied once more to a later state when the region is
+    // loaded again.
     assert!(volume.allocator().map().unapplied_regions().is_empty());
     assert_sound(&volume);
     volume.allocator().map().evict(0);
@@ -458,7 +467,8 @@ fn growing_again_after_a_close_cut_the_file_keeps_the_map_exact() {
     assert_sound(&open(storage, &dice));
 }
 
-/// Pages written before a session's first commit are swept after a crash like all others that no root names.
+/// Pages written before a session's first commit are swept after a crash like all others that no
+/// root names.
 #[test]
 fn early_pages_of_a_session_that_never_committed_do_not_survive() {
     let dice = Dice::new(9);
@@ -481,7 +491,8 @@ fn early_pages_of_a_session_that_never_committed_do_not_survive() {
     assert_sound(&volume);
 }
 
-/// A host that refuses to erase for want of space leaves the blocks dirty, so that the next attempt erases them; nothing latches.
+/// A host that refuses to erase for want of space leaves the blocks dirty, so that the next attempt
+/// erases them; nothing latches.
 #[test]
 fn erasing_that_is_refused_is_done_later() {
     let dice = Dice::new(10);
@@ -510,7 +521,8 @@ fn erasing_that_is_refused_is_done_later() {
     assert_sound(&volume);
 }
 
-/// A caller that needs a record gets one, also when it waits beside a caller that has nothing to commit.
+/// A caller that needs a record gets one, also while another caller waits that has nothing to
+/// commit.
 #[test]
 fn a_drain_is_not_satisfied_by_a_commit_of_nothing() {
     let dice = Dice::new(11);
@@ -586,7 +598,7 @@ fn nodes_fill_broken_groups_where_whole_ones_are_few() {
     assert_sound(&volume);
 }
 
-/// What is being erased cannot be taken, so a writer without other room waits until it can.
+/// Blocks being erased cannot be allocated, so a writer without other space waits until they can.
 #[test]
 fn a_writer_without_room_waits_for_what_is_being_erased() {
     const WANTED: u64 = 4 << 20;
@@ -625,8 +637,8 @@ fn a_writer_without_room_waits_for_what_is_being_erased() {
     assert!(waited.load(std::sync::atomic::Ordering::SeqCst), "there was room all the time");
 }
 
-/// A host calls a hole what it holds without content: on a full one, the reserve that the session before left is found by asking for it, or nothing could be
-/// deleted.
+/// A host reports allocated space without content as a hole. On a full host, the reserve that the
+/// session before left is found by a request for it; otherwise nothing could be deleted.
 #[test]
 fn who_opens_an_archive_on_a_full_host_finds_the_reserve() {
     let dice = Dice::new(21);
@@ -634,7 +646,7 @@ fn who_opens_an_archive_on_a_full_host_finds_the_reserve() {
     let volume = create(storage.clone(), &dice);
     (0..40).for_each(|slot| put(&volume, 2, slot, slot, 100_000).unwrap());
     volume.commit().unwrap();
-    // What lies before the reserve and is a hole indeed.
+    // Blocks before the reserve, which are real holes.
     for slot in (0..40).step_by(2) {
         assert!(delete(&volume, 2, slot).unwrap());
         volume.commit().unwrap();

@@ -1,4 +1,5 @@
-//! Who has no room: the order of those who wait, commits for room alone on a host that refuses them, and the clock beside them.
+//! Waiting for space: the order of the waiting writers, commits that only free space on a host that
+//! refuses them, and the timer running concurrently.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,15 +14,15 @@ use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
 use crate::txn::commit::{CommitReason, CommitTail};
 
-/// How long a test that hangs waits before it fails.
+/// Time after which a hanging test fails.
 const HANGS: Duration = Duration::from_secs(60);
 
-/// Of writes into blocks that it had allocated the host takes `count` more.
+/// Makes the host accept `count` more writes into blocks that it had allocated.
 fn refuse_writes(storage: &SimulatedStorage, count: u64) {
     storage.inject(Some(FaultPlan { class: FaultClass::Write, count, fault: Fault::NoSpace, lasting: true }));
 }
 
-/// A volume with twenty extents and what a deleted one left to be let go.
+/// A volume with twenty extents, and pending frees of a deleted one.
 fn freed(storage: &Arc<SimulatedStorage>, dice: &Dice) -> (Arc<Volume>, Content) {
     let volume = create(storage.clone(), dice);
     (0..21).for_each(|slot| put(&volume, 2, slot, slot, 3000).unwrap());
@@ -32,8 +33,8 @@ fn freed(storage: &Arc<SimulatedStorage>, dice: &Dice) -> (Arc<Volume>, Content)
     (volume, (0..20).map(|slot| ((2, slot), (slot, 3000))).collect())
 }
 
-/// However often the host refuses a commit that only lets freed blocks go, with a checkpoint or without, nothing is latched, lost or leaked,
-/// and the ring's records stay where they are.
+/// However often the host refuses a commit that only releases freed blocks, with a checkpoint or
+/// without, nothing is latched, lost or leaked, and the ring's records stay where they are.
 #[test]
 fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() {
     let dice = Dice::new(1);
@@ -50,7 +51,7 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
                     drained => assert!(taken > 0 && drained.is_ok(), "{taken} {drained:?}"),
                 }
                 volume.pager().sticky_error().check().unwrap();
-                // Who has nothing to commit is not told of it.
+                // A caller with nothing to commit gets no error.
                 volume.commit().unwrap();
             }
             storage.inject(None);
@@ -80,7 +81,8 @@ fn a_commit_without_changes_that_is_refused_for_want_of_space_latches_nothing() 
     }
 }
 
-/// An empty commit that was refused says nothing of the next one: who shares that, and has changes in it, is told that it failed.
+/// A refused empty commit proves nothing about the next one: a caller that shares the next, with
+/// changes in it, gets its error.
 #[test]
 fn who_shares_a_commit_that_failed_is_told_also_after_an_empty_one_was_refused() {
     let dice = Dice::new(1);
@@ -108,7 +110,7 @@ fn short_of_room(volume: &Volume, times: u64) -> Arc<AtomicU64> {
     calls
 }
 
-/// What is staged finds no room for its nodes, and the host refuses the commit that was to bring some about.
+/// Dirty data finds no space for its nodes, and the host refuses the commit that was to free some.
 #[test]
 fn a_commit_for_room_that_is_refused_leaves_the_want_of_room() {
     let dice = Dice::new(2);
@@ -126,7 +128,8 @@ fn a_commit_for_room_that_is_refused_leaves_the_want_of_room() {
     assert_live(&volume, &expected);
 }
 
-/// After the last erasing of a close nothing is freed, also when the commit needs others before it for room.
+/// After the last erasing of a close nothing is freed, also when the commit needs others before it
+/// for space.
 #[test]
 fn commits_for_room_make_no_checkpoint() {
     let dice = Dice::new(3);
@@ -139,7 +142,8 @@ fn commits_for_room_make_no_checkpoint() {
     assert_eq!(volume.chain().checkpoint, before, "a commit for room wrote a checkpoint");
 }
 
-/// Room goes to who came first: a newcomer whom a little would do waits behind who needs much.
+/// Space goes to the first writer in the queue: a later one that needs little waits until an
+/// earlier one that needs much has it.
 #[test]
 fn a_newcomer_does_not_overtake_who_waits_for_room() {
     let dice = Dice::new(4);
@@ -170,7 +174,7 @@ fn a_newcomer_does_not_overtake_who_waits_for_room() {
     assert_eq!(volume.shortage().waiting(), 0);
 }
 
-/// The clock makes the periodic commits, so it does not wait behind who waits for room.
+/// The timer makes the periodic commits, so it does not queue with writers that wait for space.
 #[test]
 fn background_erasing_does_not_queue_for_room() {
     let dice = Dice::new(5);

@@ -65,7 +65,7 @@ pub(super) fn extent_key(file: u64, slot: u64) -> Key {
     Key::new(file, kind::EXTENT, slot << 17)
 }
 
-/// Writes new content for one slot of a file, replacing what was there.
+/// Writes new content for one slot of a file, replacing the old content.
 pub(super) fn put(volume: &Arc<Volume>, file: u64, slot: u64, seed: u64, length: usize) -> Result<()> {
     let mut reservation = volume.reserve_data(length as u64, 1)?;
     let data = bytes_of(seed, length);
@@ -86,7 +86,8 @@ pub(super) fn put(volume: &Arc<Volume>, file: u64, slot: u64, seed: u64, length:
     done.map(drop)
 }
 
-/// Makes one slot of a file name the page of another (a clone); the source may lie in a snapshot's view.
+/// Makes one slot of a file name the page of another (a clone); the source may lie in a snapshot's
+/// view.
 pub(super) fn clone(volume: &Volume, source: View<'_>, from: (u64, u64), to: (u64, u64)) -> Result<bool> {
     let Some(extent) = source.get(extent_key(from.0, from.1), Extent::decode)? else { return Ok(false) };
     volume.operate(8, false, |op| {
@@ -137,9 +138,11 @@ pub(super) fn assert_sound(volume: &Volume) {
     assert!(findings.is_empty(), "{findings:?}");
 }
 
-/// Runs `work` in another thread, and returns when that has ended or sleeps, which it does who waits for a lock that the caller's thread holds.
+/// Runs `work` in another thread, and returns when that has ended or sleeps, as a thread does that
+/// waits for a lock of the caller's thread.
 ///
-/// A thread that sleeps for a moment for another reason makes the order of the two another one, which has to be as right.
+/// A thread that sleeps for a moment for another reason changes the order of the two; that order
+/// must be right as well.
 pub(super) fn run_until_it_waits(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     let (tell, told) = mpsc::channel();
     let thread = std::thread::spawn(move || {

@@ -2,15 +2,20 @@
 //! origin of their content.
 //!
 //! # Invariants
-//! ORIGIN-1  A moment that is pinned is what one durable record says, and its origin is that record. As long as the pin lives, no page that the moment
-//!     reaches is used again: it holds the version, as a reader does. It dies with the process, whatever becomes of the copy.
-//! ORIGIN-2  The line of a backup is that of its origin: its history has the sessions before that one, and none of its own, whose records nobody
-//!     else ever sees. So whoever compares a backup with what they remember compares its origin. The first session that writes to it as to an archive
-//!     records the origin as the session before, and goes on with higher numbers than that (9.1 rule 8).
-//!     The nodes of a backup have its own numbers, which other commits of the line have as well: so of a backup, and of an archive that was one since, no
-//!     number of a node says what was there before. Such an archive shows by a gap of numbers between two sessions, since the first one that
-//!     wrote to it counts on from the backup's own (`Pinned::counts_on_since`).
-//! ORIGIN-3  Origin and content change in one operation, so every record of a backup says of which moment its content is.
+//! ORIGIN-1  A pinned version is the content of one durable record, and its origin is that record.
+//!     As long as the pin lives, no page that the version reaches is reused: the pin holds the
+//!     version, as a reader does. It ends with the process, whatever becomes of the copy.
+//! ORIGIN-2  The line of a backup is that of its origin: its history has the sessions before that
+//!     one, and none of its own, whose records are never seen outside of it. So a comparison of a
+//!     backup with a remembered commit uses its origin. The first session that writes to it as to
+//!     an archive records the origin as the session before, and continues with higher numbers than
+//!     that (9.1 rule 8).
+//!     The nodes of a backup have its own numbers, which other commits of the line have as well. So
+//!     the number of a node proves nothing about its age in a backup, nor in an archive that was
+//!     one before. Such an archive shows by a gap of numbers between two sessions, since the first
+//!     one that wrote to it counts on from the backup's own (`Pinned::counts_on_since`).
+//! ORIGIN-3  Origin and content change in one operation, so every record of a backup names the
+//!     version that its content has.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -29,10 +34,11 @@ use crate::txn::operation::Operation;
 use crate::txn::references;
 use crate::txn::state::{Counters, State};
 
-/// Records of one session that are remembered as pinned: a backup of every hour for half a year, and 100 KB.
+/// Records of one session that are remembered as pinned: a backup of every hour for half a year,
+/// and 100 KB.
 const MOST_PINNED: usize = 4096;
 
-/// A moment of an archive, which stays readable as long as this lives.
+/// A pinned version of an archive, which stays readable as long as this lives.
 pub(crate) struct Pinned {
     state: Arc<State>,
     /// Content as a snapshot record without a name.
@@ -53,12 +59,13 @@ impl Pinned {
         &self.state
     }
 
-    /// As a snapshot without a name.
+    /// Returns the version as a snapshot without a name.
     pub(super) fn content(&self) -> &SnapshotValue {
         &self.content
     }
 
-    /// Whether all commits since that of `base`, which it comes from, count on from each other: then a node with a number up to that of `base` was there.
+    /// Returns whether all commits since `base`, its ancestor, have consecutive numbers: then every
+    /// node with a number up to that of `base` existed in `base`.
     pub(crate) fn counts_on_since(&self, base: &BackupOrigin) -> Result<bool> {
         if self.of_backup {
             return Ok(false);
@@ -75,7 +82,7 @@ impl Pinned {
         Ok(last.is_none_or(|last| last < base.generation || self.origin.first.0 == last.0 + 1))
     }
 
-    /// How many sessions its history has.
+    /// Returns the number of sessions in its history.
     pub(crate) fn sessions(&self) -> usize {
         self.history.len()
     }
@@ -125,7 +132,7 @@ impl Volume {
             ));
         };
         let record = self.durable();
-        // Of a backup that is copied the origin stays what it was.
+        // A copied backup keeps its origin.
         let time = record.origin.map_or(record.time, |origin| origin.time);
         Ok((self.state(), BackupOrigin { session, first, generation, tag, time }, record))
     }
@@ -134,7 +141,8 @@ impl Volume {
         self.committer.check_writable()?;
         self.committer.open_session()?;
         self.committer.as_leader(|chain| {
-            // No operation may come between the commit and the look at what it published, so the writers wait.
+            // No operation may come between the commit and the read of its published state, so the
+            // writers wait.
             let mut transaction = self.writer.lock();
             self.mark_staged();
             // When nothing is changed, the newest record of this session says it already.
@@ -160,10 +168,13 @@ impl Volume {
         }
     }
 
-    /// Whether what is there now, also by this session's commits, is `origin` or came after it.
+    /// Returns whether the present content, including this session's commits, is `origin` or a
+    /// descendant of it.
     ///
-    /// A machine that was set back goes on in one session and gives its numbers again, so of a writer's own session a number alone proves nothing: what this
-    /// process pinned is in its line. Of anything else in it, which another machine's reader may have made or this one before it was set back, nothing is known.
+    /// A machine that was set back continues in one session and repeats its numbers. So within a
+    /// writer's own session a number alone proves nothing: only a record that this process pinned
+    /// is known to be in its line. Any other record of the session may come from another machine's
+    /// reader, or from this machine before it was set back: the result is [`Ancestry::Unknown`].
     pub(crate) fn descent_now(&self, origin: &BackupOrigin) -> Result<Ancestry> {
         let durable = self.durable();
         if !self.read_only() && (durable.session, durable.session_first) == (origin.session, origin.first) {
@@ -179,13 +190,13 @@ impl Volume {
             });
         }
         Ok(match self.descent_from(&(*origin).into())? {
-            // It is newer than what was opened, and others came in its place since.
+            // It is newer than the opened record, and other commits have replaced it since.
             Ancestry::Older if durable.generation >= origin.generation => Ancestry::Diverged,
             descent => descent,
         })
     }
 
-    /// How many extents (and dead-list entries) name the page in a version.
+    /// Returns how many extents (and dead-list entries) reference the page in a version.
     pub(crate) fn count_in(&self, state: &State, page: &Pointer) -> Result<u64> {
         references::count(&state.trees.references, &self.medium.store, page.run.address)
     }
@@ -271,8 +282,8 @@ impl Pinned {
 }
 
 impl Operation<'_> {
-    /// Replaces the trees' counters and history with those of the pinned version: from its
-    /// publication on the volume is a backup of that (ORIGIN-3).
+    /// Replaces the counters and the history with those of the pinned version: from the publication
+    /// of this operation on the volume is a backup of that version (ORIGIN-3).
     pub(crate) fn becomes_backup_of(&mut self, pinned: &Pinned) -> Result<()> {
         self.changed = true;
         self.needs_commit();

@@ -49,7 +49,7 @@ impl Volume {
         self.commit().map(drop)
     }
 
-    /// As if every session before this one was older than what the history keeps.
+    /// Makes every session before this one older than the history reaches.
     pub(crate) fn forget_history(&self) -> Result<()> {
         self.operate(1, true, |operation| {
             operation.changed = true;
@@ -58,7 +58,7 @@ impl Volume {
         })
     }
 
-    /// How many entries the dead list of a snapshot has.
+    /// Returns the number of entries in the dead list of a snapshot.
     pub(crate) fn dead_entries(&self, id: u64) -> Result<u64> {
         let mut entries = 0;
         let (from, to) = (Key::new(id, kind::DEAD, 0), Key::new(id, kind::DEAD, u64::MAX));
@@ -69,12 +69,14 @@ impl Volume {
         Ok(entries)
     }
 
-    /// Hands the first entry of the dead list of one snapshot to another one, whether that shows its page or not.
+    /// Moves the first entry of the dead list of one snapshot to another one, whether that shows
+    /// its page or not.
     pub(crate) fn misplace_dead_entry(&self, from: u64, to: u64) -> Result<()> {
         self.operate(2, true, |operation| operation.misplace_dead_entry(from, to))
     }
 
-    /// Bytes of all pages that the live tree or a snapshot that can be read leads to: nodes and file data. For a volume of which everything is committed.
+    /// Returns the bytes of all pages, nodes and file data, that the live tree or a readable
+    /// snapshot reaches. All changes of the volume must be committed.
     pub(crate) fn shown_bytes(&self) -> Result<u64> {
         let (state, store) = (self.state(), &self.medium.store);
         let mut pages = HashMap::new();
@@ -96,17 +98,17 @@ impl Volume {
         Ok(pages.values().sum::<u64>() * BLOCK)
     }
 
-    /// A commit of what is published alone, as one that makes room for what is staged.
+    /// Commits only published changes, like a commit that frees space for dirty data.
     pub(crate) fn commit_without_staged(&self) -> Result<()> {
         self.committer.between_commits(|chain| self.committer.commit_without_staged(chain))
     }
 
-    /// As somebody who waits for room, until the answer is dropped.
+    /// Counts the caller as waiting for space until the result is dropped.
     pub(crate) fn be_short(&self) -> impl Sized {
         self.shortage.queue()
     }
 
-    /// Whether the block belongs to a page of the last commit.
+    /// Returns whether the block belongs to a page of the last commit.
     pub(crate) fn uses_block(&self, block: u64) -> Result<bool> {
         let (number, at) = (block / REGION_BLOCKS, block % REGION_BLOCKS);
         Ok(self.allocator.used_bits(number)?[(at / 64) as usize] >> (at % 64) & 1 == 1)

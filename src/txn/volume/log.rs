@@ -11,21 +11,25 @@ use crate::txn::state::State;
 use crate::txn::view::View;
 
 impl Volume {
-    /// What the log says beyond the record that was opened; the caller lays it over that before anything else is read or changed.
+    /// Returns the log entries after the opened record, once; the caller replays them before
+    /// anything else is read or changed.
     pub(crate) fn take_logged(&self) -> Option<Logged> {
         self.logged.lock().take()
     }
 
-    /// Whether a reader sees more than the trees have.
+    /// Returns whether a reader sees more than the trees have.
     pub(crate) fn lays_log(&self) -> bool {
         self.before_replay.get().is_some()
     }
 
-    /// Makes the records a part of the open transaction, and has `stage` accept the `pieces` in the same moment. It gets the state with the records, may take
-    /// what is reserved already, and waits for nothing. The next commit makes them durable; the one before, the first of the session, names them as pending (LOG-4).
+    /// Adds the records to the open transaction, and has `stage` accept the `pieces` at the same
+    /// time. `stage` gets the state with the records, may use space that is already reserved, and
+    /// waits for nothing. The next commit makes them durable; the one before, the first of the
+    /// session, names them as pending (LOG-4).
     ///
     /// # Errors
-    /// `NoSpace` when there is no room to lay them: nothing is lost then, and who only reads needs none. `Damaged` where one has no place (LOG-6).
+    /// `NoSpace` when there is no space to replay them: nothing is lost then, and a reader needs
+    /// none. `Damaged` when a record has no place (LOG-6).
     pub(crate) fn replay(
         &self,
         logged: &Logged,

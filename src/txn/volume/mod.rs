@@ -1,7 +1,8 @@
-//! The open archive: owns the parts of a transaction, delegates each call to the responsible part, and ends them in order.
+//! The open archive: owns the parts of a transaction, delegates each call to the responsible part,
+//! and ends them in order.
 //!
-//! The parts stand in the order of their locks, from the outermost to the innermost: each has those that come after it and can reach no other, so
-//! nothing can be locked against the order. `ARCHITECTURE.md` has the whole table.
+//! The parts are fields in the order of their locks, outermost first. Each part can reach only
+//! later parts, so no lock can be taken against the order. `ARCHITECTURE.md` has the whole table.
 
 mod backup;
 #[cfg(test)]
@@ -46,10 +47,11 @@ use crate::txn::state::{Counters, State, Versions};
 use crate::txn::view::View;
 use crate::txn::writer::{Flusher, LogSource, Writer};
 
-/// Seconds that a free block keeps its old ciphertext at least, and at most twice that plus the time to drain.
+/// Minimum seconds that a free block keeps its old ciphertext; the maximum is twice that plus the
+/// time to drain.
 const ERASE_AFTER: i64 = 5;
 
-/// How to open a volume.
+/// Options for opening a volume.
 pub(crate) struct OpenOptions {
     pub(crate) read_only: bool,
     /// Bytes for frame cache, node cache, dirty nodes and space map together.
@@ -63,11 +65,13 @@ struct Start {
     space: SpaceMap,
     memory: u64,
     session: Session,
-    /// A sentence when recovery left the newest record out and took the one before, or an entry of the log.
+    /// A sentence when recovery left out the newest record and took the one before, or left out an
+    /// entry of the log.
     fallback: Option<String>,
     /// A sentence when something is lost that the log proves to have been durable.
     lost: Option<String>,
-    /// Pages of the newest record that do not open, of which a reader goes on all the same.
+    /// Pages that the newest record lists and that do not open; a reader reads from that record all
+    /// the same.
     lost_pages: Vec<LostPage>,
     /// The opened record and its predecessors in the ring, newest first, each with its pending log
     /// mark.
@@ -149,7 +153,7 @@ impl Volume {
         }
     }
 
-    // ---- what is there ----
+    // ---- published state ----
 
     /// The current published version. Never waits.
     pub(crate) fn state(&self) -> Arc<State> {
@@ -179,7 +183,7 @@ impl Volume {
         Ok(records)
     }
 
-    /// Of the transaction that takes operations now: nothing in the trees can have been made by a later one.
+    /// Returns the generation of the open transaction: no record in the trees has a later one.
     pub(crate) fn open_generation(&self) -> Generation {
         self.medium.versions.open_generation()
     }
@@ -193,7 +197,8 @@ impl Volume {
         self.committer.read_only()
     }
 
-    /// A sentence when something is lost that the log proves to have been durable: an entry, or the record that entries extend.
+    /// Returns a sentence when something is lost that the log proves to have been durable: an
+    /// entry, or the record that entries extend.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
     }
@@ -210,7 +215,7 @@ impl Volume {
         self.fallback.clone()
     }
 
-    /// Why nothing is written any more.
+    /// Returns the reason why writing has stopped.
     pub(crate) fn latched(&self) -> Option<&str> {
         self.medium.pager.sticky_error().reason()
     }
@@ -228,12 +233,13 @@ impl Volume {
         self.allocator.space()
     }
 
-    /// Bounds the length of the archive's file from now on, like a quota; one that is longer already does not grow.
+    /// Limits the length of the archive's file from now on, like a quota; a file that is already
+    /// longer does not grow.
     pub(crate) fn limit_size(&self, bytes: u64) {
         self.allocator.limit_size(bytes);
     }
 
-    /// Returns the blocks of the file by use, with those of the open transaction.
+    /// Returns the blocks of the file by use, including those of the open transaction.
     pub(crate) fn blocks(&self) -> BlockCounts {
         self.allocator.blocks()
     }
@@ -280,14 +286,15 @@ impl Volume {
         self.medium.pager.wipe_buffers();
     }
 
-    /// Packed pages of which a part is named no more.
+    /// Returns the packed pages with a part that is no longer referenced.
     pub(crate) fn stale_pages(&self) -> &StalePages {
         self.writer.stale_pages()
     }
 
     // ---- room ----
 
-    /// Promises room for `bytes` of file data in `pages` pages, at worst case; 0 pages promise `bytes` of whole groups.
+    /// Promises space for `bytes` of file data in `pages` pages in the worst case; with 0 pages
+    /// `bytes` is the size of whole groups.
     ///
     /// # Errors
     /// `NoSpace` (nothing else is disturbed), `WriteFailed`, `ReadOnly`.
@@ -314,7 +321,7 @@ impl Volume {
         self.allocator.reserve(groups, keep_of(false)).ok()?.then(|| self.allocator.reserved(groups))
     }
 
-    /// Whether there is `enough`, which may take of it; waits for room that is on its way.
+    /// Returns whether `enough` reports success, which may itself reserve; waits for pending space.
     pub(crate) fn have_room(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
         self.shortage.have_room(enough)
     }
@@ -324,36 +331,41 @@ impl Volume {
         self.shortage.is_short()
     }
 
-    /// Sets what frees the pages of objects that nobody can reach, one bounded step with each call. It may only make essential operations.
+    /// Sets the reclaimer, which frees the pages of unreachable objects, one bounded step with each
+    /// call. It may only make essential operations.
     pub(crate) fn set_reclaimer(&self, reclaimer: Box<dyn Reclaimer>) {
         self.shortage.set_reclaimer(reclaimer);
     }
 
     // ---- changes ----
 
-    /// Sets what runs at the start of every commit, under the writers' lock, to move staged data into the transaction.
-    /// It may write data and change trees through the operation it gets; called once per commit, before the freeze.
+    /// Sets the flusher, which runs at the start of every commit, under the writers' lock, to move
+    /// dirty data into the transaction. It may write data and change trees through the operation
+    /// passed to it. It is called once per commit, before the freeze.
     pub(crate) fn set_flusher(&self, flusher: Flusher) {
         self.writer.set_flusher(flusher);
     }
 
-    /// Sets what gathers staged data for an entry of the log, under the writers' lock: the pieces that no entry has, in the order of a [`LogEntry`], or None
-    /// when they take more than so many bytes there. What it answers counts as logged until a commit that fails gives it back.
+    /// Sets the source of dirty data for log entries, called under the writers' lock. It returns
+    /// the pieces that no entry has, in the order of a [`LogEntry`], or None when they take more
+    /// than the given number of bytes there. Returned pieces count as logged until a commit that
+    /// fails gives them back.
     pub(crate) fn set_log_source(&self, source: LogSource) {
         self.writer.set_log_source(source);
     }
 
-    /// Says that the flusher has something to publish, so that the next `commit` is not skipped as empty.
+    /// Marks that the flusher has something to publish, so that the next `commit` is not skipped as
+    /// empty.
     pub(crate) fn mark_staged(&self) {
         self.writer.mark_staged();
     }
 
-    /// Whether something was published or staged since the last commit began.
+    /// Returns whether anything was published or became dirty since the last commit began.
     pub(crate) fn is_dirty(&self) -> bool {
         self.writer.is_dirty()
     }
 
-    /// Whether everything published is in a commit or an entry of the log.
+    /// Returns whether everything published is in a commit or an entry of the log.
     pub(crate) fn is_logged(&self) -> bool {
         self.writer.is_logged()
     }
@@ -367,15 +379,17 @@ impl Volume {
         self.committer.log_use()
     }
 
-    /// The next operation commits before it begins.
+    /// Returns whether the next operation commits before it begins.
     pub(crate) fn commit_is_due(&self) -> bool {
         self.writer.commit_is_due()
     }
 
-    /// Runs `f` alone among writers on a working copy and publishes the result when it is `Ok`; readers never wait.
-    /// The nodes that `f` dirtied are reserved before publication, so a full disk is an error of this operation alone (TXN-5, TXN-6).
-    /// `records` is about how many tree records `f` changes; `essential` operations (delete, truncate, reclaim, write-out of accepted
-    /// data) may use the reserve. Commits first when too many nodes are dirty or freed space waits for a commit.
+    /// Runs `f` alone among writers on a working copy and publishes the result when it is `Ok`;
+    /// readers never wait. The nodes that `f` dirtied are reserved before publication, so a full
+    /// disk is an error of this operation alone (TXN-5, TXN-6). `records` is about how many tree
+    /// records `f` changes; `essential` operations (delete, truncate, reclaim, write-out of
+    /// accepted data) may use the reserve. Commits first when too many nodes are dirty or freed
+    /// space waits for a commit.
     pub(crate) fn operate<R>(
         &self,
         records: u64,
@@ -393,7 +407,8 @@ impl Volume {
 
     // ---- commits ----
 
-    /// Returns when everything published (and staged, through the flusher) before the call is durable. Concurrent callers share commits.
+    /// Returns when everything published (and staged, through the flusher) before the call is
+    /// durable. Concurrent callers share commits.
     pub(crate) fn commit(&self) -> Result<Generation> {
         self.committer.commit_for(CommitReason::Changes)
     }
@@ -408,12 +423,12 @@ impl Volume {
         self.committer.wait_for_commit(wanted, CommitReason::Changes)
     }
 
-    /// As [`Self::commit_wanted`], where an entry of the log does as well.
+    /// Like [`Self::commit_wanted`], but an entry of the log suffices.
     pub(crate) fn sync_wanted(&self, wanted: CommitTicket) -> Result<Generation> {
         self.committer.wait_for_commit(wanted, CommitReason::Sync)
     }
 
-    /// The chain that the next commit goes on from.
+    /// Returns the chain tail that the next commit continues.
     pub(in crate::txn) fn chain(&self) -> CommitTail {
         self.committer.chain()
     }
@@ -435,12 +450,12 @@ impl Volume {
         self.past(&self.state()).descent_from(seen)
     }
 
-    /// The same of an entry of the log of `seen`, which it continues.
+    /// Returns the same for an entry of the log of `seen`, a record of this line.
     pub(crate) fn descent_from_entry(&self, seen: &Mark, entry: &EntryMark) -> Ancestry {
         self.past(&self.state()).descent_from_entry(seen, entry)
     }
 
-    /// How many entries of the log were found that count.
+    /// Returns the number of valid log entries found on opening.
     pub(crate) fn opened_entries(&self) -> usize {
         self.opened_log.as_ref().map_or(0, |log| log.tags.len())
     }
@@ -462,9 +477,10 @@ impl Volume {
 
     // ---- audits ----
 
-    /// Recomputes from the live tree, snapshots and dead lists which blocks are in use and every page's count, and compares with the
-    /// space map and reference records; `full` opens every page. None is found in what is sound.
-    /// Writers wait meanwhile. `progress` gets (blocks done, blocks in use).
+    /// Recomputes the used blocks and the count of every page from the live tree, snapshots and
+    /// dead lists, and compares them with the space map and reference records; `full` opens every
+    /// page. A sound archive has no findings. Writers wait meanwhile. `progress` gets (blocks done,
+    /// blocks in use).
     pub(crate) fn audit(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Audit> {
         if self.read_only() {
             let mut contradictions = self.contradictions(&self.durable(), self.recorded_ino, None)?;
@@ -481,7 +497,7 @@ impl Volume {
         })
     }
 
-    /// All that an audit finds.
+    /// Returns all findings of an audit.
     pub(crate) fn check_space(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<Finding>> {
         let Audit { mut findings, of_files, .. } = self.audit(full, progress)?;
         findings.extend(of_files);
@@ -499,15 +515,16 @@ impl Volume {
     }
 
     fn auditor(&self) -> Auditor<'_> {
-        // A reader lays the log over tree 1 alone: space and counts are those of the record.
+        // A reader replays the log over tree 1 alone: space and counts are those of the record.
         let state = self.before_replay.get().cloned().unwrap_or_else(|| self.state());
         Auditor { allocator: &self.allocator, medium: &self.medium, state }
     }
 
     // ---- in the background, and at the end ----
 
-    /// One background step: confirms the last commit of an idle archive, every 5 s erases blocks that were free 5 s before, sweeps a region after
-    /// an unclean open, goes on with the removal of a snapshot. Returns whether there is more to do at once.
+    /// Runs one background step: confirms the last commit of an idle archive, every 5 s erases
+    /// blocks that were free 5 s before, sweeps a region after an unclean open, continues the
+    /// removal of a snapshot. Returns whether there is more to do at once.
     pub(crate) fn maintain(&self) -> Result<bool> {
         self.committer.check_writable()?;
         let sticky_error = self.medium.pager.sticky_error();
@@ -517,7 +534,8 @@ impl Volume {
             .map_err(|error| sticky_error.record("looking after the archive's file", error))?;
         self.allocator.release_pending_frees();
         let confirmed = match self.confirm() {
-            // Erasing what is free already may give the host the room that the record lacks.
+            // Erasing blocks that are already free may give the host the space that the record
+            // lacks.
             Err(Error::NoSpace(reason)) if sticky_error.reason().is_none() => Err(Error::NoSpace(reason)),
             confirmed => Ok(confirmed?),
         };
@@ -531,17 +549,19 @@ impl Volume {
         Ok(swept | removed?)
     }
 
-    /// A commit without changes, where nobody wants one and the newest record may be undone (TXN-8) or keeps blocks from being free (TXN-1).
+    /// Makes a commit without changes when the newest record may be undone (TXN-8) or delays the
+    /// release of blocks (TXN-1), and no other commit is due.
     ///
-    /// It comes to an end: such a commit lists the pages of a checkpoint at most, and behind that none is due, so the next one lists nothing and is the
-    /// last. While somebody commits, each record confirms the one before it, and this adds one for each step at most. One that a full host refuses
-    /// leaves all as it was, for the next step.
+    /// This ends: such a commit lists at most the pages of a checkpoint, and after it no checkpoint
+    /// is due, so the next one lists nothing and is the last. While other commits run, each record
+    /// confirms the one before it, and this adds at most one for each step. A commit that a full
+    /// host refuses changes nothing and is left for the next step.
     fn confirm(&self) -> Result<()> {
         let wanted = self.allocator.waits_for_commit() || recovery::may_be_undone(&self.durable());
         if wanted && !self.is_dirty() { self.committer.commit_for(CommitReason::FreeSpace).map(drop) } else { Ok(()) }
     }
 
-    /// Recycled blocks need no erasing, so what was freed gets this long to be recycled.
+    /// Recycled blocks need no erasing, so freed blocks get this long to be recycled.
     fn erase_is_due(&self) -> bool {
         let now = self.medium.environment.now().seconds;
         let mut last = self.last_erase.lock();
@@ -553,7 +573,8 @@ impl Volume {
         due
     }
 
-    /// As [`Self::erase_all`], and looks for old ciphertext in all free space, also where no session that is remembered freed anything.
+    /// Like [`Self::erase_all`], but searches all free space for old ciphertext, including space
+    /// that no remembered session freed.
     pub(crate) fn erase_everything(&self) -> Result<()> {
         self.committer.check_writable()?;
         self.allocator.restart_sweep();
@@ -571,21 +592,22 @@ impl Volume {
             self.committer.commit_for(CommitReason::FreeSpace)?;
         }
         self.allocator.release_pending_frees();
-        // What is being erased is out of reach for a moment, so something else has to be there.
+        // Blocks being erased cannot be allocated for a moment, so other free blocks must exist.
         drop(self.shortage.await_operation(0, false)?);
         self.allocator.erase_all()?;
         self.erase_log()
     }
 
-    /// A commit without changes, whose record carries the number of the header; the archive is left as it was: closed, or to be swept by
-    /// the next session. No call may follow.
+    /// Makes a commit without changes, whose record carries the number of the header. The archive
+    /// stays as it was: closed, or to be swept by the next session. No call may follow.
     pub(crate) fn record_header(&self) -> Result<()> {
         let closed = self.durable().closed;
         self.committer.open_session()?;
         if closed { self.close() } else { Ok(()) }
     }
 
-    /// Commits, drains, erases every free block, truncates the tail and writes the closed record. No call may follow.
+    /// Commits, drains, erases every free block, truncates the tail and writes the closed record.
+    /// No call may follow.
     pub(crate) fn close(&self) -> Result<()> {
         if self.read_only() {
             return Ok(());
@@ -609,7 +631,7 @@ impl Volume {
             storage.set_len(length)?;
         }
         self.committer.commit_for(CommitReason::Close)?;
-        // For the next one who opens it, when the disk may be full.
+        // The next session needs it when the disk is full.
         storage.keep_ballast();
         Ok(())
     }

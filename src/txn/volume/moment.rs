@@ -1,9 +1,11 @@
 //! Read-only volumes of a snapshot or a pinned version of an open archive.
 //!
-//! It stands on the pages of that archive and has caches and a version of its own, which never changes. No version of the archive is pinned by it, and none
-//! has to be for a snapshot: as long as it has its name, neither its nodes nor the pages of its extents are freed (specification section 8). So
-//! whoever holds a moment sees to it that nobody takes the name away meanwhile; where that cannot be known, [`Operation::require_moment`] asks in the
-//! operation itself.
+//! Such a volume uses the pages of that archive and has caches and a version of its own, which
+//! never changes. It pins no version of the archive. A snapshot needs no pin: as long as it has its
+//! name, neither its nodes nor the pages of its extents are freed (specification section 8).
+//!
+//! So the holder of the volume must prevent removal of the snapshot meanwhile. Where that cannot be
+//! guaranteed, [`Operation::require_moment`] checks within the operation itself.
 
 use std::sync::Arc;
 
@@ -40,7 +42,7 @@ impl Volume {
 
     fn beside(&self, snapshot: &SnapshotValue) -> Volume {
         let durable = self.durable();
-        // The other trees are those of the archive, which go on changing: nothing of them is asked here.
+        // The other trees are those of the archive, which go on changing: they are not used here.
         let mut roots = Roots::default();
         roots[TreeId::Live] = snapshot.root;
         let record = CommitRecord {
@@ -70,17 +72,17 @@ impl Volume {
         Volume::assemble(pager, self.medium.environment.clone(), start)
     }
 
-    /// Whether `other` has the same pages: both are views of one open archive.
+    /// Returns whether `other` has the same pages: both are views of one open archive.
     pub(crate) fn shares_pages_with(&self, other: &Volume) -> bool {
         Arc::ptr_eq(&self.medium.pager, &other.medium.pager)
     }
 }
 
 impl Operation<'_> {
-    /// Whether the snapshot that `moment` shows still has its name, in this operation.
+    /// Checks, within this operation, that the snapshot that `moment` shows still has its name.
     ///
     /// # Errors
-    /// `Stale` when it has not, or `moment` is none.
+    /// `Stale` when it has not, or `moment` shows no snapshot.
     pub(crate) fn require_moment(&self, moment: &Volume) -> Result<()> {
         let id = moment.moment.ok_or(Error::Stale)?;
         let found = self.trees.snapshots.get(self.store, Key::new(id, kind::SNAPSHOT, 0), SnapshotValue::decode)?;

@@ -19,8 +19,8 @@ use crate::txn::recovery;
 /// Memory while an archive is made: nothing is read back.
 const CREATE_MEMORY: u64 = 16 << 20;
 
-/// Inode numbers that a transaction can give out before it has to be committed, with room to spare: it brings in 16,384 pages at most, of
-/// about 100 inodes each.
+/// Inode numbers that a transaction can give out before it has to be committed, with room to spare:
+/// it brings in 16,384 pages at most, of about 100 inodes each.
 const INODES_OF_TRANSACTION: u64 = 1 << 22;
 
 impl Volume {
@@ -43,7 +43,8 @@ impl Volume {
         Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
     }
 
-    /// Like [`Volume::create`], for tests that write any record: every inode number below 2^46 was given out.
+    /// Like [`Volume::create`], for tests that write any record: every inode number below 2^46 was
+    /// given out.
     #[cfg(test)]
     pub(crate) fn create_for_records(
         storage: Arc<dyn Storage>,
@@ -57,8 +58,9 @@ impl Volume {
         Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
     }
 
-    /// Makes an empty volume in `storage` that goes on from the newest commit of `from`: generations, inode
-    /// numbers and the history of sessions continue, and its first record names that of `from`. `header_sequence` is the number of its headers.
+    /// Creates an empty volume in `storage` that continues from the newest commit of `from`:
+    /// generations, inode numbers and the history of sessions continue, and its first record names
+    /// that of `from`. `header_sequence` is the number of its headers.
     pub(crate) fn continue_from(
         from: &Volume,
         storage: Arc<dyn Storage>,
@@ -119,10 +121,10 @@ impl Volume {
         Ok(Arc::new(volume))
     }
 
-    /// Recovers (writable) or just reads (read-only) the newest trustworthy commit.
+    /// Recovers (writable) or only reads (read-only) the newest trustworthy commit.
     ///
     /// # Errors
-    /// `Damaged` naming what is missing, `ReadOnly` when a writable open meets a read-only storage.
+    /// `Damaged` with the missing part, `ReadOnly` when a writable open meets a read-only storage.
     #[cfg_attr(not(test), allow(dead_code, reason = "programs remember what they saw"))]
     pub(crate) fn open(
         storage: Arc<dyn Storage>,
@@ -134,7 +136,8 @@ impl Volume {
         Volume::open_seen(storage, cipher, environment, header_sequence, options, None)
     }
 
-    /// Like [`Volume::open`]; `seen` is remembered as durable, so recovery does not undo it (LINEAGE-2).
+    /// Like [`Volume::open`]; `seen` is remembered as durable, so recovery does not undo it
+    /// (LINEAGE-2).
     pub(crate) fn open_seen(
         storage: Arc<dyn Storage>,
         cipher: PageCipher,
@@ -146,7 +149,8 @@ impl Volume {
         Volume::open_as(storage, cipher, environment, header_sequence, options, seen, None)
     }
 
-    /// `backup_after` says that a backup is opened to be brought up to date, with commits of higher numbers than this one, and stays a backup.
+    /// Opens a volume. With `backup_after` a backup is opened to be updated with commits of higher
+    /// numbers than this one, and stays a backup.
     pub(super) fn open_as(
         storage: Arc<dyn Storage>,
         cipher: impl Into<Arc<PageCipher>>,
@@ -167,7 +171,7 @@ impl Volume {
         let mut record = recovered.record.clone();
         let origin = record.origin;
         if writable && backup_after.is_none() {
-            // What is written now is in no backup.
+            // New writes are in no backup.
             record.origin = None;
         }
         if !record.closed {
@@ -202,7 +206,7 @@ impl Volume {
         if !whole {
             tracing::warn!("the space map's chain of commit records is broken: it is rebuilt from the trees");
             match auditor.rebuild_space(&mut chain) {
-                // Readers need no space map, and what is whole must stay readable.
+                // Readers need no space map, and intact data must stay readable.
                 Err(Error::Damaged(reason)) if !writable => tracing::warn!("{reason}"),
                 rebuilt => rebuilt?,
             }
@@ -212,7 +216,8 @@ impl Volume {
             refuse(volume.allocator.find_behind_end()?.into_iter().collect())?;
             recovered.scrub_rejected(&volume.medium.pager, &*volume.medium.environment)?;
             if length > total * BLOCK {
-                // Growth of a transaction that never committed, or a part of a block: no page of the record that was chosen lies there.
+                // Growth of a transaction that never committed, or a part of a block: no page of
+                // the chosen record lies there.
                 volume.medium.pager.storage().set_len(total * BLOCK)?;
             }
             volume.medium.pager.storage().keep_ballast();

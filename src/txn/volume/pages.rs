@@ -8,28 +8,30 @@ use crate::frame::{self, GROUP_DATA, OpenedPage, PlainPage};
 use crate::txn::allocator::Reservation;
 use crate::txn::unreferenced_pages::{UnreferencedPages, WrittenPiece};
 
-/// Room asked for beyond a framed page when free space is in fragments: 1 MiB, what a file grows by at least.
+/// Bytes requested in addition to a framed page when free space is fragmented: 1 MiB, the least by
+/// which a file grows.
 const MORE: u64 = 1 << 20;
 /// So often, which is more than a file's growth can be in fragments.
 const ATTEMPTS: usize = 32;
 
 impl Volume {
-    /// Fills `out` with the plain bytes of file data from `start` of a page; see [`Pager::read_data`].
+    /// Fills `out` with the plain bytes of file data from `start` of a page; see
+    /// [`Pager::read_data`].
     pub(crate) fn read_data(&self, page: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
         self.medium.pager.read_data(page, start, out)
     }
 
-    /// Tells the medium which parts of pages [`Self::read_data`] is going to be asked for.
+    /// Prefetches the parts of pages that [`Self::read_data`] will read.
     pub(crate) fn prefetch_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
         self.medium.pager.prefetch_data(parts);
     }
 
-    /// As [`crate::pager::Pager::prefetch_pages`].
+    /// Prefetches pages; see [`crate::pager::Pager::prefetch_pages`].
     pub(crate) fn prefetch_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
         self.medium.pager.prefetch_pages(pages);
     }
 
-    /// Whether the archive is on another machine.
+    /// Returns whether the archive is remote.
     pub(crate) fn is_remote(&self) -> bool {
         self.medium.pager.is_remote()
     }
@@ -62,14 +64,14 @@ impl Volume {
         written
     }
 
-    /// Bounds what the next commit has to wait for, if need be by waiting for the medium. Whoever wrote file data calls it when nobody waits for those
-    /// pages.
+    /// Limits the unsynced data that the next commit must wait for, if need be by waiting for the
+    /// storage. Call it after writing file data when no caller waits for those pages.
     pub(crate) fn limit_unsynced(&self) -> Result<()> {
         self.medium.pager.limit_unsynced()
     }
 
-    /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation. More than one piece comes back only when free space is in
-    /// fragments.
+    /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation.
+    /// Returns more than one piece only when free space is fragmented.
     pub(crate) fn write_data(
         &self,
         reservation: &mut Reservation,
@@ -96,8 +98,8 @@ impl Volume {
         Ok(pages)
     }
 
-    /// Packs small files (or parts of them: inode, offset, bytes) into one shared page; at most 128 KiB in all, 256 files. One alone gets a page of
-    /// its own.
+    /// Packs small files (or parts of them: inode, offset, bytes) into one shared page: at most 128
+    /// KiB in all, 256 files. A single file gets a page of its own.
     pub(crate) fn write_packed(
         &self,
         reservation: &mut Reservation,

@@ -1,13 +1,18 @@
 //! Snapshot space usage: the space that removal of a set of snapshots would free.
 //!
-//! # Why the dead lists tell it
-//! A page that no snapshot of the rest shows, nor the live tree, is named by entries of dead lists alone: so many as its count says. Such an entry, on
-//! the list of snapshot s with birth b, stands for a name that s shows and that every older one shows whose generation is b or later; generations
-//! rise with ids. Each removal hands it to the snapshot before, or drops it when that is older than b (specification section 8). So when all of a set are
-//! removed, in whatever order, the entry comes to the newest one before s that stays, and is dropped exactly when s goes and b is later than that, or
-//! there is none. A page is freed when all that its count counts is dropped.
+//! # Why the dead lists suffice
+//! A page that neither a remaining snapshot nor the live tree shows is named by entries of dead
+//! lists alone: as many as its count. Such an entry, on the list of snapshot s with birth b, stands
+//! for a reference in s and in every older snapshot whose generation is b or later; generations
+//! rise with ids.
 //!
-//! A removal that has begun and not ended goes on anyway: its snapshot is in every set, and what is freed without the others is not counted.
+//! Each removal moves the entry to the snapshot before, or drops it when that is older than b
+//! (specification section 8). So when a whole set is removed, in any order, the entry moves to the
+//! newest remaining snapshot before s. It is dropped exactly when s is removed and b is later than
+//! that snapshot, or there is none. A page is freed when all entries of its count are dropped.
+//!
+//! A removal that has begun and not ended continues anyway: its snapshot is in every set, and pages
+//! that are freed without the others are not counted.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -22,7 +27,8 @@ use crate::txn::snapshot_list::{before, is_being_removed, snapshots_of};
 /// Dead-list entries read in one version when they are summed up.
 const STEP: usize = 4096;
 
-/// Of a page with several counts: entries that the set drops, and how many of them are dropped in any case.
+/// Dropped entries of a page with several counts: all that the set drops, and those dropped in any
+/// case.
 #[derive(Default)]
 struct Dropped {
     all: u64,
@@ -36,8 +42,9 @@ struct Sum {
 }
 
 impl Volume {
-    /// Bytes of the pages that snapshots of this set show and nothing else does, be it several of them. It is a figure: each piece of a list is asked for in
-    /// the version of its moment, so that no freed page waits for the end.
+    /// Returns the bytes of the pages that only snapshots of this set show, one or several of them.
+    /// The result is an estimate: each piece of a list is read in the version current at that time,
+    /// so that no freed page waits for the end.
     pub(crate) fn held_by_snapshots(&self, is_in: &dyn Fn(u64) -> bool) -> Result<u64> {
         let mut sum = Sum::default();
         for (id, snapshot) in self.snapshots()? {

@@ -28,7 +28,8 @@ impl Volume {
     /// Creates a snapshot of the present content under `name`, durable on return. Returns its id.
     ///
     /// # Errors
-    /// `Exists` when another one has the name, `Invalid` for what is no name, `ReadOnly`, `NoSpace`, `WriteFailed`.
+    /// `Exists` when another snapshot has the name, `Invalid` for an invalid name, `ReadOnly`,
+    /// `NoSpace`, `WriteFailed`.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<u64> {
         check_name(name)?;
         self.committer.check_writable()?;
@@ -43,8 +44,8 @@ impl Volume {
         Ok(id)
     }
 
-    /// Keeps the present content as what another file of this archive kept under this name at this time, where the name need not be the only one of its kind.
-    /// The next commit makes that durable.
+    /// Recreates a snapshot from another file of this archive: keeps the present content with the
+    /// name and time of `kept`. The name need not be unique. The next commit makes it durable.
     ///
     /// # Errors
     /// `ReadOnly`, `NoSpace`, `WriteFailed`.
@@ -59,7 +60,8 @@ impl Volume {
     /// commit makes it durable.
     fn keep(&self, name: &[u8], time: Option<Timestamp>) -> Result<u64> {
         self.committer.as_leader(|chain| {
-            // No operation may come between the commit and the record that keeps its root, so the writers wait.
+            // No operation may come between the commit and the record that keeps its root, so the
+            // writers wait.
             let mut transaction = self.writer.lock();
             self.mark_staged();
             self.committer.commit_locked(CommitReason::FreeSpace, chain, &mut transaction)?;
@@ -86,7 +88,7 @@ impl Volume {
     /// Refreshes the value of [`Self::snapshot_use`]; taking and removing snapshots does so too.
     ///
     /// # Errors
-    /// `Damaged`, those of the host.
+    /// `Damaged`, errors of the host.
     pub(crate) fn look_at_snapshots(&self) -> Result<()> {
         let all = self.readable_snapshots()?;
         let newest = all.last().map(|(_, snapshot)| snapshot.time);
@@ -101,21 +103,24 @@ impl Volume {
         }
     }
 
-    /// Returns the cached snapshot count; None before the first look.
+    /// Returns the cached snapshot count and newest time; None before the first refresh and after
+    /// one that failed.
     pub(crate) fn snapshot_use(&self) -> Option<SnapshotStats> {
         *self.snapshot_use.lock()
     }
 
-    /// Whether what is durable of the live tree is something else than what the newest snapshot shows; true without one. What only a commit brings
-    /// forward does not count: not the record of the snapshot itself, nor the commits that follow it while nothing is changed, since the pointer to the
-    /// root is changed only by an operation that changes the tree below it (TREE-1).
+    /// Returns whether the durable live tree differs from the newest snapshot; true without a
+    /// snapshot. The record of the snapshot itself does not count, nor do later commits without
+    /// changes: the pointer to the root changes only with an operation that changes the tree below
+    /// it (TREE-1).
     pub(crate) fn differs_from_newest_snapshot(&self) -> Result<bool> {
         let all = self.readable_snapshots()?;
         let live = self.durable().roots[TreeId::Live];
         Ok(all.last().is_none_or(|(_, snapshot)| snapshot.root != live))
     }
 
-    /// All snapshots by ascending id; one with an empty name is being removed and its tree must not be read.
+    /// Returns all snapshots by ascending id. A snapshot with an empty name is being removed and
+    /// its tree must not be read.
     pub(crate) fn snapshots(&self) -> Result<Vec<(u64, SnapshotValue)>> {
         snapshots_of(&self.state().trees.snapshots, &self.medium.store)
     }
@@ -127,12 +132,13 @@ impl Volume {
         Ok(all)
     }
 
-    /// The number and the record of the one of this name that can be read.
+    /// Returns the id and record of the readable snapshot of this name.
     ///
     /// # Errors
     /// `NotFound` when there is none.
     pub(crate) fn snapshot_named(&self, name: &[u8]) -> Result<(u64, SnapshotValue)> {
-        // Names are given once; whoever holds the key can write what they like, and the newest one counts.
+        // Writers keep names unique, but any holder of the key can write duplicates; the newest
+        // counts.
         let found = self.readable_snapshots()?.into_iter().rev().find(|(_, snapshot)| snapshot.name == name);
         found.ok_or(Error::NotFound)
     }
@@ -149,7 +155,7 @@ impl Volume {
         Ok(snapshot_tree(&snapshot))
     }
 
-    /// Whether a removal has begun and not ended.
+    /// Returns whether the removal of a snapshot has begun and not ended.
     pub(crate) fn has_begun_removals(&self) -> Result<bool> {
         Ok(self.snapshots()?.iter().any(|(_, snapshot)| is_being_removed(snapshot)))
     }
@@ -171,10 +177,10 @@ impl Volume {
         Ok(())
     }
 
-    /// As [`Self::forget_snapshots`] of one.
+    /// Like [`Self::forget_snapshots`], for one snapshot.
     ///
     /// # Errors
-    /// `NotFound` when there is none of this id, or it has no name any more.
+    /// `NotFound` when no snapshot has this id, or it has no name any more.
     #[cfg(test)]
     pub(crate) fn forget_snapshot(&self, id: u64) -> Result<()> {
         self.forget_snapshots(&mut |all| {
@@ -199,21 +205,21 @@ impl Volume {
         Ok(())
     }
 
-    /// Frees some pages that only snapshots without a name show, and removes their records when
-    /// nothing is left; returns whether there is more to do. Resumes the removals of an interrupted
-    /// session.
+    /// Frees some pages that only snapshots without a name show, and removes the record of such a
+    /// snapshot when nothing is left of it; returns whether there may be more to do. Resumes the
+    /// removals of an interrupted session.
     pub(crate) fn removal_step(&self) -> Result<bool> {
         self.step_of(&mut self.snapshots.lock())
     }
 
-    /// Like [`Self::removal_step`], for background work: waits for no lock, and leaves damaged
-    /// snapshots.
+    /// Like [`Self::removal_step`], for background work: returns false while another thread holds
+    /// the lock of snapshots, or when damage stops the removal.
     pub(super) fn removal_step_aside(&self) -> Result<bool> {
         self.snapshots.try_lock().map_or(Ok(false), |mut removals| self.step_past_damage(&mut removals))
     }
 
-    /// Like [`Self::removal_step`], for callers that need the space; leaves damaged snapshots.
-    /// Holders of the lock wait neither for space nor for a file.
+    /// Like [`Self::removal_step`], for callers that need the space; returns false when damage
+    /// stops the removal. Holders of the lock of snapshots wait neither for space nor for a file.
     pub(crate) fn removal_step_for_room(&self) -> Result<bool> {
         self.step_past_damage(&mut self.snapshots.lock())
     }
@@ -229,7 +235,7 @@ impl Volume {
         })
     }
 
-    /// `removals`: whether there may be any.
+    /// `removals` is true while there may be unfinished removals.
     fn step_of(&self, removals: &mut bool) -> Result<bool> {
         *removals = *removals && self.has_begun_removals()?;
         if *removals {
@@ -258,7 +264,8 @@ impl Operation<'_> {
             let unnamed = snapshot.clone();
             self.put_snapshot(*id, &unnamed)?;
             if self.counters.newest_snapshot_id == *id {
-                // From now on what leaves the live tree belongs to the snapshot before, if it is as old as that, and else to nobody.
+                // From now on pages that leave the live tree belong to the previous snapshot, if it
+                // is old enough to show them, and otherwise to no snapshot.
                 let (newest, generation) = before(&all, *id).unwrap_or((0, Generation(0)));
                 self.counters.newest_snapshot = generation;
                 self.counters.newest_snapshot_id = newest;
@@ -267,13 +274,14 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// No entry of the log says it.
+    /// Marks a change that no log entry can record, so that it needs a commit.
     fn change_of_snapshots(&mut self) {
         self.changed = true;
         self.needs_commit();
     }
 
-    /// Moves or drops some entries of the dead list of one that lost its name; the record goes last.
+    /// Moves or drops some dead-list entries of a snapshot that lost its name; its record goes
+    /// last.
     fn remove_some_of_snapshot(&mut self) -> Result<()> {
         let all = snapshots_of(&self.trees.snapshots, self.store)?;
         let Some((id, _)) = all.iter().find(|(_, snapshot)| is_being_removed(snapshot)) else { return Ok(()) };
