@@ -8,7 +8,8 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use crate::proc;
 
-/// Where the two versions of control groups keep the controller of memory: its name in the table, its directory, limit and use.
+/// Memory controller of control groups v1 and v2: its name in the table, its directory, limit and
+/// use.
 const GROUPS: [[&str; 4]; 2] = [
     ["", "sys/fs/cgroup", "memory.max", "memory.current"],
     ["memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"],

@@ -17,7 +17,7 @@ fn given() -> Option<OsString> {
     std::env::var_os("XDG_RUNTIME_DIR")
 }
 
-/// Where the socket of this user's next mount goes.
+/// Returns the directory of the socket of this user's next mount.
 pub fn directory() -> OwnRuntimeDir {
     control::own_runtime_dir(given().as_deref(), geteuid().as_raw())
 }
@@ -50,24 +50,25 @@ pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
     }
 }
 
-/// Where daemons of users whom this one may ask may be.
+/// Returns the directories that may hold daemons of users whose daemons this user may ask.
 pub fn all_places() -> Vec<RuntimeDir> {
     control::runtime_dirs(given().as_deref(), geteuid().as_raw())
 }
 
-/// Where daemons of this user may be; those of other users are not asked.
+/// Returns the directories that may hold daemons of this user; those of other users are not asked.
 pub fn places() -> Vec<RuntimeDir> {
     places_of(geteuid().as_raw())
 }
 
-/// Where daemons of this one may be; nowhere for one whom this process's user may not ask.
+/// Returns the directories that may hold daemons of this owner; none if this process's user may not
+/// ask them.
 pub fn places_of(owner: u32) -> Vec<RuntimeDir> {
     let mut places = all_places();
     places.retain(|place| place.owner == owner);
     places
 }
 
-/// What a daemon of this user says about its archive.
+/// Answer of this user's daemons about one archive.
 pub enum Holder {
     Serves(Box<Status>),
     Closes,
@@ -79,7 +80,8 @@ pub fn mount_namespace() -> u64 {
     fs::metadata("/proc/self/ns/mnt").map_or(0, |namespace| namespace.ino())
 }
 
-/// Whether a mount that is not in this process's table may be in that of another namespace, as the ones of `lockbox exec` are.
+/// Returns whether a mount that is not in this process's table may be in that of another namespace,
+/// like those of `lockbox exec`.
 pub fn is_out_of_sight(status: &Status) -> bool {
     let own = mount_namespace();
     ![0, own].contains(&status.mount_namespace) && own != 0
@@ -117,7 +119,7 @@ pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
     found.map(|file| SocketName::of_file(&file))
 }
 
-/// Who holds the archive at this path or address.
+/// Returns the holder of the archive at this path or address.
 pub fn holder(archive: &Path) -> Holder {
     let Ok(name) = socket_name(archive) else { return Holder::Nobody };
     let asked = places().into_iter().find_map(|place| {

@@ -19,15 +19,16 @@ const IPC_LOCK: u32 = 14;
 /// The map of users of the initial namespace: all of them, each as itself.
 const INITIAL_NAMESPACE: [&str; 3] = ["0", "0", "4294967295"];
 
-/// Locks all memory of this process, page by page as it is touched. Answers whether that could be promised: a limit on locked memory would
-/// make later allocations fail, so whoever has one goes without.
+/// Locks all memory of this process, page by page as it is touched, and returns whether that
+/// succeeded. Nothing is locked in a process with a limit on locked memory: the limit would make
+/// later allocations fail.
 pub fn lock_memory() -> bool {
     let unlimited = getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == RLIM_INFINITY);
     (unlimited || may_lock_beyond_the_limit())
         && mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok()
 }
 
-/// Whether a limit on locked memory does not count for this process.
+/// Returns whether a limit on locked memory does not count for this process.
 pub fn may_lock_beyond_the_limit() -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     is_privileged(&read("/proc/self/status"), &read("/proc/self/uid_map"))
@@ -45,7 +46,7 @@ fn is_privileged(status: &str, uid_map: &str) -> bool {
         && proc::bits(status, "CapEff").is_some_and(|set| set >> IPC_LOCK & 1 == 1)
 }
 
-/// What the limit of core dumps was.
+/// Previous limit of core dumps.
 #[derive(Clone, Copy)]
 pub struct CoreLimit(Option<(u64, u64)>);
 
@@ -58,10 +59,11 @@ impl CoreLimit {
     }
 }
 
-/// No core dump and no debugger sees what is in memory. A host that refuses costs this protection, not the work.
+/// Hides the memory from core dumps and debuggers. If the host refuses, this protection is lost,
+/// and the work goes on.
 pub fn keep_out_of_core_dumps() -> CoreLimit {
     let before = getrlimit(Resource::RLIMIT_CORE).ok();
-    // The hard limit stays, because nobody but root could undo it.
+    // The hard limit stays, because only root could undo the change.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, before.map_or(0, |(_, hard)| hard));
     let _ = nix::sys::prctl::set_dumpable(false);
     CoreLimit(before)

@@ -23,12 +23,12 @@ use crate::mounts::{self, Mounted};
 pub struct Mountpoint(OwnedFd);
 
 impl Mountpoint {
-    /// Opens what lies on top at an absolute path without links, without asking its file system.
+    /// Opens the topmost mount at an absolute path without links, without asking its file system.
     pub fn of(path: &Path) -> io::Result<Mountpoint> {
         Mountpoint::open(CWD, path)
     }
 
-    /// Opens what lies on top of one of its entries by now.
+    /// Opens the topmost mount on one of its entries at this time.
     pub fn entry(&self, name: &OsStr) -> io::Result<Mountpoint> {
         Mountpoint::open(self.0.as_fd(), name.as_ref())
     }
@@ -42,12 +42,12 @@ impl Mountpoint {
         }
     }
 
-    /// A path of what is open, whatever lies on top of it by now.
+    /// Returns a path of the open directory that no later mount on top of it changes.
     pub fn link(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }
 
-    /// The mount whose root this is, under the path at which it was opened.
+    /// Returns the mount with this root, under the path at which it was opened.
     pub fn mounted_at(&self, path: &Path) -> io::Result<Option<Mounted>> {
         let id = self.mount()?;
         Ok(mounts::table()?.into_iter().find(|mounted| mounted.id == id && mounted.point == path))
@@ -58,7 +58,7 @@ impl Mountpoint {
         mount_number(self.0.as_fd())
     }
 
-    /// Detaches the mount whose root this is, even when it is busy or covered by another mount.
+    /// Detaches the mount with this root, even when it is busy or covered by another mount.
     pub fn detach(&self) -> nix::Result<()> {
         umount2(&self.link(), MntFlags::MNT_DETACH)
     }
@@ -99,8 +99,9 @@ impl Mountpoint {
     }
 }
 
-/// A directory that was made for a mount, and goes with it. Its parent is held open, and only the directory that was made is removed, by
-/// its number; so whoever may change the path has nothing else removed, and an empty directory at most.
+/// Directory created for a mount and removed with it. Its parent is held open, and only the created
+/// directory is removed, by its number. So a user who may change the path can have an empty
+/// directory removed at most.
 pub struct CreatedMountpoint {
     parent: Mountpoint,
     name: OsString,
@@ -108,11 +109,11 @@ pub struct CreatedMountpoint {
 }
 
 impl CreatedMountpoint {
-    /// Makes it, for its user alone; `path` is absolute, and its parent without links.
+    /// Creates it, for its user alone; `path` is absolute, and its parent without links.
     ///
     /// # Errors
-    /// `PermissionDenied` for root where another user could put something else in its place before it is mounted on; those of the host, also
-    /// when something has the name.
+    /// `PermissionDenied` for root where another user could put another object in its place before
+    /// it is mounted on; those of the host, also when the name exists.
     pub fn make(path: &Path) -> io::Result<CreatedMountpoint> {
         let parent = path.parent().ok_or(ErrorKind::InvalidInput)?;
         if geteuid().is_root() && others_exchange(parent) {
@@ -151,12 +152,14 @@ fn number_of(parent: &Mountpoint, name: &OsStr) -> io::Result<(u64, u64)> {
     Ok((found.st_dev, found.st_ino))
 }
 
-/// Whether others than root and this user may put something else in the place of what lies in this directory; the path is absolute and without links.
+/// Returns whether users other than root and this one may exchange entries of this directory; the
+/// path is absolute and without links.
 pub fn others_exchange(directory: &Path) -> bool {
     directory.ancestors().any(|above| above.metadata().map_or(true, |found| others_change(&found)))
 }
 
-/// Whether others than root and this user may exchange what lies in a directory. In a sticky one nobody may who does not own it.
+/// Returns whether users other than root and this one may exchange entries of a directory. In a
+/// sticky one only the owner may.
 fn others_change(directory: &fs::Metadata) -> bool {
     let owned = [0, geteuid().as_raw()].contains(&directory.uid());
     !owned || (directory.mode() & 0o022 != 0 && directory.mode() & 0o1000 == 0)
@@ -183,7 +186,8 @@ pub struct PinnedMount {
 }
 
 impl PinnedMount {
-    /// None when what lies at the path of `mounted` is not that mount, or no more. Its daemon is not asked.
+    /// Returns None when the path of `mounted` leads to another mount, or to none any more. Its
+    /// daemon is not asked.
     ///
     /// # Errors
     /// When the path leads nowhere.

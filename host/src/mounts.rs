@@ -17,16 +17,16 @@ pub const TYPE: &str = "fuse.lockbox";
 pub struct Mounted {
     /// The kernel's number of the mount, which another one gets when this one is gone.
     pub id: u64,
-    /// That of the mount on which it lies.
+    /// Number of the mount that contains this one.
     pub parent: u64,
     /// The file system's device number: that of a bind mount is the same.
     pub device: u64,
     pub point: PathBuf,
-    /// What the table says of the mount itself, such as `nosuid`, and not of its file system.
+    /// Options of the mount itself, such as `nosuid`, without those of its file system.
     pub words: Vec<String>,
     /// The archive, as it was named at mounting.
     pub source: PathBuf,
-    /// Who made a FUSE mount.
+    /// User that created a FUSE mount.
     pub user: Option<u32>,
     pub file_system: String,
 }
@@ -83,7 +83,7 @@ pub fn all() -> Vec<Mounted> {
     table().unwrap_or_default()
 }
 
-/// The mounts of archives that this user made, for root those of all users.
+/// Returns the mounts of archives that this user created; for root, those of all users.
 pub fn mine() -> Vec<Mounted> {
     let me = geteuid();
     let mine = |mounted: &Mounted| mounted.is_archive() && (me.is_root() || mounted.user == Some(me.as_raw()));
@@ -98,7 +98,7 @@ pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(table()?.into_iter().rfind(|mounted| mounted.point == point))
 }
 
-/// Another mount of the same file system, such as the one that `mounted` is a bind of.
+/// Returns another mount of the same file system, such as the original of a bind mount.
 pub fn twin<'a>(table: &'a [Mounted], mounted: &Mounted) -> Option<&'a Mounted> {
     table.iter().find(|other| other.is_archive() && other.device == mounted.device && other.id != mounted.id)
 }

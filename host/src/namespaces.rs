@@ -28,7 +28,7 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// Those of this process; `user`: it has made a user namespace too.
+    /// Opens those of this process; `user`: it has created a user namespace too.
     ///
     /// # Errors
     /// When they cannot be opened.
@@ -37,10 +37,10 @@ impl Namespaces {
         Ok(Namespaces { user: user.then(|| open("user")).transpose()?, mount: open("mnt")? })
     }
 
-    /// Hands them over to who receives at the other end, or says that there are none.
+    /// Sends them to the receiver at the other end, or a message that there are none.
     ///
     /// # Errors
-    /// When that is gone.
+    /// When that end is gone.
     pub fn send(namespaces: Option<&Namespaces>, socket: &UnixStream) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -54,7 +54,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// What the other end hands over, which may be nothing.
+    /// Receives the namespaces that the other end sends, which may be none.
     ///
     /// # Errors
     /// `UnexpectedEof` when that end is gone.
@@ -81,7 +81,8 @@ impl Namespaces {
         Ok(mount.map(|mount| Namespaces { user: descriptors.pop(), mount }))
     }
 
-    /// Enters them. Of the capabilities that the owner of a user namespace has in it, this process and what it starts keep the one to mount.
+    /// Enters them. Of the capabilities that the owner of a user namespace has in it, this process
+    /// and its children keep the one to mount.
     ///
     /// # Errors
     /// The kernel's, such as `InvalidInput` for a process with several threads.
@@ -98,7 +99,7 @@ impl Namespaces {
             set_capabilities(None, sets)?;
             configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)?;
         }
-        // A change of credentials may have made it what /proc/sys/fs/suid_dumpable says.
+        // A change of credentials may have set it to the value of /proc/sys/fs/suid_dumpable.
         nix::sys::prctl::set_dumpable(false)?;
         Ok(())
     }

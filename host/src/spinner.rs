@@ -19,7 +19,8 @@ impl Spinner {
         if shows { Spinner::on(io::stderr(), PATIENCE, "Deriving the key...") } else { Spinner(None) }
     }
 
-    /// Something is done of which nobody knows how far it is; asked for only when nothing else is written on the terminal meanwhile.
+    /// Shows a sign of work without known progress; used only when nothing else is written on the
+    /// terminal meanwhile.
     pub fn at(sentence: &'static str) -> Spinner {
         if io::stderr().is_terminal() { Spinner::on(io::stderr(), PATIENCE, sentence) } else { Spinner(None) }
     }
@@ -28,7 +29,7 @@ impl Spinner {
         let (done, ends) = channel::<()>();
         let started = thread::Builder::new().name("working".into()).spawn(move || {
             if ends.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-                // Nobody is left to tell when the terminal is gone.
+                // If the terminal is gone there is no reader.
                 let _ = terminal.write_all(sentence.as_bytes()).and_then(|()| terminal.flush());
                 let _ = ends.recv();
                 let _ = terminal.write_all(WIPE.as_bytes()).and_then(|()| terminal.flush());
@@ -43,7 +44,7 @@ impl Drop for Spinner {
     fn drop(&mut self) {
         if let Some((done, thread)) = self.0.take() {
             drop(done);
-            // What is said next shall not be wiped.
+            // The next message must not be wiped.
             let _ = thread.join();
         }
     }
@@ -53,7 +54,7 @@ impl Drop for Spinner {
 mod tests {
     use super::*;
 
-    /// Hands on what is written.
+    /// Sends written bytes to the thread.
     struct Screen(Sender<Vec<u8>>);
 
     impl Write for Screen {

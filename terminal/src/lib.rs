@@ -1,8 +1,10 @@
-//! Shows text that strangers may have written (names, labels, and what daemons and servers answer), and shows and reads times and sizes.
+//! Shows text from untrusted sources (names, labels, and answers of daemons and servers), and
+//! formats and parses times and sizes.
 //!
-//! Every program of the project prints messages through [`complain`], and whatever else may hold such text through [`display`] or [`json`],
-//! so that callers need not know where a text came from. What a terminal obeys (control characters, also those of C1 and a newline, which
-//! would make a line look like one of ours) and what reorders other text is escaped.
+//! Every program of the project prints messages through [`complain`], and any other output that may
+//! hold such text through [`display`] or [`json`], so that callers need not know the origin of a
+//! text. Escaped are characters that a terminal obeys (control characters, also those of C1 and a
+//! newline, which would make a line look like one of ours) and characters that reorder other text.
 
 mod calendar;
 pub mod quantity;
@@ -30,7 +32,7 @@ pub fn abort_on_panic() {
 
 /// Writes `program: sentence` to standard error.
 pub fn complain(program: &str, message: &str) {
-    // Nobody is left to tell when standard error is closed.
+    // With standard error closed there is no reader.
     let _ = writeln!(io::stderr(), "{program}: {}", sentence(message));
 }
 
@@ -63,7 +65,8 @@ fn lines(text: &str) -> String {
     text.split('\n').map(sentence).collect::<Vec<_>>().join("\n")
 }
 
-/// A name or any other bytes: what is no text, drives a terminal or reorders text stands there as `\xNN`, byte by byte.
+/// Formats a name or any other bytes: bytes that are not text, drive a terminal or reorder text are
+/// written as `\xNN`, byte by byte.
 pub fn display(bytes: &[u8]) -> String {
     let mut shown = String::with_capacity(bytes.len());
     for piece in bytes.utf8_chunks() {
@@ -91,8 +94,9 @@ pub fn json(line: &str) -> String {
     shown
 }
 
-/// Whether a terminal may do something else than to show this character in its place. Some of Unicode's marks make a text look like another one:
-/// those that reorder what stands around them, and those that end a line or a paragraph.
+/// Returns whether a terminal may do something other than show this character at its position. Some
+/// of Unicode's marks make a text look like another one: those that reorder surrounding characters,
+/// and those that end a line or a paragraph.
 fn is_obeyed(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}')

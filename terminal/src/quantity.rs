@@ -12,7 +12,7 @@ pub fn time(text: &str) -> Option<Duration> {
 const TIMES: [(char, u64, &str); 4] =
     [('d', 86_400, "day"), ('h', 3600, "hour"), ('m', 60, "minute"), ('s', 1, "second")];
 
-/// A time in the unit in which somebody named it: two days are not 48 hours to whoever typed `2d`.
+/// Time span in the unit of its input: `2d` is shown as two days, not as 48 hours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     count: u64,
@@ -58,7 +58,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// Of 1024 each.
+/// Prefixes of the units, each 1024 times the one before.
 const UNITS: &str = "KMGT";
 
 /// Bytes, or `64K`, `64M`, `1G` or `2T`, of 1024 each; small letters mean the same.

@@ -18,9 +18,9 @@ const TO_QUESTION: usize = 4;
 /// Why pinentry answers nothing when its window was closed, by itself or with the whole operation: codes of libgpg-error, without their source.
 const CLOSED: [u32; 2] = [99, 198];
 
-/// How many characters a line of zenity's windows has.
+/// Number of characters in a line of zenity's windows.
 const COLUMNS: usize = 64;
-/// What titles the windows, and where a program shows no text, begins it.
+/// Title of the windows, and beginning of the title where a program shows no text.
 const TITLE: &str = "lockbox";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,8 @@ pub(crate) fn ask(question: &str) -> Result<Bytes> {
     }
 }
 
-/// Tells somebody at a desktop why nothing came of what they wanted, until they have read it. Without a desktop nobody is there.
+/// Shows the user of a desktop why the operation failed, until it is dismissed. Does nothing
+/// without a desktop.
 pub fn tell(sentence: &str) {
     let sentence = lockbox_terminal::sentence(sentence);
     let Ok((_, mut window)) = open(|dialog| dialog.complaint(&sentence)) else { return };
@@ -61,7 +62,7 @@ pub fn tell(sentence: &str) {
     let _ = program::answer_of(&mut window, TITLE, &PASSPHRASE);
 }
 
-/// Whether there is a desktop, wherever its user is.
+/// Returns whether there is a desktop, wherever its user is.
 pub fn is_there() -> bool {
     ["WAYLAND_DISPLAY", "DISPLAY"].iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
@@ -102,7 +103,8 @@ impl Dialog {
         }
     }
 
-    /// The arguments with which it asks. Zenity's `--password` shows no text but in the title, so it asks for an entry that hides what is typed.
+    /// Returns the arguments of the question. Zenity's `--password` shows no text except in the
+    /// title, so an entry with hidden text is used.
     fn question(self, text: &str) -> Vec<String> {
         let title = format!("--title={TITLE}");
         match self {
@@ -133,7 +135,8 @@ impl Dialog {
     }
 }
 
-/// For zenity, whose window gets as wide as a line of its question: the buttons of one that names a long path would lie beyond the display.
+/// Breaks the text for zenity, whose window gets as wide as a line of its question: with a long
+/// path in it, the buttons would lie beyond the display.
 fn in_lines(text: &str) -> String {
     let mut rest = text;
     let mut lines = Vec::new();
@@ -154,7 +157,8 @@ fn compressed(text: &str) -> String {
     text.replace('\\', "\\\\")
 }
 
-/// For kdialog, which takes for HTML what looks like it, so that all is; and which breaks lines by itself.
+/// Escapes the text for kdialog, which interprets anything like HTML, so all of it is HTML; kdialog
+/// breaks lines automatically.
 fn rich(text: &str) -> String {
     let text = compressed(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     format!("<qt>{text}</qt>")
@@ -165,15 +169,16 @@ fn percent(text: &str) -> String {
     text.replace('%', "%25").replace('\n', "%0A").replace('\r', "%0D")
 }
 
-/// All that pinentry is told.
+/// Returns the whole input of pinentry.
 fn conversation(question: &str) -> String {
     format!("SETTITLE {TITLE}\nSETDESC {}\nSETPROMPT Passphrase:\nGETPIN\nBYE\n", percent(question))
 }
 
-/// What pinentry says was typed: lines of data, in which some bytes are written as `%NN`, before the line that ends the answer. What it does not
-/// know of the lines before its question, such as titles, is no failure.
+/// Returns the PIN from pinentry's answer: lines of data, in which some bytes are written as `%NN`,
+/// before the line that ends the answer. Errors about lines before the question, such as an
+/// unsupported title, are not failures.
 fn pin(answer: &[u8]) -> Result<Bytes> {
-    // As large as it can get: what grows leaves copies behind.
+    // Allocated at its largest possible size: a growing buffer leaves copies in memory.
     let mut pin = Bytes::new(Vec::with_capacity(answer.len()));
     let mut answers = 0;
     for line in answer.split(|&byte| byte == b'\n') {
@@ -199,7 +204,7 @@ fn pin(answer: &[u8]) -> Result<Bytes> {
     Err(Error::source("pinentry failed: it ended without an answer"))
 }
 
-/// Why pinentry has no answer: a code with what it means.
+/// Returns the reason why pinentry has no answer: a code and its meaning.
 fn unanswered(why: &[u8]) -> Error {
     let why = display(why);
     let (code, text) = why.split_once(' ').unwrap_or((&why, &why));

@@ -36,10 +36,10 @@ impl Cache {
 /// Begins the description of every key that is kept.
 const PREFIX: &str = "lockbox:";
 
-/// What programs keep is shorter: an archive id and a volume key.
+/// Upper bound; the secrets of programs are shorter: an archive id and a volume key.
 const MOST_BYTES: usize = 256;
 
-/// Nobody types such a time but by mistake, and the kernel's counter has an end too.
+/// A longer time is a mistake, and the kernel's counter has a limit too.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The keyring of this user, in the possession of this process.
@@ -60,7 +60,8 @@ impl Keyring {
         Ok(Keyring { user, own })
     }
 
-    /// Keeps `secret` for the archive with this id, in place of what was kept for it, until `timeout` has passed.
+    /// Caches `secret` for the archive with this id, in place of an earlier one, until `timeout`
+    /// has passed.
     ///
     /// # Errors
     /// One sentence when the kernel refuses, such as for a quota.
@@ -79,17 +80,17 @@ impl Keyring {
         })
     }
 
-    /// What is kept for the archive with this id.
+    /// Returns the cached secret of the archive with this id.
     pub fn kept(&self, archive: &[u8; 16]) -> Option<Bytes> {
         let key = self.user.search(&name(archive)).ok()?;
         let mut bytes = Zeroizing::new(vec![0; MOST_BYTES]);
-        // The answer is the length of the key, whatever the room for it.
+        // The result is the length of the key, regardless of the size of the buffer.
         let length = key.read(&mut *bytes).ok().filter(|&length| (1..=MOST_BYTES).contains(&length))?;
         bytes.truncate(length);
         Some(bytes)
     }
 
-    /// Drops what is kept for the archive with this id; answers whether there was anything.
+    /// Removes the cached secret of the archive with this id; returns whether there was one.
     ///
     /// # Errors
     /// One sentence when the kernel refuses.
@@ -129,7 +130,7 @@ fn of_list(line: &str) -> Option<Key> {
     let id = i32::from_str_radix(fields.next()?, 16).ok()?;
     let flags = fields.next()?;
     let mut fields = fields.skip(3);
-    // Somebody else's may be listed too.
+    // Keys of other users may be listed too.
     let owner = fields.next()?;
     let mut fields = fields.skip(1);
     let ours =
@@ -189,7 +190,7 @@ mod tests {
         for secret in [&[7; 48][..], &[8; 48]] {
             keyring.keep(&archive, secret, Duration::from_secs(60)).unwrap();
             assert_eq!(&**keyring.kept(&archive).unwrap(), secret);
-            // Another process would open it anew.
+            // Another process would open it again.
             assert_eq!(&**Keyring::open().unwrap().kept(&archive).unwrap(), secret);
         }
         assert!(keyring.kept(&id(2)).is_none());

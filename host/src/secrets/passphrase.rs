@@ -50,7 +50,7 @@ pub struct PassphraseSources {
     pub notice: Option<&'static str>,
 }
 
-/// Where the passphrase comes from.
+/// Source of the passphrase.
 enum Source<'a> {
     File(PathBuf),
     Descriptor(RawFd),
@@ -64,12 +64,12 @@ enum Source<'a> {
 }
 
 impl PassphraseSources {
-    /// Whether the command line names a source, and not just a way of asking.
+    /// Returns whether the command line names a source, and not just a way of asking.
     pub fn any_named(&self) -> bool {
         self.passfile.is_some() || self.passfd.is_some() || self.passcommand.is_some() || self.credential.is_some()
     }
 
-    /// Finds out what can never work, before anything is asked.
+    /// Rejects combinations that can never work, before any prompt.
     ///
     /// # Errors
     /// Usage, naming the options that do not go together.
@@ -125,7 +125,7 @@ impl PassphraseSources {
         arguments
     }
 
-    /// Replaces what `later` gives, as options do that come later.
+    /// Overrides fields with those set in `later`, as later options do.
     pub fn overridden_by(&mut self, later: &PassphraseSources) {
         fn replace<T: Clone>(mine: &mut Option<T>, later: &Option<T>) {
             if later.is_some() {
@@ -156,7 +156,7 @@ impl PassphraseSources {
         }
     }
 
-    /// Whether somebody types it.
+    /// Returns whether the passphrase is typed by a person.
     pub fn is_typed(&self) -> bool {
         matches!(self.source(), Ok(Source::Prompt | Source::Window))
     }
@@ -195,7 +195,7 @@ impl PassphraseSources {
         }
     }
 
-    /// Whether a person sees advice and signs of work.
+    /// Returns whether a person sees advice and progress.
     pub fn advises(&self) -> bool {
         !self.quiet && io::stderr().is_terminal()
     }
@@ -204,9 +204,10 @@ impl PassphraseSources {
         checked(new_passphrase::choose(path, self.advises())?, TYPED)
     }
 
-    /// What an identity or its plugin wants to know, such as the passphrase of an SSH key.
+    /// Answers a question of an identity or its plugin, such as for the passphrase of an SSH key.
     pub(crate) fn answer(&self, question: &str) -> Option<Bytes> {
-        // Never what opens the archive: a token would take it for its PIN, block itself, and know it.
+        // Never the secret that opens the archive: a token would take it for its PIN, block itself,
+        // and learn it.
         let answer = if self.desktop {
             Source::Window.asked(question)
         } else if prompt::has_terminal() {
@@ -297,7 +298,7 @@ impl PassphraseSources {
 }
 
 impl Source<'_> {
-    /// What somebody types, at a terminal unless it is in a window.
+    /// Prompts at the terminal, or in a window.
     fn asked(&self, question: &str) -> Result<Bytes> {
         let typed = if matches!(self, Source::Window) { desktop::ask(question) } else { prompt::ask(question) };
         checked(typed?, TYPED)
@@ -336,7 +337,7 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
     Ok((checked(both, TWO_LINES)?, checked(second, TWO_LINES)?))
 }
 
-/// What is said when there is nothing where a passphrase should be.
+/// Message for an empty passphrase.
 const TYPED: &str = "nothing was typed";
 const PASSFILE: &str = "LOCKBOX_PASSFILE";
 const PASSCOMMAND: &str = "LOCKBOX_PASSCOMMAND";
@@ -362,7 +363,7 @@ const TWO_LINES: &str = "standard input must have the old and the new passphrase
 /// Strips one trailing newline.
 ///
 /// # Errors
-/// `empty` for what is empty then.
+/// `empty` if nothing is left.
 pub fn checked(bytes: Bytes, empty: &str) -> Result<Bytes> {
     let bytes = read::without_line_end(bytes);
     if bytes.is_empty() {

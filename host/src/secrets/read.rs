@@ -15,7 +15,8 @@ use super::Bytes;
 use super::error::{Error, Result};
 use crate::shown;
 
-/// How long a FIFO may wait for somebody who writes to it. Whoever types there needs seconds; a boot must not wait for ever.
+/// Time that a FIFO may wait for a writer. A person who types there needs seconds; a boot must not
+/// wait for ever.
 const WRITER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// One kind of secret: its name in sentences, and the most bytes that it can have. More is a mistake, such as a wrong file.
@@ -52,7 +53,7 @@ pub fn without_line_end(mut bytes: Bytes) -> Bytes {
     bytes
 }
 
-/// Whether a file that others may read is taken.
+/// Policy for files that other users may read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Privacy {
     Demanded,
