@@ -4,7 +4,7 @@ use lockbox_host::Spinner;
 
 use crate::exit::Failure;
 
-/// What a calibrated derivation takes.
+/// Duration of a calibrated derivation.
 const TARGET_MILLIS: u64 = 1000;
 
 /// Cost of the key derivation

@@ -7,7 +7,7 @@ const PAGE: &str = include_str!("../../man/lockbox.1");
 /// Sections about options that several commands have.
 const SHARED: [&str; 4] = [".Ss Passphrase options", ".Ss Pattern options", ".Ss KDF options", ".Ss Daemon options"];
 
-/// What one item of the list of commands says.
+/// One item of the list of commands.
 struct Item {
     names: String,
     options: BTreeSet<String>,
@@ -91,7 +91,7 @@ fn every_command_and_option_is_in_the_manual_page_and_the_page_has_no_others() {
     let items = items();
     let shared: BTreeSet<String> = SHARED.iter().flat_map(|title| section(title)).flat_map(options).collect();
     let synopsis = section(".Sh SYNOPSIS");
-    // What `--json` prints has a section of its own.
+    // The output of `--json` has a section of its own.
     let json: BTreeSet<&str> = section(".Sh JSON OUTPUT")
         .iter()
         .filter_map(|line| line.strip_prefix(".It Cm "))

@@ -11,7 +11,7 @@ use rustix::io::Result;
 
 use crate::exit::Failure;
 
-/// What fstatfs(2) says of every file system that a program serves.
+/// File system type that fstatfs(2) reports for every FUSE file system.
 const FUSE: rustix::fs::FsWord = 0x6573_5546;
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 

@@ -88,7 +88,7 @@ fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
     }
 }
 
-/// Returns the location of an archive whose keys are read.
+/// Returns the location of an archive, to read its keys.
 pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<ArchiveLocation, Failure> {
     match remote::is_remote(archive) {
         true => ArchiveLocation::at(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
@@ -96,7 +96,7 @@ pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<ArchiveLocati
     }
 }
 
-/// Returns the location of an archive whose keys are changed; fails when it is in use.
+/// Returns the location of an archive, to change its keys; fails when it is in use.
 pub(crate) fn place_to_change(
     archive: &Path,
     remote: &RemoteArgs,
@@ -109,7 +109,7 @@ pub(crate) fn place_to_change(
     }
 }
 
-/// Like [`place_to_change`], for an archive whose header may be lost.
+/// Like [`place_to_change`], for an archive that may have lost its header.
 pub(crate) fn place_to_restore(
     archive: &Path,
     remote: &RemoteArgs,
@@ -225,7 +225,7 @@ impl ArchiveArgs {
         self.write_watched_with(writer, &self.opening.sources)
     }
 
-    /// The same for commands whose standard input is no passphrase.
+    /// The same for commands whose standard input is not a passphrase.
     pub(crate) fn write_watched_with_input_taken(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
         self.write_watched_with(writer, &self.sources_without_input())
     }
@@ -237,7 +237,8 @@ impl ArchiveArgs {
         Ok((self.open_at(&key, Some(writer), &MomentArgs::default())?, interrupt))
     }
 
-    /// The same for a command with signals of its own to watch for, whose standard input is no passphrase.
+    /// The same for a command that watches for signals itself, and whose standard input is not a
+    /// passphrase.
     pub(crate) fn write_beside(
         &self,
         writer: WriterArgs,
@@ -329,7 +330,7 @@ impl ArchiveArgs {
     /// Returns the rollback options, for commands that open the archive themselves.
     pub(crate) fn seen(&self) -> SeenOptions {
         let seen = self.opening.seen.options(&self.archive);
-        // What no store has is nothing that is to be found again.
+        // Data that no store has need not be found again.
         let is_unsent = self.remote().is_unsent() && remote::is_remote(&self.archive);
         SeenOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
     }
@@ -392,7 +393,7 @@ impl ArchiveArgs {
     fn probe(&self, writer: Option<WriterArgs>) -> Result<(), Failure> {
         if let Some(writer) = writer {
             writer.check(&self.archive)?;
-            // Who takes over does so with the right key, and not before.
+            // A writer takes over with the right key, and not before.
             if !writer.take_over {
                 self.come(writer)?;
             }

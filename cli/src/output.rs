@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::exit::{self, Failure};
 
-/// Shows what went wrong, once, as `lockbox: sentence`.
+/// Prints an error, once, as `lockbox: sentence`.
 pub(crate) fn complain(message: &str) {
     lockbox_terminal::complain("lockbox", message);
 }
 
 /// Shows a line that belongs to a question.
 pub(crate) fn show(line: &str) {
-    // Nobody is left to tell when standard error is closed.
+    // With standard error closed there is no reader.
     let _ = writeln!(io::stderr(), "{}", lockbox_terminal::sentence(line));
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn complain_of(problems: &[Problem]) {
     }
 }
 
-/// What a copy in either direction did, for programs.
+/// Returns the result of a copy in either direction, for programs.
 pub(crate) fn summary(copied: &CopyCounts, left: &SkippedItems) -> Value {
     json!({
         "files": copied.files,
@@ -88,15 +88,15 @@ pub(crate) fn start_log() {
         .with_target(false)
         .with_ansi(io::stderr().is_terminal())
         .finish();
-    // `init` would show what libraries say through the crate `log` as well, and the HTTP library shows the bytes that it sends, tokens included.
-    // The only error is a second call.
+    // `init` would also show messages of libraries through the crate `log`, and the HTTP library
+    // shows the bytes that it sends, tokens included. The only error is a second call.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// Who reads what is no JSON, and how times and sizes are therefore shown.
+/// Reader of output that is not JSON, which decides the format of times and sizes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// Somebody at a terminal.
+    /// Person at a terminal.
     Person,
     /// Perhaps a script, on a machine in another place.
     Program,
@@ -147,7 +147,7 @@ impl Output {
         Output { out: io::BufWriter::with_capacity(64 << 10, out.lock()), reader }
     }
 
-    /// For people, whatever strangers wrote into it.
+    /// Prints a line for people, with untrusted text escaped.
     pub(crate) fn line(&mut self, text: &str) -> Result<(), Failure> {
         self.bytes(display(text.as_bytes()).as_bytes())?;
         self.bytes(b"\n")
@@ -175,7 +175,7 @@ impl Output {
     }
 }
 
-/// Standard output for what has its own words for a failed write.
+/// Standard output for writers that report a failed write themselves.
 pub(crate) struct Watched {
     out: io::StdoutLock<'static>,
     failed: Option<io::Error>,

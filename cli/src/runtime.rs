@@ -1,5 +1,5 @@
-//! Daemons of mounted archives: their sockets, the holder of an archive, and the one that an argument
-//! names.
+//! Daemons of mounted archives: their sockets, the holder of an archive, and the daemon named by an
+//! argument.
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::thread::{self, ScopedJoinHandle};
@@ -16,7 +16,8 @@ use crate::exit::Failure;
 /// A daemon that answered, with its socket.
 pub(crate) type Daemon = (PathBuf, Status);
 
-/// Every daemon of this user, for root of all users, that serves what it says; the user's own first.
+/// Returns every daemon of this user, for root of all users, whose reported mount is confirmed; the
+/// user's own first.
 pub(crate) fn believed() -> Result<Vec<Daemon>, Failure> {
     let table = mounts::all();
     let believed = daemons()?.into_iter().filter(|(_, status)| is_believed(status, &table));
@@ -36,7 +37,7 @@ fn daemons() -> Result<Vec<Daemon>, Failure> {
         match answer {
             Ok(Ok(running)) => found.extend(running),
             Ok(Err(error)) if place.owner == me => return Err(error.into()),
-            // What others did to their own directory is no reason to show nothing.
+            // Changes by other users to their own directory are no reason to show nothing.
             Ok(Err(_)) | Err(_) => {}
         }
     }
@@ -73,7 +74,7 @@ pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Fai
     Ok(believed.into_iter().find(|(socket, status)| status.uid == me && name.is_of(socket)))
 }
 
-/// Why there is nothing to be done with what was given as a mount point or an archive.
+/// Returns the reason why an argument is neither a usable mount point nor an archive.
 pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     let table = mounts::all();
     let at = shown(given);
@@ -122,7 +123,8 @@ pub(crate) fn unanswered(mounted: &Mounted) -> Failure {
     }
 }
 
-/// A daemon of another user may say of itself what it likes: what it serves must be that user's mount in the kernel's table.
+/// A daemon of another user may report anything: the mount that it names must be that user's in the
+/// kernel's table.
 fn is_believed(status: &Status, table: &[Mounted]) -> bool {
     status.uid == geteuid().as_raw()
         || daemons::mount_of(status, table)

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use crate::exit::Failure;
 use crate::open_archive::creator;
 
-/// Where they are, for people.
+/// Directory of the variables, for people.
 pub(crate) const DIRECTORY: &str = "/.lockbox/env";
 const PARTS: [&[u8]; 2] = [b".lockbox", b"env"];
 /// Under this name a new value is written before it takes its place; no variable can have it.
@@ -31,7 +31,8 @@ pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     )))
 }
 
-/// The names, sorted. Other objects in the directory are none: what a program left there through a mount, for example.
+/// Returns the names, sorted. Other objects in the directory are not variables: a file that a
+/// program left there through a mount, for example.
 pub(crate) fn names(archive: &Archive) -> Result<Vec<String>, Error> {
     let fs = archive.file_system();
     let Some(directory) = directory(fs)? else { return Ok(Vec::new()) };
