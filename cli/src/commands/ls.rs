@@ -117,7 +117,7 @@ impl List<'_> {
         Ok(())
     }
 
-    /// What of a directory can be read; the rest is told.
+    /// Returns the readable entries of a directory, and reports the others.
     fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<ListingEntry>, Error> {
         let mut readable = Vec::new();
         for entry in Entries::new(self.fs, directory)? {
@@ -255,7 +255,8 @@ pub(crate) fn type_name(bits: u32) -> &'static str {
     }
 }
 
-/// As ls(1) writes it: type, three times read, write and execute, with set-id and sticky bits in the places of execute.
+/// Formats the mode like ls(1): type, three times read, write and execute, with set-id and sticky
+/// bits in the places of execute.
 fn mode_text(bits: u32) -> String {
     let kind = match bits & mode::TYPE {
         mode::REGULAR => '-',

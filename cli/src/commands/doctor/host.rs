@@ -228,7 +228,7 @@ fn clock() -> Finding {
     )
 }
 
-/// Where this user's programs remember archives.
+/// Checks the directory in which this user's programs remember archives.
 fn state() -> Finding {
     const NAME: &str = "state directory";
     let root = geteuid().is_root();

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return tell(args.add_file(&place, &file)?);
     }
     generate(file)?;
-    // A file whose key may have been added stays, whatever else went wrong.
+    // A file whose key may have been added stays, even after another failure.
     tell(unlock.new_key_file(file).and_then(|read| args.add_file(&place, &read))?)
 }
 
@@ -179,7 +179,7 @@ fn first_line(path: &Path) -> Result<String, Failure> {
     let file = std::fs::File::open(path).map_err(failed)?;
     let text = std::io::read_to_string(std::io::Read::take(file, MOST)).map_err(failed)?;
     if text.trim_start().starts_with("-----BEGIN") {
-        // Of several lines; whoever parses it says what it is.
+        // Text of several lines; its parser reports the error.
         return Ok(text);
     }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
