@@ -176,7 +176,7 @@ fn share(
     let is_whole = whole.clone();
     let at_once = interrupt.ends_at_once(&bar, move || words(is_whole.load(Relaxed)).to_owned())?;
     let shared = shares::share(client, &owner, source, terms, &|done| {
-        // Of what has no known end the last piece may always be the one that went.
+        // Without a known size, any piece may have been the last one.
         whole.store(size.is_none_or(|size| done >= size), Relaxed);
         bar.bytes("shared", done, size);
     });
@@ -197,7 +197,7 @@ fn share(
     Ok(shared)
 }
 
-/// What an interruption leaves; `whole`: the server may have all of the file.
+/// Returns the state after an interruption; `whole`: the server may have all of the file.
 fn words(whole: bool) -> &'static str {
     match whole {
         true => {
@@ -249,7 +249,8 @@ fn show_qr(link: &Link) -> Result<(), Failure> {
     let mut picture = code.render::<Dense1x2>();
     let mut out = io::stderr().lock();
     let shown = if out.is_terminal() {
-        // Black squares on white whatever the colours of the terminal: not every telephone reads the inverse.
+        // Black squares on white, for terminals of any colours: not every telephone reads the
+        // inverse.
         let picture = picture.dark_color(Dense1x2::Dark).light_color(Dense1x2::Light).build();
         picture.lines().try_for_each(|line| writeln!(out, "\x1b[38;5;16;48;5;231m{line}\x1b[0m"))
     } else {

@@ -17,7 +17,7 @@ use crate::exit::{self, Failure};
 use crate::output::Reader;
 use crate::runtime;
 
-/// Where a daemon listens that its systemd unit started.
+/// Socket of a daemon that its systemd unit started.
 const SYSTEM_SOCKET: &str = "/run/lockbox-share/lockbox-share.sock";
 
 /// Which share daemon to speak to
@@ -77,7 +77,7 @@ pub(crate) fn client(book: &mut ShareHistory, server: ServerAddress, named: bool
     Ok(ShareClient::with_listener(server, noted))
 }
 
-/// Where this user's programs remember things.
+/// Returns the state directory of this user's programs.
 pub(crate) fn state() -> Result<PathBuf, Failure> {
     let environment = std::env::var_os;
     state_directory(environment("XDG_STATE_HOME"), environment("HOME"), geteuid().is_root())
@@ -90,7 +90,8 @@ pub(crate) fn book() -> Result<ShareHistory, Failure> {
     ShareHistory::open(&state()?).map_err(|error| failure(&error))
 }
 
-/// A remembered share, with what is needed to ask about it. The book is closed again: other commands may run meanwhile.
+/// Returns a remembered share, with the client and token to query it. The history is closed again:
+/// other commands may run meanwhile.
 pub(crate) fn remembered(wanted: &str) -> Result<(HistoryEntry, ShareClient, OwnerToken), Failure> {
     let mut book = book()?;
     let entry = book.find(wanted).map_err(|error| failure(&error))?.clone();

@@ -13,7 +13,7 @@ use crate::output::{Output, complain};
 
 /// One question is answered after so many seconds at the latest.
 const WAIT: u64 = 30;
-/// After the daemon was out of reach, such as while it is started anew.
+/// Delay after the daemon was out of reach, such as during a restart.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// Tell what happens to a share, until it is used up, taken back or expired
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Prints what was not told yet; a program gets the whole state each time.
+/// Prints new events; a program gets the whole state each time.
 fn tell(args: &Args, info: &ShareInfo, told: &mut usize) -> Result<(), Failure> {
     let mut out = Output::new();
     let events = format::events(info);
