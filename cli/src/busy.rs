@@ -176,7 +176,7 @@ mod tests {
         let mut inside = started(Command::new("sleep").current_dir(scratch.path()));
         let mut reads = started(Command::new("sleep").current_dir("/").stdout(file));
         let told = |child: &Child| use_of(child.id(), &mounted);
-        // The exec comes a moment after the start.
+        // The exec follows a moment after the start.
         while [&inside, &reads].map(told).iter().any(|user| user.as_ref().is_none_or(|user| user.name != "sleep")) {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The help of the whole program: its commands in groups, each with the sentence that its own help begins with.
+//! Help of the whole program: its commands in groups, each with the first sentence of its own help.
 use clap::Subcommand;
 use clap::builder::{StyledStr, Styles};
 

@@ -21,12 +21,12 @@ type Words = Box<dyn Fn() -> String + Send>;
 /// From its start on SIGINT, SIGTERM and SIGHUP are only noted.
 pub(crate) struct Interrupt {
     noted: Arc<SignalState>,
-    /// Can be read from when a signal came.
+    /// Readable after a signal has arrived.
     came: PipeReader,
 }
 
 struct SignalState {
-    /// The number of the signal that came, or 0.
+    /// Number of the signal that arrived, or 0.
     signal: AtomicU8,
     words: Mutex<Option<Words>>,
     came: PipeWriter,
@@ -54,7 +54,8 @@ impl SignalState {
 }
 
 impl Interrupt {
-    /// Before any other thread is started, and after the last question: a prompt can be left as usual.
+    /// Starts the watch, before any other thread and after the last prompt: a prompt can be left as
+    /// usual.
     pub(crate) fn watch() -> Result<Interrupt, Failure> {
         let (came, writer) = io::pipe().map_err(|error| Failure::host("cannot watch for signals", &error))?;
         let noted = Arc::new(SignalState { signal: AtomicU8::new(0), words: Mutex::new(None), came: writer });
@@ -63,7 +64,7 @@ impl Interrupt {
         Ok(Interrupt { noted, came })
     }
 
-    /// Ends the operation that asks when a signal came.
+    /// Returns an error, which ends the calling operation, after a signal.
     pub(crate) fn check(&self) -> lockbox::Result<()> {
         match self.noted.signal.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -89,10 +90,10 @@ impl Interrupt {
         Ok(ImmediateExit(&self.noted))
     }
 
-    /// Waits until there is something to read, or nothing will be any more.
+    /// Waits for input or its end.
     ///
     /// # Errors
-    /// When a signal came.
+    /// After a signal.
     pub(crate) fn readable(&self, input: &impl AsFd) -> io::Result<()> {
         let mut either = [input.as_fd(), self.came.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         while let Err(errno) = poll(&mut either, PollTimeout::NONE) {

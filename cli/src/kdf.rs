@@ -1,4 +1,4 @@
-//! The cost of a new passphrase's key derivation: calibrated, or as asked for.
+//! Cost of a new passphrase's key derivation: calibrated, or as requested.
 use lockbox::archive::{Archive, KdfCost};
 use lockbox_host::Spinner;
 

@@ -70,7 +70,7 @@ impl UnlockArgs {
         Ok(given)
     }
 
-    /// Everything that was given; the passphrase is asked for only when something may need it.
+    /// Returns all given credentials; the passphrase is requested only when something may need it.
     pub(crate) fn given(&self, archive: &ArchiveLocation) -> Result<Credentials, Failure> {
         let mut given = gather::<Lockbox>(archive.path(), &self.sources)?;
         if given.secrets.passphrase.is_none() && self.needs_passphrase(archive) {

@@ -32,7 +32,8 @@ impl MountedTree {
         }
     }
 
-    /// Gives an object another path, where there must be nothing or, with `exchange`, something that gets its path.
+    /// Renames an object to a path that must not exist or, with `exchange`, to one whose object
+    /// gets its path.
     pub(crate) fn rename(&self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
         let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
         let ((from, name), (to, new_name)) = (self.parent(from)?, self.parent(to)?);

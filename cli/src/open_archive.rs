@@ -188,7 +188,8 @@ pub(crate) struct MomentArgs {
 }
 
 impl ArchiveArgs {
-    /// The archive alone, and the paths in it: those behind it, or its own and theirs when each is `ARCHIVE:PATH`.
+    /// Returns the archive alone, and the paths in it: those after it, or its own and theirs when
+    /// each is `ARCHIVE:PATH`.
     pub(crate) fn and_paths<'p>(
         &'p self,
         paths: impl IntoIterator<Item = &'p OsString>,
@@ -273,8 +274,8 @@ impl ArchiveArgs {
         self.open(Some(writer), &self.opening.sources)
     }
 
-    /// One durable change. An archive that is left without being closed is as it was, unless so much was changed that a part had to be made
-    /// durable before.
+    /// Makes one durable change. An archive that is not closed stays as it was, unless the change
+    /// was so large that a part had to be made durable before.
     pub(crate) fn change<T>(
         &self,
         writer: WriterArgs,
@@ -340,7 +341,7 @@ impl ArchiveArgs {
         self.open_at(&self.unlock(sources)?, writer, &MomentArgs::default())
     }
 
-    /// With a key that was asked for before.
+    /// Reads with a key that was unlocked before.
     pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
         self.open_at(key, None, &MomentArgs::default())
     }
@@ -389,7 +390,7 @@ impl ArchiveArgs {
         Ok(())
     }
 
-    /// Fails early when there is no archive, or when it is in use.
+    /// Fails early when the archive does not exist, or when it is in use.
     fn probe(&self, writer: Option<WriterArgs>) -> Result<(), Failure> {
         if let Some(writer) = writer {
             writer.check(&self.archive)?;
@@ -430,7 +431,7 @@ pub(crate) fn regular_file(fs: &FileSystem, path: &[u8]) -> Result<Attributes, F
     }
 }
 
-/// Fails at once when `path` is no archive or in use.
+/// Fails early when `path` is not an archive or is in use.
 pub(crate) fn probe(path: &Path, mode: LockMode) -> Result<(), Failure> {
     keys::identify(path).map_err(|error| Lockbox::failure(path, error))?;
     FileStorage::open(path, mode).map(drop).map_err(|error| Lockbox::failure(path, error))

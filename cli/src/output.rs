@@ -227,7 +227,7 @@ pub(crate) fn print_json(object: &Value) -> Result<(), Failure> {
     out.finish()
 }
 
-/// Adds a name to a JSON object: `name` as text, and `name_hex` when the bytes are no UTF-8.
+/// Adds a name to a JSON object: `name` as text, and `name_hex` when the bytes are not UTF-8.
 pub(crate) fn put_name(object: &mut Value, key: &str, name: &[u8]) {
     object[key] = json!(String::from_utf8_lossy(name));
     if std::str::from_utf8(name).is_err() {

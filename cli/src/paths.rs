@@ -41,7 +41,7 @@ impl Named {
         let archive = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));
         let at = match is_remote {
             true => {
-                // Behind "scheme://host/".
+                // After "scheme://host/".
                 let name = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').nth(2).map(|(at, _)| at);
                 colons.find(|&at| name.is_some_and(|name| at > name) && matches!(bytes.get(at + 1), None | Some(b'/')))
             }

@@ -14,7 +14,8 @@ use crate::output;
 /// Cost of a file in addition to its content, in bytes of content that take as long to copy.
 const COST_OF_A_FILE: u64 = 32 << 10;
 
-/// A line on standard error that goes away when the work is done. Nothing is shown where that is no terminal.
+/// Progress line on standard error that is removed when the work is done. Nothing is shown if that
+/// is not a terminal.
 pub(crate) struct Bar {
     line: Option<ProgressBar>,
     began: Instant,
@@ -30,7 +31,7 @@ struct Total {
     unwanted: AtomicBool,
 }
 
-/// A part of the work that is counted by itself: scanning, then copying.
+/// Part of the work with a count of its own: scanning, then copying.
 #[derive(Clone, Copy)]
 struct Part {
     verb: &'static str,
@@ -81,7 +82,7 @@ impl Bar {
         });
     }
 
-    /// Bytes, of so many where that is known.
+    /// Shows bytes, and the total where that is known.
     pub(crate) fn bytes(&self, verb: &'static str, bytes: u64, total: impl Into<Option<u64>>) {
         self.show(verb, bytes, |done| {
             let bytes = quantity::readable(bytes);
@@ -107,7 +108,7 @@ impl Bar {
         line.set_message(told(&Done { count, new: count.saturating_sub(part.from), time: part.began.elapsed() }));
     }
 
-    /// Takes the line away, so that something else can be said.
+    /// Removes the line, so that something else can be printed.
     pub(crate) fn wipe(&self) {
         self.wiper()();
     }
@@ -118,7 +119,7 @@ impl Bar {
         move || line.iter().for_each(ProgressBar::finish_and_clear)
     }
 
-    /// The line at the end of a command that says nothing else of how much it did.
+    /// Prints the last line of a command that reports its amount in no other way.
     pub(crate) fn done(&self, verb: &str, files: Option<u64>, bytes: u64) {
         self.wipe();
         if self.line.is_some() {

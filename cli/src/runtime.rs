@@ -62,7 +62,8 @@ pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Fai
     if let Some(mounted) = root_at(given, &table) {
         return Ok(at_point(&mounted.point));
     }
-    // The links on the way to a dead mount cannot be followed; those to a living one or to an archive can.
+    // The links on the way to a dead mount cannot be followed; those to a live one or to an archive
+    // can.
     let real = match real_path(given) {
         Ok(real) => real,
         Err(error) if error.kind() == ErrorKind::TimedOut => return Err(unresolved(given)),
@@ -70,7 +71,8 @@ pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Fai
     };
     let me = geteuid().as_raw();
     let Ok(name) = daemons::socket_name(&real) else { return Ok(None) };
-    // Which archive it serves says a daemon of another user itself, in a directory of that user's.
+    // The archive name of another user's daemon is that daemon's own claim, in a directory of that
+    // user.
     Ok(believed.into_iter().find(|(socket, status)| status.uid == me && name.is_of(socket)))
 }
 

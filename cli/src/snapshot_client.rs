@@ -121,7 +121,8 @@ impl Mounted {
         if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
             return Ok(Some(Mounted { socket, status }));
         }
-        // Before it is looked at: a mount that was lost, or is of another user, answers nothing that says so.
+        // Checked before access: a mount that was lost, or belongs to another user, returns no
+        // error that tells these apart.
         if let Some(mounted) = located::root_at(path, &mounts::all()) {
             return Err(runtime::unanswered(mounted));
         }
@@ -175,7 +176,8 @@ impl Mounted {
         Ok(())
     }
 
-    /// Removes those with these ids, unless one of `all` that they were chosen among is gone: then nothing more is removed, and the answer is false.
+    /// Removes the snapshots with these ids, which were chosen among `all`. If one of `all` is
+    /// gone, nothing more is removed, and the result is false.
     pub(crate) fn remove_among(&self, ids: &[u64], all: &[Snapshot]) -> Result<bool, Failure> {
         let mut gone: HashSet<u64> = HashSet::new();
         for chunk in ids.chunks(IDS) {
@@ -214,8 +216,8 @@ impl Mounted {
         id.ok_or_else(|| Failure::other("the daemon tells no id of its archive"))
     }
 
-    /// Has the daemon write into an open file; answers of which moment, the commit, and bytes of file data. None when too much has changed to bring
-    /// the file up to date.
+    /// Lets the daemon write a backup into an open file; returns the snapshot time, the commit, and
+    /// bytes of file data. None when too much has changed to update the file incrementally.
     pub(crate) fn back_up(
         &self,
         file: impl AsFd,
@@ -282,7 +284,7 @@ impl Mounted {
         go_on: &dyn Fn() -> lockbox::Result<()>,
     ) -> Result<(), Failure> {
         let point = self.point();
-        // Names are changed by this process as the daemon says, and only one's own daemon is obeyed.
+        // This process renames as the daemon requests, and only the user's own daemon is trusted.
         if !self.is_ours() {
             return Err(Failure::other(format!(
                 "{point} is mounted by user {}: only that user restores there",

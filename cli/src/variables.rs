@@ -1,4 +1,5 @@
-//! Environment variables that an archive keeps: the directory `/.lockbox/env`, one file for each, named after it.
+//! Environment variables stored in an archive: the directory `/.lockbox/env`, with one file per
+//! variable, named after it.
 use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::exchange::{Entries, resolve};
@@ -65,7 +66,7 @@ pub(crate) fn get(archive: &Archive, name: &str) -> Result<Zeroizing<Vec<u8>>, F
     Ok(value)
 }
 
-/// Gives a variable a value: the old one or the new one is there at any moment.
+/// Sets a variable: the old or the new value exists at any moment.
 pub(crate) fn set(archive: &Archive, name: &str, value: &[u8]) -> Result<(), Failure> {
     check_name(name)?;
     let fs = &**archive.file_system();

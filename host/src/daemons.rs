@@ -75,7 +75,7 @@ pub enum Holder {
     Nobody,
 }
 
-/// The number of this process's mount namespace; 0 where it is not known.
+/// Returns the number of this process's mount namespace; 0 if it is unknown.
 pub fn mount_namespace() -> u64 {
     fs::metadata("/proc/self/ns/mnt").map_or(0, |namespace| namespace.ino())
 }

@@ -1,4 +1,5 @@
-//! Keeps the memory of a program that holds secrets out of swap, core dumps and debuggers, and lets no limit on sizes end it.
+//! Keeps the memory of a program that holds secrets out of swap, core dumps and debuggers, and
+//! keeps limits on sizes from ending it.
 
 use std::fs;
 
@@ -9,8 +10,8 @@ use rustix::mm::{MlockAllFlags, mlockall};
 
 use crate::proc;
 
-/// The most that a key derivation takes unless the user raised it, and as much as everything else needs: where there is less, the machine
-/// would have to end programs instead of swapping.
+/// Largest memory of a key derivation unless the user raised it, plus the amount that everything
+/// else needs: with less, the machine would have to end programs instead of swapping.
 const NEEDED_KIB: u64 = (1024 + 256) << 10;
 
 /// The capability CAP_IPC_LOCK, which root of a container may lack.
@@ -34,13 +35,15 @@ pub fn may_lock_beyond_the_limit() -> bool {
     is_privileged(&read("/proc/self/status"), &read("/proc/self/uid_map"))
 }
 
-/// The same for a program that derives keys, where memory is plenty. Programs that take this one's place begin without it.
+/// Locks memory in a program that derives keys, if memory is plenty. Programs that replace this one
+/// by exec start without the lock.
 pub fn lock_memory_if_plenty() -> bool {
     let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     proc::kib(&table, "MemAvailable").is_some_and(|kib| kib >= NEEDED_KIB) && lock_memory()
 }
 
-/// A capability of another user namespace does not count: the kernel asks for that of the initial one, and shows either here.
+/// Returns whether the process has the capability in the initial user namespace. One of another
+/// namespace does not count: the kernel requires the initial one, and shows either here.
 fn is_privileged(status: &str, uid_map: &str) -> bool {
     uid_map.split_whitespace().eq(INITIAL_NAMESPACE)
         && proc::bits(status, "CapEff").is_some_and(|set| set >> IPC_LOCK & 1 == 1)
@@ -73,7 +76,8 @@ fn beyond_limit() -> SigSet {
     SigSet::from(Signal::SIGXFSZ)
 }
 
-/// A write that meets a limit on the size of files fails as on a full disk, instead of ending the program. Comes before any other thread.
+/// Makes a write beyond a limit on the size of files fail as on a full disk, instead of ending the
+/// program. Called before any other thread exists.
 pub fn outlive_size_limits() {
     let _ = beyond_limit().thread_block();
 }

@@ -33,7 +33,8 @@ pub use unlock::{unlock, unlock_damaged, unlock_limits};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A path for a message or a question: a terminal obeys nothing in it, and it looks like no other path.
+/// Formats a path for a message or a question: no part of it drives a terminal, and it looks like
+/// no other path.
 pub fn shown(path: &Path) -> String {
     lockbox_terminal::display(path.as_os_str().as_bytes())
 }

@@ -72,23 +72,23 @@ impl Mountpoint {
         umount2(&self.link().join(name), flags | MntFlags::UMOUNT_NOFOLLOW)
     }
 
-    /// A descriptor of the same directory that does more than name it: its file system is asked for that.
+    /// Opens the same directory with full access: its file system is asked for that.
     pub fn reopen(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(openat(CWD, self.link(), flags, Mode::empty())?)
     }
 
-    /// The mode of the directory, which its file system is asked for.
+    /// Returns the mode of the directory, asking its file system.
     pub fn mode(&self) -> io::Result<u32> {
         Ok(rustix::fs::fstat(&self.0)?.st_mode)
     }
 
-    /// The uid of the directory, which its file system is asked for.
+    /// Returns the uid of the directory, asking its file system.
     pub fn owner(&self) -> io::Result<u32> {
         Ok(rustix::fs::fstat(&self.0)?.st_uid)
     }
 
-    /// Returns whether the directory has no entries; its file system is asked for that.
+    /// Returns whether the directory has no entries, asking its file system.
     pub fn is_empty(&self) -> io::Result<bool> {
         for entry in rustix::fs::Dir::new(self.reopen()?)? {
             if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
@@ -217,8 +217,9 @@ impl PinnedMount {
         self.root.detach()
     }
 
-    /// Takes it away unless it is busy, which it would be by our own descriptor of it. So that goes before, and the mount is named by its
-    /// entry in the directory that is open: no link is followed, a mount point cannot be renamed, and only its user and root unmount it.
+    /// Unmounts it unless it is busy. Our own descriptor of it would keep it busy, so that is
+    /// closed before, and the mount is named by its entry in the open directory: no link is
+    /// followed, a mount point cannot be renamed, and only its user and root unmount it.
     ///
     /// # Errors
     /// The kernel's, as when it is busy.

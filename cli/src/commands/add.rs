@@ -116,7 +116,7 @@ pub(crate) fn copy_in(
     let closed = archive.close();
     let failed = |error| Lockbox::failure(&named.archive, error);
     let report = match imported {
-        // That it could not be closed says more.
+        // A failure to close takes precedence.
         Err(error @ Error::Interrupted(_)) => {
             closed.map_err(failed)?;
             let again =

@@ -1,4 +1,5 @@
-//! `lockbox backup`: copies a moment of an archive, mounted or not, into a file of its own or into an object store.
+//! `lockbox backup`: copies a snapshot of an archive, mounted or not, into a file of its own or
+//! into an object store.
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -53,11 +54,11 @@ const PIECE: usize = 1 << 20;
 trait Source {
     /// Fills a new file.
     fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure>;
-    /// Brings a backup up to now; None when too much has changed for that.
+    /// Updates a backup incrementally; None when too much has changed for that.
     fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure>;
     /// Returns whether no other user reads or writes it.
     fn is_ours(&self) -> bool;
-    /// Id and fingerprint of the archive, as far as they are known.
+    /// Returns the id and fingerprint of the archive, as far as they are known.
     fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
     /// Returns whether a file lies in the archive.
     fn holds(&self, file: BorrowedFd) -> bool;
@@ -301,7 +302,8 @@ struct OnlineBackup<'a> {
 }
 
 impl OnlineBackup<'_> {
-    /// Another user's daemon may be any program: nothing but an archive of its id is given to it, or gets a name.
+    /// Another user's daemon may be any program: it gets only an archive with its id, and only such
+    /// an archive gets a name.
     fn check(&self, place: &ExistingBackup) -> Result<(), Failure> {
         let checked = BackupDestination::check_archive(&*place.storage(), &self.mounted.archive_id()?);
         checked.map_err(|error| failure(self.args, error))

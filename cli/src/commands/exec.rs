@@ -276,7 +276,7 @@ impl Watch {
     }
 
     /// Takes the pending signal. Only one thread gets it and passes it on, so the program gets it
-    /// once: this thread, or the one that starts the program.
+    /// once: this thread, or the thread that starts the program.
     fn taken(&self) -> Act {
         match self.came.swap(0, Ordering::SeqCst) {
             signal @ (SIGTERM | SIGHUP) => Act::PassOn(signal),

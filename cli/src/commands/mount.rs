@@ -220,7 +220,8 @@ fn refuse_to_hide(directory: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// The mount program, called by its name alone: by a path of the system it would end with mount(8)'s codes.
+/// Returns the mount program, called by its name alone: with a path of the system it would exit
+/// with mount(8)'s codes.
 pub(crate) fn named_program() -> Command {
     let mut command = Command::new(program());
     command.arg0(NAMES[0]);

@@ -28,7 +28,7 @@ use crate::interrupt::{self, Interrupt};
 use crate::output::{self, Reader, complain, hex};
 use crate::progress::Bar;
 
-/// Lines of a link that a terminal is asked for.
+/// Number of prompts for a link at a terminal.
 const MAX_LINES: u32 = 6;
 
 /// State after an interrupted download of which nothing arrived.
@@ -171,7 +171,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     tell(args, &receipt)
 }
 
-/// A text is printed exactly, but on a terminal, which it must not drive and where a prompt follows.
+/// Prints a text exactly, except on a terminal, which it must not drive and where a prompt follows.
 fn print_text(text: &[u8]) -> Result<(), Error> {
     let mut out = io::stdout().lock();
     let failed = |source| Error::Io { context: "cannot print the text".into(), source };
@@ -185,7 +185,7 @@ fn print_text(text: &[u8]) -> Result<(), Error> {
     out.flush().map_err(failed)
 }
 
-/// Unpacks the tar of a directory, and says where it is.
+/// Unpacks the tar of a directory, and returns its path.
 fn unpacked(args: &Args, tar: &mut File, sent: &str, interrupt: &Interrupt) -> lockbox::Result<PathBuf> {
     let to = target(args.output.as_deref(), false);
     let (directory, exact) = match &to {

@@ -83,7 +83,7 @@ impl Args {
         let terminal = std::io::stdin().is_terminal();
         if let Some(file) = &self.recovery_code {
             let code = RecoveryCode::parse(&secret.bytes(file)?)?;
-            // A command line that says everything is not stopped for a question.
+            // A complete command line is not interrupted by a prompt.
             let asks = terminal && self.new_passfile.is_none();
             return Ok((code, if asks { None } else { Some(self.new_passphrase(path)?) }));
         }

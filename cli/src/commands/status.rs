@@ -90,7 +90,8 @@ fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
     }
     let table = mounts::all();
     let root = located::root_at(given, &table);
-    // The name of an archive says something only of a mount of this user's own for which no daemon answers.
+    // The name of an archive identifies only a mount of this user's own for which no daemon
+    // answers.
     let me = Some(geteuid().as_raw());
     let answers = |mounted: &Mounted, (_, status): &Daemon| status.mount_point_path() == mounted.point;
     let unanswered =

@@ -1,4 +1,5 @@
-//! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
+//! `lockbox umount`: unmounts an archive and returns when all data is on the medium and the daemon
+//! has exited.
 use std::cell::Cell;
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -191,8 +192,9 @@ fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
     }
 }
 
-/// Ends every mount of this user, for root of all users: each that cannot be ended is named, and the others go. All are ended side by side, so
-/// that a daemon that takes its time, or plays with ours, keeps no other mount from its end.
+/// Ends every mount of this user, for root of all users. Failures are reported for each mount, and
+/// the others still end. All end concurrently, so that a slow or hostile daemon delays no other
+/// mount.
 fn all(lazy: bool, named: bool) -> Result<(), Failure> {
     let daemons = runtime::believed()?;
     let table = mounts::mine();
@@ -225,7 +227,7 @@ fn all(lazy: bool, named: bool) -> Result<(), Failure> {
     together(failures)
 }
 
-/// One sentence with all of them: a window tells no more than one.
+/// Joins all failures in one sentence: a window shows no more than one.
 fn together(mut failures: Vec<Failure>) -> Result<(), Failure> {
     match failures.len() {
         0 => Ok(()),
@@ -356,7 +358,8 @@ fn is_left(theirs: bool, before: Option<&Mounted>) -> bool {
     theirs && before.is_some_and(|before| mounts::all().iter().any(|now| now.numbers() == before.numbers()))
 }
 
-/// Takes the mount out of the table in which umount(8) finds this program; only root's mounts are in it.
+/// Removes the mount from the table in which umount(8) finds this program; only root's mounts are
+/// in it.
 fn forget(point: &Path) {
     let registered = || fs::read_to_string("/run/mount/utab").is_ok_and(|table| table.contains("helper=lockbox"));
     // If another mount is there now, its line in the table must stay.

@@ -1,6 +1,6 @@
-//! Archives that are no files of this host: how programs name them, and how they are read.
+//! Remote archives: their names in programs, and access to them.
 //!
-//! `lockbox_remote` does the work behind an address.
+//! `lockbox_remote` implements access to an address.
 
 mod remote_access;
 

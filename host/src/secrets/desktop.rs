@@ -13,9 +13,11 @@ use super::error::{Error, Result};
 use super::read::PASSPHRASE;
 use super::{Bytes, program};
 
-/// Which of pinentry's answers is the one to its question: it greets, and then answers each line of the [`conversation`].
+/// Index of pinentry's answer to the question: it sends a greeting, and then answers each line of
+/// the [`conversation`].
 const TO_QUESTION: usize = 4;
-/// Why pinentry answers nothing when its window was closed, by itself or with the whole operation: codes of libgpg-error, without their source.
+/// Errors of pinentry when its window was closed, alone or with the whole operation: codes of
+/// libgpg-error, without their source.
 const CLOSED: [u32; 2] = [99, 198];
 
 /// Number of characters in a line of zenity's windows.
@@ -38,13 +40,14 @@ pub(crate) fn ask(question: &str) -> Result<Bytes> {
     let question = lockbox_terminal::sentence(question.trim_end_matches([':', ' ']));
     let (dialog, mut window) = open(|dialog| dialog.question(&question))?;
     if let Some(mut input) = window.stdin.take() {
-        // One that ended already says why by its end.
+        // A program that ended already reports the reason by its exit.
         let _ = input.write_all(conversation(&question).as_bytes());
     }
     let (answer, status) = program::answer_of(&mut window, dialog.name(), &PASSPHRASE)?;
     match dialog {
         Dialog::Pinentry => pin(&answer),
-        // Both say so when their window was closed, and when they could not open it, which they complain of themselves.
+        // Both exit with this code when their window was closed, and when they could not open it,
+        // which they report themselves.
         _ if status.code() == Some(1) => Err(Error::left()),
         _ if !status.success() => Err(Error::source(format!("{} failed: {status}", dialog.name()))),
         _ => Ok(answer),
@@ -67,7 +70,7 @@ pub fn is_there() -> bool {
     ["WAYLAND_DISPLAY", "DISPLAY"].iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
 
-/// Starts the first of the programs that is there.
+/// Starts the first installed program of them.
 fn open(arguments: impl Fn(Dialog) -> Vec<String>) -> Result<(Dialog, Child)> {
     if !is_there() {
         return Err(Error::source("there is no desktop to ask on: neither DISPLAY nor WAYLAND_DISPLAY is set"));

@@ -1,11 +1,13 @@
 //! Caches keys of archives in the kernel's keyring of the user for a limited time.
 //!
-//! The program hands over the cached secret (the volume key, never a passphrase, which may open other
-//! things too); its name is made of the archive's id. Only processes whose file system uid owns the key
-//! can see, read or drop it. The possessor has no rights: possession comes by the session keyring, which
-//! su(1), sudo(8), runuser(1) and setpriv(1) hand on to processes of other users. The key is created in
-//! the keyring of this process, gets its permissions and its timeout there, and only then is linked into
-//! the user's keyring, so there is no moment at which it has no timeout.
+//! The cached secret is the volume key, never a passphrase, which may open other things too; its
+//! name is made of the archive's id. Only processes whose file system uid owns the key can see,
+//! read or drop it.
+//!
+//! The possessor has no rights: possession is granted by the session keyring, which su(1), sudo(8),
+//! runuser(1) and setpriv(1) pass to processes of other users. The key is created in the keyring of
+//! this process, gets its permissions and its timeout there, and only then is linked into the
+//! user's keyring, so there is no moment at which it has no timeout.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -55,7 +57,8 @@ impl Keyring {
         let none = |error| Error::source(format!("the kernel keeps no keys for this process: {}", reason(error)));
         let user = KeyRing::from_special_id(KeyRingIdentifier::User, true).map_err(none)?;
         let own = KeyRing::from_special_id(KeyRingIdentifier::Process, true).map_err(none)?;
-        // Possession comes by a link from a keyring of the process; sessions that did not begin with a login have none to the user's.
+        // Possession requires a link from a keyring of the process; sessions that did not begin
+        // with a login have none to the user's.
         own.link_keyring(user).map_err(none)?;
         Ok(Keyring { user, own })
     }
@@ -124,7 +127,8 @@ impl Keyring {
     }
 }
 
-/// A line of /proc/keys, when it is a key of ours that still counts: id, flags, usage, end, permissions, uid, gid, type, description.
+/// Parses a line of /proc/keys, if it is a valid key of ours: id, flags, usage, end, permissions,
+/// uid, gid, type, description.
 fn of_list(line: &str) -> Option<Key> {
     let mut fields = line.split_ascii_whitespace();
     let id = i32::from_str_radix(fields.next()?, 16).ok()?;
@@ -171,7 +175,7 @@ pub fn parse_timeout(text: &str) -> std::result::Result<Duration, String> {
 mod tests {
     use super::*;
 
-    /// None on a machine without keyrings, which is said.
+    /// Returns None on a machine without keyrings, and prints that.
     fn keyring() -> Option<Keyring> {
         Keyring::open().map_err(|error| println!("not tested: {error}")).ok()
     }

@@ -41,7 +41,7 @@ pub(crate) fn choose(path: &Path, advice: bool) -> Result<Bytes> {
     }
 }
 
-/// Shows a new passphrase and has it typed, so that it is known to have been read.
+/// Shows a new passphrase and prompts for it, which proves that it was read.
 fn generated() -> Result<Bytes> {
     let words = lockbox::keys::new_passphrase().map_err(|error| Error::source(error.to_string()))?;
     for text in ["Write this passphrase down; it is not shown again:\n\n    ", &words, "\n\n"] {

@@ -161,7 +161,8 @@ impl PassphraseSources {
         matches!(self.source(), Ok(Source::Prompt | Source::Window))
     }
 
-    /// The passphrase typed once more, after one that is wrong: `why` is said with the question, and nowhere else.
+    /// Prompts again after a wrong passphrase: `why` is part of the question, and printed nowhere
+    /// else.
     pub(crate) fn once_more(&self, why: &str, path: &Path) -> Result<Bytes> {
         self.source()?.asked(&format!("{why}. {}", question(path)))
     }

@@ -136,7 +136,8 @@ impl Read for Owned {
     }
 }
 
-/// Hands `work` the tar of a directory, which is made while it is read: nothing of it lies anywhere but in memory.
+/// Passes `work` the tar of a directory, which is created while it is read and exists in memory
+/// alone.
 pub(super) fn with_directory<T>(
     name: &str,
     pack: impl FnOnce(&[u8], &mut dyn Write) -> Result<PackReport, lockbox::Error> + Send,

@@ -1,4 +1,5 @@
-//! `lockbox share PATH`: seals a file, a directory or a text, hands it to the daemon and prints the link.
+//! `lockbox share PATH`: encrypts a file, a directory or a text, uploads it to the daemon and
+//! prints the link.
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -125,7 +126,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             give(&mut content::standard_input(args.name.clone().unwrap_or_else(|| "stdin".into()))?)?
         }
         (Some(path), None) => {
-            // Before the thread that packs a directory is there.
+            // Installed before the thread that packs a directory exists.
             let interrupt = Interrupt::watch()?;
             from_host(args, Path::new(path), |source| share(args, &client, source, &interrupt))?
         }
@@ -171,7 +172,7 @@ fn share(
     let bar = Bar::new(args.quiet.0);
     let size = source.size();
     let terms = ShareTerms { expires_in: args.expires, max_claims: args.max_downloads };
-    // Of a small file it is not told when it goes.
+    // The upload of a small file is not reported.
     let whole = Arc::new(AtomicBool::new(true));
     let is_whole = whole.clone();
     let at_once = interrupt.ends_at_once(&bar, move || words(is_whole.load(Relaxed)).to_owned())?;

@@ -1,4 +1,4 @@
-//! `lockbox snapshot`: keeps moments of an archive, lists and removes them, compares them and brings them back.
+//! `lockbox snapshot`: creates, lists, removes, compares and restores snapshots of an archive.
 mod diff;
 mod prune;
 mod restore;
