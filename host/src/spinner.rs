@@ -35,7 +35,7 @@ impl Spinner {
                 let _ = terminal.write_all(WIPE.as_bytes()).and_then(|()| terminal.flush());
             }
         });
-        // Without a thread there is no word, and the work is done all the same.
+        // Without a thread nothing is shown, and the work is done nevertheless.
         Spinner(started.ok().map(|thread| (done, thread)))
     }
 }

@@ -7,8 +7,9 @@ pub fn utc(seconds: i64) -> String {
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// Year, month and day of a day counted from 1970-01-01, in the proleptic Gregorian calendar. Years are counted from March, so that
-/// the leap day is the last of a year; 719,468 days lie between 0000-03-01 and 1970-01-01.
+/// Returns the year, month and day of a day counted from 1970-01-01, in the proleptic Gregorian
+/// calendar. Years are counted from March, so that the leap day is the last of a year; 719,468 days
+/// lie between 0000-03-01 and 1970-01-01.
 pub fn civil(days: i64) -> (i64, i64, i64) {
     let days = days.saturating_add(719_468);
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));

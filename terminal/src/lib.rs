@@ -46,13 +46,15 @@ pub fn sentence(text: &str) -> String {
     shown
 }
 
-/// An error of the command line, when an argument is one that a terminal would obey, such as the name of a stranger's file.
+/// Returns an error of the command line, when an argument has characters that a terminal would
+/// obey, such as an untrusted file name.
 pub fn of_arguments(text: &str) -> Option<String> {
     let harmless = |argument: OsString| display(argument.as_bytes()).as_bytes() == argument.as_bytes();
     (!env::args_os().all(harmless)).then(|| lines(text))
 }
 
-/// A message without the numbers that the standard library gives the host's errors: their words say the same.
+/// Removes the numbers that the standard library adds to the host's errors: their words have the
+/// same meaning.
 pub fn without_numbers(mut text: String) -> String {
     while let Some(start) = text.find(" (os error ") {
         let Some(length) = text[start..].find(')') else { break };
@@ -82,7 +84,8 @@ pub fn display(bytes: &[u8]) -> String {
     shown
 }
 
-/// A line of JSON with the same meaning for every program that reads it: such characters are in strings only, where they may be `\uNNNN`.
+/// Escapes a line of JSON without changing its meaning to any parser: such characters are in
+/// strings only, where they may be `\uNNNN`.
 pub fn json(line: &str) -> String {
     let mut shown = String::with_capacity(line.len());
     for c in line.chars() {

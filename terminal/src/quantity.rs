@@ -1,4 +1,5 @@
-//! Reads times and sizes as people write them, a number with the letter of a unit, and shows sizes, rates and how long things take to them.
+//! Parses times and sizes, a number with the letter of a unit, and formats sizes, rates and
+//! durations.
 
 use std::fmt;
 use std::time::Duration;
@@ -75,7 +76,7 @@ pub fn readable(bytes: u64) -> String {
     }
 }
 
-/// `20 MiB/s`; none of less than a second, which says little.
+/// Returns a rate such as `20 MiB/s`; none for less than a second, which is not significant.
 pub fn rate(bytes: u64, time: Duration) -> Option<String> {
     (time.as_secs() > 0).then(|| format!("{}/s", readable((bytes as f64 / time.as_secs_f64()) as u64)))
 }

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     out.finish()
 }
 
-/// Shows how far a new file has come, and stops before it takes the archive's place when a signal came.
+/// Shows the progress of a new file, and after a signal stops before the file replaces the archive.
 pub(crate) struct Watch {
     bar: Bar,
     interrupt: Interrupt,

@@ -93,13 +93,13 @@ fn exists(path: &Path) -> Failure {
     Failure::other(format!("{} exists already; it was left as it is", shown(path)))
 }
 
-/// Comes as a writer to a place where no archive is.
+/// Opens a place without an archive as a writer.
 fn come(args: &Args) -> Result<Bucket, Failure> {
     let (path, remote) = (&args.archive, &args.remote.remote);
     remote::check_writable(path).map_err(|error| Failure::at(path, &error))?;
     match ArchiveLocation::at(path, remote) {
         Ok(_) => return Err(exists(path)),
-        // Nothing is there, or a writer came before and has not committed anything.
+        // The place is empty, or an earlier writer has not committed anything.
         Err(Error::NotArchive(_)) => {}
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(Failure::at(path, &error)),

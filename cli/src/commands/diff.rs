@@ -1,4 +1,4 @@
-//! `lockbox diff`: tells how two trees differ, each of an archive or of the host.
+//! `lockbox diff`: reports the differences between two trees, each of an archive or of the host.
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -113,7 +113,7 @@ impl Side {
     }
 }
 
-/// Anything that is no archive is compared as a file.
+/// Any file that is not an archive is compared as a file.
 fn is_archive(path: &Path) -> bool {
     remote::is_remote(path) || (path.is_file() && !matches!(keys::identify(path), Err(Error::NotArchive(_))))
 }

@@ -253,7 +253,7 @@ impl Private {
         entries.any(|entry| entry.path() != self.file || self.differs(fs, path))
     }
 
-    /// Leaves everything where it is, which the failure says then.
+    /// Leaves all files in place, and adds their path to the failure.
     fn keep(self, mut failure: Failure) -> Failure {
         failure.message += &format!("; what was edited is in {}", shown(&self.file));
         std::mem::forget(self);
@@ -292,7 +292,7 @@ const STARTING: i32 = -1;
 struct Watch {
     /// The editor's process; STARTING while it is made, or 0.
     editor: Arc<AtomicI32>,
-    /// The signal that came, or 0.
+    /// Number of the signal that arrived, or 0.
     came: Arc<AtomicU8>,
 }
 
@@ -325,12 +325,12 @@ fn end(editor: i32, signal: u8) {
     if editor > 0
         && let Ok(signal) = Signal::try_from(i32::from(signal))
     {
-        // It may have ended by itself.
+        // The editor may have ended already.
         let _ = kill(Pid::from_raw(editor), signal);
     }
 }
 
-/// Runs the editor on the file, and tells how it ended.
+/// Runs the editor on the file, and returns its wait status.
 fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     let named = ["VISUAL", "EDITOR"].iter().filter_map(std::env::var_os).find(|editor| !editor.is_empty());
     let named = named.unwrap_or_else(|| USUAL.into());
@@ -346,7 +346,7 @@ fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     let cannot = |errno: nix::errno::Errno| Failure::host("cannot run the editor", &errno.into());
     let pid = spawn(&words, &variables).map_err(cannot)?;
     watch.editor.store(pid.as_raw(), Ordering::SeqCst);
-    // One that came just before.
+    // Signal that arrived just before.
     end(pid.as_raw(), watch.came.load(Ordering::SeqCst));
     let ended = loop {
         match waitpid(pid, None) {

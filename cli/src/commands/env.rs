@@ -1,4 +1,5 @@
-//! `lockbox env`: sets, prints, lists and removes environment variables that an archive keeps for `lockbox run`.
+//! `lockbox env`: sets, prints, lists and removes environment variables stored in an archive for
+//! `lockbox run`.
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
 //! `lockbox exec`: runs a program on an archive that is mounted for it and its children alone.
 //!
-//! # Who sees the content
+//! # Visibility of the content
 //! The mount is made in a private mount namespace, whose mounts propagate to no other. So it can be
 //! reached only by:
 //!
@@ -10,7 +10,7 @@
 //! Processes that have the passphrase or the key (the mount program and the daemon) may be
 //! inspected by root alone, as with any mount ([`lockbox_host::namespaces`]).
 //!
-//! # When it ends
+//! # End of the mount
 //! Every descendant of the program is inherited by this process when its parent ends. So when no
 //! child is left, the mount has no user left.
 use std::ffi::{OsStr, OsString};
@@ -83,18 +83,19 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     if !io::stdin().is_terminal() {
         mounting.stdin(Stdio::null());
     }
-    // Outside of the namespaces: see [`lockbox_host::namespaces`]. It waits for them before it does anything.
+    // Started outside of the namespaces: see [`lockbox_host::namespaces`]. It waits for them before
+    // it does anything.
     let mut begun = mounting.spawn().map_err(|error| cannot_run(mounting.get_program(), &error))?;
     // A user namespace is entered by a process with one thread.
     let entered = enter_namespaces().and_then(|namespaces| Ok((namespaces, Watch::begin(signals, &place.0)?)));
     let (namespaces, watch) = entered.inspect_err(|_| {
         let _ = begun.kill().and_then(|()| begun.wait());
     })?;
-    // When it is gone already it said why.
+    // If it has ended already it has reported the reason.
     let _ = Namespaces::send(Some(&namespaces), &socket);
     let mounted = begun.wait().map_err(|error| cannot_run(mounting.get_program(), &error))?;
     if !mounted.success() {
-        // It said why.
+        // It has reported the reason.
         return Err(Failure::new(code(mounted), ""));
     }
     if let Some(number) = args.sources.passphrase.passfd {
@@ -219,7 +220,8 @@ fn enter_namespaces() -> Result<Namespaces, Failure> {
     Namespaces::own(of_user).map_err(|error| Failure::host("cannot open the namespaces", &error))
 }
 
-/// In place of its process id: no program runs yet; it has ended; it has ended, and others that it started are waited for.
+/// Values in place of the program's process id: not started yet; ended; ended, with other processes
+/// that it started still awaited.
 const NONE: i32 = 0;
 const ENDED: i32 = -1;
 const OTHERS: i32 = -2;
@@ -230,7 +232,7 @@ const OTHERS: i32 = -2;
 #[derive(Clone, Default)]
 struct Watch {
     program: Arc<AtomicI32>,
-    /// The last one that came and was not yet passed on, or 0.
+    /// Last signal that arrived and was not yet passed on, or 0.
     came: Arc<AtomicI32>,
 }
 
@@ -293,7 +295,7 @@ impl Watch {
         }
     }
 
-    /// One that came before that was known is for the program.
+    /// Stores the program's id, and passes it a signal that arrived before.
     fn begun(&self, program: Pid) {
         self.now(program.as_raw());
         if let Act::PassOn(signal) = self.taken() {
@@ -305,7 +307,7 @@ impl Watch {
         self.program.store(program, Ordering::SeqCst);
     }
 
-    /// One that came before there was a program ends the command.
+    /// Fails if a signal arrived before the program was started, which ends the command.
     fn check(&self) -> Result<(), Failure> {
         match self.came.load(Ordering::SeqCst) {
             0 => Ok(()),

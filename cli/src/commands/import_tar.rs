@@ -97,7 +97,7 @@ fn rest_of(tar: &mut File) -> Option<u64> {
     length.checked_sub(tar.stream_position().ok()?)
 }
 
-/// The tar, as long as no signal came.
+/// Reader of the tar that fails after a signal.
 struct Watched<'a> {
     tar: File,
     interrupt: &'a Interrupt,

@@ -83,7 +83,7 @@ struct List<'a> {
     out: Output,
     users: HashMap<u32, String>,
     groups: HashMap<u32, String>,
-    /// Entries and directories that were told and left out.
+    /// Number of entries and directories that were reported and left out.
     unreadable: u64,
 }
 
@@ -94,7 +94,8 @@ impl List<'_> {
             return self.entries(path, &[ListingEntry { name: path.to_vec(), attributes }], true);
         }
         let start: &[u8] = if path.iter().all(|&b| b == b'/') { b"/" } else { without_end_slashes(path) };
-        // A stack of paths, the next one on top: directories are listed one after the other as ls(1) does.
+        // Stack of paths, the next one on top: directories are listed one after the other as ls(1)
+        // does.
         let mut directories = vec![(start.to_vec(), attributes)];
         let mut first = true;
         while let Some((path, attributes)) = directories.pop() {

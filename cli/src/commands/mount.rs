@@ -158,7 +158,8 @@ fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
     Ok((command, directory))
 }
 
-/// Has the user's file manager show a directory; else why not. It outlives this program, and gets no signal that is for this one.
+/// Shows a directory in the user's file manager, or returns the reason of a failure. The file
+/// manager outlives this program, and gets no signal sent to it.
 fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
     // Programs that root runs on the display of another user can be controlled by that user.
     if geteuid().is_root() {
@@ -170,7 +171,7 @@ fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
     let path = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     let mut opener = Command::new(OPENER);
     opener.arg(path).process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // That there are no core dumps is for this program alone.
+    // The ban on core dumps is for this program alone.
     cores.restore();
     match opener.spawn() {
         Ok(_) => Ok(()),
@@ -189,7 +190,8 @@ fn beside(archive: &Path) -> Result<PathBuf, Failure> {
         return Err(named("beside an address there is no directory"));
     }
     let directory = archive.with_extension("");
-    // A relative path through `..` and the like has no name, and a name without a suffix is the archive's own.
+    // A relative path through `..` and the like has no name, and without a suffix the name is the
+    // archive's own.
     if archive.file_name().is_none() || directory == *archive {
         return Err(named(&format!("{} has no suffix, such as .lbx, to leave out", shown(archive))));
     }

@@ -178,8 +178,8 @@ impl PassphraseSources {
         }
     }
 
-    /// The old and the new passphrase; the new one from the file `new` if there is one. Standard input gives both when it has to, one a
-    /// line.
+    /// Returns the old and the new passphrase; the new one from the file `new` if there is one. If
+    /// both are read from standard input, each is one line.
     ///
     /// # Errors
     /// As [`PassphraseSources::new_passphrase`].
@@ -221,7 +221,8 @@ impl PassphraseSources {
         answer.ok()
     }
 
-    /// A passphrase to be set by a command that does not need the one there is: from `file`, typed twice, or from standard input.
+    /// Returns a passphrase to be set by a command that does not need the current one: from `file`,
+    /// typed twice, or from standard input.
     ///
     /// # Errors
     /// As [`PassphraseSources::new_passphrase`].
@@ -233,10 +234,11 @@ impl PassphraseSources {
         }
     }
 
-    /// Another secret that is no longer than a passphrase: from `file`, or standard input for `-`.
+    /// Reads another secret that is no longer than a passphrase: from `file`, or standard input for
+    /// `-`.
     ///
     /// # Errors
-    /// One sentence when it cannot be read or others may read it.
+    /// One sentence when it cannot be read or other users may read it.
     pub fn bytes(&self, file: &Path) -> Result<Bytes> {
         if file == Path::new("-") { read::input(&PASSPHRASE) } else { read::file(file, &PASSPHRASE, self.privacy()) }
     }

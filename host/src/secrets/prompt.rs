@@ -168,7 +168,8 @@ pub fn ask_openly(question: &str) -> Option<String> {
     Some(line.trim_end_matches(['\n', '\r']).to_owned())
 }
 
-/// Asks for one of two choices that others may see, of which `no` may have a name too. None without a terminal.
+/// Prompts for one of two choices, with echo; `no` may have a name too. Returns None without a
+/// terminal.
 pub fn confirm_openly(question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
     let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
     Some(is_yes(&ask_openly(&format!("{question} {choice} "))?))

@@ -19,7 +19,8 @@ use crate::shown;
 /// wait for ever.
 const WRITER_DEADLINE: Duration = Duration::from_secs(60);
 
-/// One kind of secret: its name in sentences, and the most bytes that it can have. More is a mistake, such as a wrong file.
+/// Kind of secret: its name in messages, and its largest size in bytes. A larger one is a mistake,
+/// such as a wrong file.
 pub(crate) struct SecretKind {
     pub(crate) name: &'static str,
     pub(crate) most: usize,
@@ -30,7 +31,8 @@ pub(crate) const PASSPHRASE: SecretKind = SecretKind { name: "passphrase", most:
 /// Something secret that opens nothing.
 const VALUE: SecretKind = SecretKind { name: "value", most: 64 << 10 };
 
-/// Reads something secret that opens nothing, such as a token to keep, from `file` or standard input, and cuts one line end off.
+/// Reads a secret that opens nothing, such as a token to store, from `file` or standard input, and
+/// strips one line end.
 ///
 /// # Errors
 /// One sentence when it cannot be read or is longer than 64 KiB.
@@ -57,7 +59,7 @@ pub fn without_line_end(mut bytes: Bytes) -> Bytes {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Privacy {
     Demanded,
-    /// The user said so, or the directory protects it.
+    /// The user allows it, or the directory protects the file.
     Waived,
 }
 
@@ -114,7 +116,8 @@ fn wait_again(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a descriptor that the program was started with, and closes it: nothing that is started later shall inherit it.
+/// Reads a descriptor inherited at the start of the program, and closes it, so that no child
+/// inherits it.
 pub(crate) fn descriptor(number: RawFd, what: &SecretKind) -> Result<Bytes> {
     let name = format!("descriptor {number}");
     let failed = |e: io::Error| Error::host(format!("cannot read the {} from {name}", what.name), &e);
@@ -133,8 +136,9 @@ fn take(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: used for one system call, which answers EBADF for a number that is not open.
     let inherited = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl(inherited, FcntlArg::F_GETFD)?;
-    // SAFETY: it is open, as was just answered, and the user says that it was opened for this program to read a secret from. The programs
-    // ask for secrets before they open anything that they keep, so nothing of their own has the number.
+    // SAFETY: the descriptor is open, as was just checked, and the user states that it was opened
+    // for this program to read a secret from. The programs ask for secrets before they open
+    // anything that they keep, so no descriptor of their own has the number.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -149,7 +153,8 @@ fn input_file() -> io::Result<File> {
     Ok(io::stdin().as_fd().try_clone_to_owned()?.into())
 }
 
-/// Reads to the end, into memory reserved beforehand: a vector that grew would leave copies behind.
+/// Reads to the end, into memory reserved beforehand: a growing vector would leave copies in
+/// memory.
 pub(crate) fn all(mut source: impl Read, what: &SecretKind, name: &str) -> Result<Bytes> {
     let mut bytes = Zeroizing::new(vec![0; what.most + 1]);
     let mut length = 0;

@@ -14,7 +14,8 @@ use super::{Candidate, host};
 use crate::paths::Named;
 use crate::variables;
 
-/// The key that is kept, if it still opens the archive. One that does not is left to a command that may change something.
+/// Returns the cached key, if it still opens the archive. One that does not is left to a command
+/// that may change something.
 fn kept(archive: &Path) -> Option<UnlockedKey> {
     // A key press sends nothing over the network.
     if remote::is_remote(archive) || !archive.is_file() {
@@ -24,7 +25,7 @@ fn kept(archive: &Path) -> Option<UnlockedKey> {
     keys::accept_kept(archive, &Keyring::open().ok()?.kept(&id)?)
 }
 
-/// The archive, as it is: nothing that this user saw of it is compared, and nothing of it is remembered.
+/// Opens the archive as it is: without a rollback check, and without recording its state.
 fn opened(archive: &OsStr) -> Option<Archive> {
     let archive = host::path(archive.as_bytes());
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };

@@ -15,7 +15,8 @@ use rustix::fs::{FileType as FileKind, Mode, OFlags, fstat, open};
 
 use super::Candidate;
 
-/// Above so many files only their names tell which ones are archives: to open each would take longer than a person waits.
+/// Number of files above which only their names identify archives: opening each would take longer
+/// than a person waits.
 const MOST_OPENED: usize = 2000;
 
 /// Kind of entries listed in addition to directories.

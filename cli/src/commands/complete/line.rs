@@ -18,7 +18,7 @@ pub(super) struct Line<'a> {
     words: Vec<&'a OsStr>,
     /// Values of options.
     values: Vec<(&'a Arg, &'a OsStr)>,
-    /// After `--` there are no options.
+    /// True after `--`, which ends the options.
     escaped: bool,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Line<'a> {
 pub(super) enum CursorContext<'a, 'w> {
     /// The name of an option.
     Option,
-    /// The value of an option, behind a part of the word that is the option.
+    /// The value of an option; `stem` is the part of the word before it, which is the option.
     Value { argument: &'a Arg, stem: &'w [u8], typed: &'w [u8] },
     /// A command, or the value of an argument.
     Word { argument: Option<&'a Arg> },
@@ -34,7 +34,7 @@ pub(super) enum CursorContext<'a, 'w> {
 
 /// Word that begins with a dash, by its role.
 enum Dashed<'a, 'w> {
-    /// An option, behind it its value if that is in the word; `usize` is where it begins.
+    /// An option, and its value if that is in the same word; `usize` is the start of the value.
     Known(&'a Arg, Option<(usize, &'w [u8])>),
     Unknown,
 }

@@ -159,7 +159,8 @@ pub(crate) fn print_recovery_code(path: &Path, slot: u8, code: &RecoveryCode) ->
     out.finish()
 }
 
-/// The slot will be durable, so the file must have its name then; half a key is none, and would be in the way of the next try.
+/// Writes the key file. The slot will be durable, so the file must have its name by then; half a
+/// key is useless, and would block the next try.
 fn generate(path: &Path) -> Result<(), Failure> {
     let bytes = keys::new_key_file()?;
     let made = HostEntry::of(path).and_then(|entry| entry.write_new(&*bytes));
@@ -172,7 +173,7 @@ fn generate(path: &Path) -> Result<(), Failure> {
     })
 }
 
-/// The first line that is no comment.
+/// Returns the first line that is not a comment.
 fn first_line(path: &Path) -> Result<String, Failure> {
     const MOST: u64 = 64 << 10;
     let failed = |e: std::io::Error| Failure::host(format!("cannot read the recipient from {}", shown(path)), &e);
