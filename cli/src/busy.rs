@@ -33,7 +33,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// In JSON.
+    /// Returns the name in JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::WorkingDirectory => "working-directory",
@@ -73,15 +73,15 @@ pub(crate) fn by_whom(mounted: &Mounted) -> Option<String> {
     (!found.is_empty()).then(|| found.join(", "))
 }
 
-/// The processes that use the mount, as far as this user may see them.
+/// Returns the processes that use the mount, as far as this user may see them.
 pub(crate) fn users(mounted: &Mounted) -> Vec<User> {
     let others = numbers(Path::new("/proc")).filter(|&pid| pid != std::process::id());
     others.filter_map(|pid| use_of(pid, mounted)).collect()
 }
 
-/// A process of each other mount namespace in which the file system with this device number is
-/// mounted, in words, as far as this user may see them; not of that of its own daemon. Such a mount
-/// keeps the file system alive when it is gone here, as one in a container does.
+/// Returns a process of each other mount namespace in which the file system with this device number
+/// is mounted, in words, as far as this user may see them; not of that of its own daemon. Such a
+/// mount keeps the file system alive when it is gone here, as one in a container does.
 pub(crate) fn users_in_other_namespaces(device: u64, of_daemon: u64) -> Vec<String> {
     let mut seen = vec![daemons::mount_namespace(), of_daemon];
     let mut found = Vec::new();
@@ -102,7 +102,7 @@ pub(crate) fn users_in_other_namespaces(device: u64, of_daemon: u64) -> Vec<Stri
     found
 }
 
-/// The first mount of the file system in a table.
+/// Returns the first mount of the file system in a table.
 fn point_of(table: &[u8], device: u64) -> Option<PathBuf> {
     let mut mounts = table.split(|&byte| byte == b'\n').filter_map(mounts::parse);
     mounts.find(|mounted| mounted.device == device).map(|mounted| mounted.point)

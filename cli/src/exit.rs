@@ -102,7 +102,7 @@ impl Program for Lockbox {
     }
 }
 
-/// The failure of a command that was given the mount point in place of the archive.
+/// Returns the failure of a command that was given the mount point in place of the archive.
 pub(crate) fn mount_point(path: &Path, mounted: &Mounted, code: u8) -> Failure {
     let archive = shown(&mounted.source);
     Failure::new(
@@ -111,7 +111,7 @@ pub(crate) fn mount_point(path: &Path, mounted: &Mounted, code: u8) -> Failure {
     )
 }
 
-/// The refusal with its remedy, as one sentence.
+/// Returns the refusal with its remedy, as one sentence.
 fn advised(refusal: &Refusal) -> String {
     let remedy = match refusal {
         Refusal::Costly { .. } => "; raise the limit with --kdf-limit if you trust the archive",
@@ -147,7 +147,8 @@ pub(crate) fn mending(finding: FindingKind) -> &'static str {
     }
 }
 
-/// The gravest of the failures of single objects, which were shown one by one; None without any.
+/// Returns the gravest of the failures of single objects, which were shown one by one; None without
+/// any.
 pub(crate) fn of_problems(problems: &[Problem]) -> Option<Failure> {
     let worst = gravest(problems)?;
     let count = problems.len();
@@ -155,7 +156,7 @@ pub(crate) fn of_problems(problems: &[Problem]) -> Option<Failure> {
     Some(Failure::new(worst, format!("{objects} not copied in full; see above")))
 }
 
-/// Their exit code; None without any.
+/// Returns their exit code; None without any.
 pub(crate) fn gravest(problems: &[Problem]) -> Option<u8> {
     let codes = problems.iter().map(|problem| match &problem.cause {
         ProblemCause::Changed | ProblemCause::Itself => OTHER,
@@ -175,7 +176,7 @@ mod tests {
         command.get_subcommands().for_each(|command| options(command, found));
     }
 
-    /// The words of a command line in quotes.
+    /// Returns the words of a command line in quotes.
     fn commands(text: &str) -> impl Iterator<Item = Vec<&str>> {
         text.split('\'').skip(1).step_by(2).map(|quoted| quoted.split(' ').collect())
     }

@@ -35,7 +35,7 @@ pub(crate) fn short() -> StyledStr {
     text.into()
 }
 
-/// Every command with its sentence.
+/// Returns every command with its sentence.
 pub(crate) fn whole() -> StyledStr {
     // One list, so that all sentences begin in the same column.
     let mut text = format!("\n{}", list(&GROUPS.map(|(_, commands)| commands).concat()));

@@ -47,7 +47,8 @@ impl KdfArgs {
     }
 }
 
-/// Half of the machine's memory, at most 1 GiB: the archive is to open on other machines too.
+/// Returns half of the machine's memory, at most 1 GiB: the archive is to open on other machines
+/// too.
 fn memory_limit_kib() -> u32 {
     const MOST: u32 = 1 << 20;
     let table = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();

@@ -115,7 +115,7 @@ impl UnlockArgs {
         KeyAccess { secrets, limits: self.limit.limits(), seen: self.seen.options(archive.path()) }
     }
 
-    /// A key file that is to open the archive from now on; private like any other.
+    /// Reads a key file that is to open the archive from now on; it must be private like any other.
     pub(crate) fn new_key_file(&self, path: &Path) -> Result<KeyFile, Failure> {
         let passphrase = PassphraseSources { passfile_any: self.sources.passphrase.passfile_any, ..Default::default() };
         let sources = Sources { keyfile: Some(PathBuf::from(path)), passphrase, ..Sources::default() };
@@ -132,7 +132,7 @@ impl UnlockArgs {
     }
 }
 
-/// The failure of a change of keys.
+/// Returns the failure of a change of keys.
 pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     let path = place.path();
     match &error {

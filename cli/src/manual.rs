@@ -15,7 +15,7 @@ struct Item {
     inner: BTreeSet<String>,
 }
 
-/// The lines of a section, without its title.
+/// Returns the lines of a section, without its title.
 fn section(title: &str) -> Vec<&'static str> {
     let after = PAGE.lines().skip_while(|line| *line != title).skip(1);
     let lines: Vec<_> = after.take_while(|line| !line.starts_with(".Ss ") && !line.starts_with(".Sh ")).collect();
@@ -23,7 +23,7 @@ fn section(title: &str) -> Vec<&'static str> {
     lines
 }
 
-/// `-lazy` and `l` of `.It Fl -lazy , l Ar file`.
+/// Returns `-lazy` and `l` of `.It Fl -lazy , l Ar file`.
 fn options(line: &str) -> impl Iterator<Item = String> {
     let flags = line.strip_prefix(".It Fl ").unwrap_or_default();
     let named = flags.split([',']).filter_map(|flag| flag.trim().trim_start_matches("Fl ").split(' ').next());
@@ -65,7 +65,7 @@ fn of_command(command: &clap::Command) -> BTreeSet<String> {
         .collect()
 }
 
-/// The commands that do something, with their full names.
+/// Returns the commands that do something, with their full names.
 fn commands() -> Vec<(String, clap::Command)> {
     fn add(command: &clap::Command, before: &str, all: &mut Vec<(String, clap::Command)>) {
         for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help" && !inner.is_hide_set()) {

@@ -79,8 +79,8 @@ impl WriterArgs {
     }
 }
 
-/// The archive at a path of this host. A mount point is refused before it is opened: a daemon that
-/// is stopped would never answer.
+/// Returns the archive at a path of this host. A mount point is refused before it is opened: a
+/// daemon that is stopped would never answer.
 fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
     match located::root_at(archive, &mounts::all()) {
         Some(mounted) => Err(mount_point(archive, mounted, NOT_ARCHIVE)),
@@ -251,7 +251,7 @@ impl ArchiveArgs {
         self.open_at(&key, Some(writer), &MomentArgs::default())
     }
 
-    /// For backups: one that was not closed is put in order.
+    /// Opens the archive for backups: one that was not closed is repaired first.
     pub(crate) fn read_for_backup(&self) -> Result<(Archive, Interrupt), Failure> {
         self.probe(None)?;
         let key = self.unlock(&self.opening.sources)?;
@@ -420,7 +420,7 @@ impl ArchiveArgs {
     }
 }
 
-/// The attributes of a regular file of the archive.
+/// Returns the attributes of a regular file of the archive.
 pub(crate) fn regular_file(fs: &FileSystem, path: &[u8]) -> Result<Attributes, Failure> {
     let failed = |error| Failure::of(display(path), &error);
     let attributes = resolve(fs, path).map_err(failed)?;

@@ -77,7 +77,7 @@ fn reason(problem: &Problem) -> String {
     }
 }
 
-/// The library's log goes to standard error; `LOCKBOX_LOG` chooses how much of it.
+/// Sends the library's log to standard error; `LOCKBOX_LOG` sets its level.
 pub(crate) fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LOCKBOX_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
@@ -107,19 +107,19 @@ impl Reader {
         if stream.is_terminal() { Reader::Person } else { Reader::Program }
     }
 
-    /// For a person in the time of where they are, with its offset; else in UTC.
+    /// Formats a time, for a person in the local time with its offset; else in UTC.
     pub(crate) fn time(self, time: Timestamp) -> String {
         let local = || local(time.seconds, TimeZone::system());
         let here = if self == Reader::Person { local() } else { None };
         here.unwrap_or_else(|| format!("{} UTC", time.utc()))
     }
 
-    /// The same of seconds since 1970.
+    /// The same for seconds since 1970.
     pub(crate) fn seconds(self, seconds: u64) -> String {
         self.time(Timestamp { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 })
     }
 
-    /// For a person in a unit that fits; else exactly.
+    /// Formats a size, for a person in a unit that fits; else exactly.
     pub(crate) fn size(self, bytes: u64) -> String {
         match self {
             Reader::Person => quantity::readable(bytes),
@@ -128,7 +128,7 @@ impl Reader {
     }
 }
 
-/// None for a year of more than four digits.
+/// Returns None for a year of more than four digits.
 fn local(seconds: i64, zone: TimeZone) -> Option<String> {
     let time = jiff::Timestamp::from_second(seconds).ok()?.to_zoned(zone);
     Some(time.strftime("%Y-%m-%d %H:%M:%S %:z").to_string())
@@ -158,7 +158,7 @@ impl Output {
         self.bytes(b"\n")
     }
 
-    /// A name of the archive: as it is for a program, made harmless for a terminal.
+    /// Prints a name of the archive: unchanged for a program, escaped for a terminal.
     pub(crate) fn name(&mut self, name: &[u8]) -> Result<(), Failure> {
         match self.reader {
             Reader::Person => self.bytes(display(name).as_bytes()),
@@ -186,7 +186,7 @@ impl Watched {
         Watched { out: io::stdout().lock(), failed: None }
     }
 
-    /// The failure to write, when there was one.
+    /// Returns the failure to write, when there was one.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.failed.as_ref().map(exit::of_output)
     }
@@ -239,7 +239,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// RFC 3339 with nanoseconds.
+/// Formats a time as RFC 3339 with nanoseconds.
 pub(crate) fn rfc3339(time: Timestamp) -> String {
     format!("{}.{:09}Z", time.utc().replace(' ', "T"), time.nanos)
 }

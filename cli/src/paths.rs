@@ -66,7 +66,7 @@ fn check(path: &[u8]) -> Result<(), Failure> {
     components(path).map(drop).map_err(|error| Failure::of(display(path), &error))
 }
 
-/// The one archive in which all of the arguments name something, and the paths in it.
+/// Returns the one archive in which all arguments name an object, and the paths in it.
 pub(crate) fn in_one_archive<A: AsRef<OsStr>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> Result<(PathBuf, Vec<Vec<u8>>), Failure> {

@@ -24,7 +24,7 @@ pub(crate) fn believed() -> Result<Vec<Daemon>, Failure> {
     Ok(believed.map(|(socket, status)| (socket, daemons::located(status, &table))).collect())
 }
 
-/// All places are asked side by side, so that a slow one keeps no other waiting.
+/// Asks all places concurrently, so that a slow one delays no other.
 fn daemons() -> Result<Vec<Daemon>, Failure> {
     let me = geteuid().as_raw();
     let places = daemons::all_places();
@@ -102,7 +102,7 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     ))
 }
 
-/// Why a path is not resolved that leads on below a mount.
+/// Returns the reason why a path below a mount is not resolved.
 fn unresolved(given: &Path) -> Failure {
     match Located::of(given).ok().as_ref().and_then(Located::mount) {
         Some(mounted) => unanswered(mounted),
@@ -110,7 +110,7 @@ fn unresolved(given: &Path) -> Failure {
     }
 }
 
-/// Why nothing can be asked of a mount that is in the kernel's table.
+/// Returns the reason why a mount in the kernel's table cannot be asked.
 pub(crate) fn unanswered(mounted: &Mounted) -> Failure {
     let point = shown(&mounted.point);
     let me = geteuid();

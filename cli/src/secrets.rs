@@ -49,7 +49,7 @@ pub(crate) fn forget_kept(site: ArchiveSource<'_>) {
     }
 }
 
-/// A passphrase to be set.
+/// Returns a passphrase to be set.
 pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Passphrase, Failure> {
     Ok(sources.new_passphrase(archive)?.into())
 }

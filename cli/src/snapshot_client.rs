@@ -132,7 +132,7 @@ impl Mounted {
         Ok(None)
     }
 
-    /// The mount point, for messages.
+    /// Returns the mount point, for messages.
     fn point(&self) -> String {
         shown(&self.status.mount_point_path())
     }

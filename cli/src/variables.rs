@@ -20,7 +20,7 @@ const UNFINISHED: &[u8] = b".new";
 pub(crate) const MAX_VALUE: usize = 64 << 10;
 const MAX_NAME: usize = 255;
 
-/// A name that is one in every shell.
+/// Refuses a name that is not valid in every shell.
 pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     let begins = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
     if begins && name.len() <= MAX_NAME && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
@@ -51,7 +51,7 @@ pub(crate) fn names(archive: &Archive) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// The value of a variable.
+/// Returns the value of a variable.
 pub(crate) fn get(archive: &Archive, name: &str) -> Result<Zeroizing<Vec<u8>>, Failure> {
     check_name(name)?;
     let fs = archive.file_system();

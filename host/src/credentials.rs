@@ -74,7 +74,7 @@ impl Credentials {
         self.secrets.passphrase.is_some() && sources.passphrase.is_typed()
     }
 
-    /// The failure of unlocking the archive at `path` with the wrong ones.
+    /// Returns the failure of unlocking the archive at `path` with the wrong ones.
     pub fn wrong<P: Program>(&self, path: &Path) -> Failure<P> {
         let mut failure = match &self.mistyped {
             Some(error) => Failure::new(WRONG_KEY, about::<P>(path, Failure::<P>::sentence(error))),

@@ -22,10 +22,10 @@ pub fn directory() -> OwnRuntimeDir {
     control::own_runtime_dir(given().as_deref(), geteuid().as_raw())
 }
 
-/// The same as a path, made if it is not there.
+/// Returns the same as a path, and creates it if it does not exist.
 ///
 /// # Errors
-/// When it cannot be made, or others may enter it.
+/// When it cannot be created, or other users may enter it.
 pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
     if let OwnRuntimeDir::Missing(path) = directory()
         && let Err(e) = DirBuilder::new().mode(0o700).create(&path)
@@ -87,7 +87,7 @@ pub fn is_out_of_sight(status: &Status) -> bool {
     ![0, own].contains(&status.mount_namespace) && own != 0
 }
 
-/// The status with the mount point that the mount has by now, as far as it is in the table.
+/// Returns the status with the mount point that the mount has by now, as far as it is in the table.
 pub fn located(mut status: Status, table: &[Mounted]) -> Status {
     if let Some(mounted) = mount_of(&status, table) {
         status.set_mount_point(&mounted.point);
@@ -95,16 +95,16 @@ pub fn located(mut status: Status, table: &[Mounted]) -> Status {
     status
 }
 
-/// The mount that the daemon serves, wherever it is by now.
+/// Returns the mount that the daemon serves, wherever it is by now.
 pub fn mount_of<'a>(status: &Status, table: &'a [Mounted]) -> Option<&'a Mounted> {
     mounts::of_daemon(table, status, mount_namespace())
 }
 
-/// The name of the socket of a daemon that serves the archive at this path or address.
+/// Returns the name of the socket of a daemon that serves the archive at this path or address.
 ///
 /// # Errors
-/// When it is a path, and nothing is there, or a mount point, of which nothing is asked; `TimedOut`
-/// when it lies in an archive and the daemon of that does not answer.
+/// When a path does not exist, or is a mount point, which is not asked; `TimedOut` when it lies in
+/// an archive whose daemon does not answer.
 pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
     if remote::is_remote(archive) {
         return Ok(SocketName::of_address(archive.as_os_str()));
@@ -132,7 +132,7 @@ pub fn holder(archive: &Path) -> Holder {
     asked.unwrap_or(Holder::Nobody)
 }
 
-/// A user's name, or the number where it has none.
+/// Returns a user's name, or the number where it has none.
 pub fn user_name(user: u32) -> String {
     User::from_uid(Uid::from_raw(user)).ok().flatten().map_or_else(|| user.to_string(), |user| user.name)
 }

@@ -22,7 +22,7 @@ pub const NO_SPACE: u8 = 14;
 pub const MOUNT_FAILED: u8 = 15;
 pub const OLDER: u8 = 16;
 
-/// The exit code for an error of the library.
+/// Returns the exit code for an error of the library.
 pub fn code(error: &Error) -> u8 {
     match error {
         Error::WrongKey => WRONG_KEY,
@@ -52,10 +52,10 @@ pub trait Program: Sized + 'static {
     /// True if a message about an archive begins with the archive's path.
     const NAMES_ARCHIVE: bool;
 
-    /// The words of an error that are not just the library's; None for all others.
+    /// Returns the words of an error that are not just the library's; None for all others.
     fn words(error: &Error) -> Option<String>;
 
-    /// The failure of unlocking the archive at `path`.
+    /// Returns the failure of unlocking the archive at `path`.
     fn failure(path: &Path, error: Error) -> Failure<Self> {
         Failure::at(path, &error)
     }
@@ -105,7 +105,7 @@ impl<P> Failure<P> {
 }
 
 impl<P: Program> Failure<P> {
-    /// The error with its causes, without the host's numbers for them.
+    /// Returns the error with its causes, without the host's numbers for them.
     pub fn sentence(error: &Error) -> String {
         let mut text = P::words(error).unwrap_or_else(|| error.to_string());
         let mut source = error.source();
@@ -135,7 +135,7 @@ impl<P: Program> Failure<P> {
     }
 }
 
-/// The sentence of `P` about the archive at `path`.
+/// Returns the sentence of `P` about the archive at `path`.
 pub(crate) fn about<P: Program>(path: &Path, sentence: String) -> String {
     if P::NAMES_ARCHIVE { format!("{}: {sentence}", crate::shown(path)) } else { sentence }
 }

@@ -54,7 +54,7 @@ fn is_privileged(status: &str, uid_map: &str) -> bool {
 pub struct CoreLimit(Option<(u64, u64)>);
 
 impl CoreLimit {
-    /// For a program that takes this one's place.
+    /// Restores the limit for a program that replaces this one by exec.
     pub fn restore(self) {
         if let Some((soft, hard)) = self.0 {
             let _ = setrlimit(Resource::RLIMIT_CORE, soft, hard);
@@ -82,7 +82,7 @@ pub fn outlive_size_limits() {
     let _ = beyond_limit().thread_block();
 }
 
-/// For a program that takes this one's place.
+/// Restores the default for a program that replaces this one by exec.
 pub fn undo_outliving_size_limits() {
     let _ = beyond_limit().thread_unblock();
 }

@@ -75,7 +75,7 @@ impl Located {
         Ok(Located { place: path_of(at.as_fd())?, below, mount, is_directory: again.is_ok() })
     }
 
-    /// The archive's mount at which the path leads, or in which.
+    /// Returns the archive's mount at which the path leads, or in which.
     pub fn mount(&self) -> Option<&Mounted> {
         self.mount.as_ref()
     }
@@ -86,7 +86,7 @@ impl Located {
         self.mount.as_ref().filter(|mount| is_root && self.place == mount.point)
     }
 
-    /// The path; links that lie in a mount are not followed.
+    /// Returns the path; links that lie in a mount are not followed.
     pub fn path(&self) -> PathBuf {
         if self.below.as_os_str().is_empty() { self.place.clone() } else { self.place.join(&self.below) }
     }
@@ -218,8 +218,8 @@ fn open(at: BorrowedFd<'_>, name: &OsStr, kind: OFlags) -> io::Result<OwnedFd> {
     Ok(openat(at, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | kind, Mode::empty())?)
 }
 
-/// The mount of an archive in which this lies. The table is read after the number, so a mount that
-/// was made on the way is in it.
+/// Returns the mount of an archive in which this lies. The table is read after the number, so a
+/// mount that was made on the way is in it.
 fn archive_at(at: BorrowedFd<'_>) -> io::Result<Option<Mounted>> {
     let id = mount_number(at)?;
     Ok(mounts::table()?.into_iter().find(|mounted| mounted.id == id).filter(Mounted::is_archive))

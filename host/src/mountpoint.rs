@@ -53,7 +53,7 @@ impl Mountpoint {
         Ok(mounts::table()?.into_iter().find(|mounted| mounted.id == id && mounted.point == path))
     }
 
-    /// The kernel's number of the mount in which it is.
+    /// Returns the kernel's number of the mount in which it is.
     fn mount(&self) -> io::Result<u64> {
         mount_number(self.0.as_fd())
     }
@@ -165,14 +165,14 @@ fn others_change(directory: &fs::Metadata) -> bool {
     !owned || (directory.mode() & 0o022 != 0 && directory.mode() & 0o1000 == 0)
 }
 
-/// The kernel's number of the mount in which something open is.
+/// Returns the kernel's number of the mount in which something open is.
 pub(crate) fn mount_number(open: BorrowedFd<'_>) -> io::Result<u64> {
     let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", open.as_raw_fd()))?;
     let number = told.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     number.ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
-/// The kernel's number of the mount to which a link leads.
+/// Returns the kernel's number of the mount to which a link leads.
 pub fn mount_of(link: &Path) -> Option<u64> {
     Mountpoint(openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?).mount().ok()
 }

@@ -50,7 +50,7 @@ pub struct Numbers {
     pub device: u64,
 }
 
-/// The mount that a daemon serves, wherever it is by now.
+/// Returns the mount that a daemon serves, wherever it is by now.
 ///
 /// In the daemon's own mount namespace it is known by its numbers. In another one a mount that was
 /// copied into it has another id, so the device number alone counts there, and of several mounts
@@ -69,7 +69,8 @@ pub fn of_daemon<'a>(table: &'a [Mounted], status: &Status, namespace: u64) -> O
     there.clone().find(|mounted| mounted.point == point).or_else(|| there.next_back())
 }
 
-/// All mounts of this process's namespace, a later one over an earlier one at the same point.
+/// Returns all mounts of this process's namespace, a later one over an earlier one at the same
+/// point.
 ///
 /// # Errors
 /// When /proc is not there.
@@ -78,7 +79,7 @@ pub fn table() -> io::Result<Vec<Mounted>> {
     Ok(table.split(|&b| b == b'\n').filter_map(parse).collect())
 }
 
-/// The same, empty where /proc is not there.
+/// The same, empty if /proc is missing.
 pub fn all() -> Vec<Mounted> {
     table().unwrap_or_default()
 }
@@ -90,7 +91,7 @@ pub fn mine() -> Vec<Mounted> {
     all().into_iter().filter(mine).collect()
 }
 
-/// The mount on top at `point`, which must be an absolute path without links.
+/// Returns the mount on top at `point`, which must be an absolute path without links.
 ///
 /// # Errors
 /// As [`table`].
@@ -103,7 +104,7 @@ pub fn twin<'a>(table: &'a [Mounted], mounted: &Mounted) -> Option<&'a Mounted> 
     table.iter().find(|other| other.is_archive() && other.device == mounted.device && other.id != mounted.id)
 }
 
-/// A line of the table.
+/// Parses a line of the table.
 pub fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|&b| b == b' ');
     let mut text = || std::str::from_utf8(fields.next()?).ok();

@@ -14,7 +14,8 @@ const WIPE: &str = "\r\x1b[K";
 pub struct Spinner(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl Spinner {
-    /// A key is derived. Nothing is shown unless `shows`, which is for persons at a terminal only.
+    /// Shows that a key is derived. Nothing is shown unless `shows`, which is for persons at a
+    /// terminal only.
     pub fn deriving(shows: bool) -> Spinner {
         if shows { Spinner::on(io::stderr(), PATIENCE, "Deriving the key...") } else { Spinner(None) }
     }

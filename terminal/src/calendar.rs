@@ -1,6 +1,6 @@
 //! Shows points in time to people.
 
-/// `2026-11-21 09:30:00` in UTC, for seconds since 1970.
+/// Formats seconds since 1970 like `2026-11-21 09:30:00`, in UTC.
 pub fn utc(seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day) = civil(days);

@@ -36,7 +36,7 @@ pub fn complain(program: &str, message: &str) {
     let _ = writeln!(io::stderr(), "{program}: {}", sentence(message));
 }
 
-/// The text of a message or a question.
+/// Returns the text of a message or a question.
 pub fn sentence(text: &str) -> String {
     let mut shown = display(text.as_bytes());
     if shown.len() > MOST {
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(output.status.signal(), Some(6), "{output:?}");
     }
 
-    /// All of C0 and C1, DEL, and the marks that reorder text or end lines.
+    /// Returns all of C0 and C1, DEL, and the marks that reorder text or end lines.
     fn obeyed() -> impl Iterator<Item = char> {
         let marks = "\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}";
         ('\0'..' ').chain('\u{7f}'..='\u{9f}').chain(marks.chars())

@@ -284,7 +284,7 @@ impl Source for OfflineBackup<'_> {
         Some(self.archive)
     }
 
-    /// It is not mounted.
+    /// Returns false: the archive is not mounted.
     fn holds(&self, _file: BorrowedFd) -> bool {
         false
     }

@@ -146,7 +146,7 @@ fn out_of(args: &Args, sources: &[OsString], target: &Path) -> Result<(), Failur
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }
 
-/// Within an archive.
+/// Copies within an archive.
 fn inside(args: &Args, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Result<(), Failure> {
     let named = args.opening.of(archive);
     let (archive, interrupt) = named.write_watched(args.writer)?;

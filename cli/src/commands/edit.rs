@@ -120,7 +120,7 @@ fn place(args: &Args) -> Result<PathBuf, Failure> {
     Ok(real)
 }
 
-/// The file as it was edited; None when it is as before.
+/// Edits the file and returns the new one; None when it is unchanged.
 fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch) -> Result<Option<Private>, Failure> {
     let fs = archive.file_system();
     let is_there = match resolve(fs, path) {
@@ -358,7 +358,8 @@ fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     ended.map_err(cannot)
 }
 
-/// With no signal blocked or ignored that this program blocks or ignores for itself.
+/// Starts the editor with no signal blocked or ignored that this program blocks or ignores for
+/// itself.
 fn spawn(words: &[CString], variables: &[CString]) -> nix::Result<Pid> {
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF)?;

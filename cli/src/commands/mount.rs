@@ -123,12 +123,12 @@ fn is_mount_point(directory: &Path) -> bool {
     Located::of(directory).is_ok_and(|located| located.mounted_here().is_some())
 }
 
-/// The words of the mount options.
+/// Returns the words of the mount options.
 fn options(args: &Args) -> impl Iterator<Item = &str> {
     args.options.iter().flat_map(|list| list.split(','))
 }
 
-/// The mount program with its arguments, and the directory.
+/// Returns the mount program with its arguments, and the directory.
 fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
     let given: Vec<&str> = options(args).collect();
     let mut command = named_program();
@@ -230,7 +230,7 @@ pub(crate) fn named_program() -> Command {
     command
 }
 
-/// The program of the same installation, else the one in PATH or of the system.
+/// Returns the program of the same installation, else the one in PATH or of the system.
 pub(crate) fn program() -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_path_buf));
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -359,7 +359,7 @@ fn tell(args: &Args, receipt: &ReceiveSummary) -> Result<(), Failure> {
     output::print(&format!("{}: {} bytes{said}", shown(path), receipt.size))
 }
 
-/// Never through the environment; in an argument with a warning.
+/// Reads the link: never from the environment; from an argument with a warning.
 fn link(args: &Args) -> Result<Link, Failure> {
     let failed = |error: Error| serving::failure(&error);
     match args.link.as_deref() {

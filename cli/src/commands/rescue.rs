@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     ))
 }
 
-/// Or not there.
+/// Returns whether the directory is empty or missing.
 fn is_empty(directory: &Path) -> bool {
     std::fs::read_dir(directory).map_or(true, |mut entries| entries.next().is_none())
 }
@@ -149,7 +149,7 @@ fn as_json(item: &RescuedObject<'_>) -> serde_json::Value {
     object
 }
 
-/// `rescued`: it is a snapshot that was.
+/// `rescued`: a snapshot was rescued.
 fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Result<(), Failure> {
     for SnapshotCondition { name, time, state, reason, .. } in &report.snapshots {
         let mut line = format!("{:<8} snapshot {} of {}", word(*state), display(name), out.reader.time(*time));
@@ -175,7 +175,7 @@ fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Res
     Ok(())
 }
 
-/// `of_snapshot`: it is a snapshot that was rescued.
+/// `of_snapshot`: a snapshot was rescued.
 fn summary(report: &RescueReport, of_snapshot: bool) -> String {
     format!(
         "{} files, {} directories, {} links and special files whole ({} in an older version, {} perhaps in one, {} without a name); \
@@ -216,7 +216,7 @@ fn verdict_of_snapshot(report: &RescueReport) -> &'static str {
     }
 }
 
-/// For `newer_commits`.
+/// Returns the word for `newer_commits`.
 fn later_word(later: LaterCommits) -> &'static str {
     match later {
         LaterCommits::Never => "none",

@@ -124,7 +124,7 @@ impl Dialog {
         }
     }
 
-    /// The arguments with which it complains.
+    /// Returns the arguments of an error message.
     fn complaint(self, text: &str) -> Vec<String> {
         let title = format!("--title={TITLE}");
         match self {

@@ -29,7 +29,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The same again for the command line of another program of lockbox.
+    /// Returns the same options for the command line of another program of lockbox.
     pub fn arguments(&self) -> Option<OsString> {
         self.keyring_cache.map(|timeout| format!("--keyring-cache={}s", timeout.as_secs()).into())
     }
@@ -161,7 +161,7 @@ fn reason(error: KeyError) -> String {
     }
 }
 
-/// A time for which a key may be kept.
+/// Parses a time for which a key may be cached.
 ///
 /// # Errors
 /// A sentence for the command line.

@@ -99,7 +99,7 @@ impl PassphraseSources {
         Ok(())
     }
 
-    /// The same again for the command line of another program of lockbox.
+    /// Returns the same options for the command line of another program of lockbox.
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments = Vec::new();
         let mut push = |name: &str, value: Option<&OsStr>| {
@@ -141,7 +141,7 @@ impl PassphraseSources {
         self.quiet |= later.quiet;
     }
 
-    /// The passphrase of the archive at `path`, without its line end.
+    /// Returns the passphrase of the archive at `path`, without its line end.
     ///
     /// # Errors
     /// As [`PassphraseSources::check`]; one sentence when the source fails or is empty.
@@ -167,7 +167,7 @@ impl PassphraseSources {
         self.source()?.asked(&format!("{why}. {}", question(path)))
     }
 
-    /// A passphrase to be set: typed twice at a prompt.
+    /// Returns a passphrase to be set: typed twice at a prompt.
     ///
     /// # Errors
     /// As [`PassphraseSources::passphrase`]; when the two differ.
@@ -312,13 +312,14 @@ fn question(path: &Path) -> String {
     format!("Passphrase of {}: ", shown(path))
 }
 
-/// One part of a path, and not `.` or `..`.
+/// Returns whether the name is one part of a path, and not `.` or `..`.
 fn is_plain_name(name: &OsStr) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
-/// A file that the service manager made for this unit alone; its directory keeps others out.
+/// Reads a file that the service manager created for this unit alone; its directory keeps other
+/// users out.
 fn credential(name: &OsStr) -> Result<Bytes> {
     let directory = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from).filter(|path| path.is_absolute());
     let Some(directory) = directory else {

@@ -67,7 +67,7 @@ pub(crate) fn file(path: &Path, what: &SecretKind, privacy: Privacy) -> Result<B
     all(open(path, what, privacy)?, what, &shown(path))
 }
 
-/// A file to read a secret from: private, and with a writer if it is a FIFO.
+/// Opens a file to read a secret from: private, and with a writer if it is a FIFO.
 pub(crate) fn open(path: &Path, what: &SecretKind, privacy: Privacy) -> Result<File> {
     open_within(path, what, privacy, WRITER_DEADLINE)
 }
@@ -142,7 +142,7 @@ fn take(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Everything on standard input.
+/// Returns everything on standard input.
 pub(crate) fn input(what: &SecretKind) -> Result<Bytes> {
     let file = input_file().map_err(|e| Error::host(format!("cannot read the {}", what.name), &e))?;
     all(file, what, "standard input")

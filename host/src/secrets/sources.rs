@@ -52,7 +52,7 @@ impl Sources {
         self.keyfile.is_some() || self.recovery_code.is_some() || !self.identity.is_empty()
     }
 
-    /// The same again for the command line of another program of lockbox.
+    /// Returns the same options for the command line of another program of lockbox.
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments = self.passphrase.arguments();
         let files = self.keyfile.iter().map(|path| ("--keyfile=", path));
@@ -77,7 +77,7 @@ impl Sources {
         self.identity.extend_from_slice(&later.identity);
     }
 
-    /// The key file, opened, and its name for messages.
+    /// Returns the key file, opened, and its name for messages.
     ///
     /// # Errors
     /// One sentence when it cannot be opened or others may read it.
@@ -86,7 +86,7 @@ impl Sources {
         self.keyfile.as_ref().map(open).transpose()
     }
 
-    /// The recovery code.
+    /// Returns the recovery code.
     ///
     /// # Errors
     /// One sentence when it cannot be read or others may read it.
@@ -94,7 +94,7 @@ impl Sources {
         self.recovery_code.as_ref().map(|path| self.passphrase.bytes(path)).transpose()
     }
 
-    /// The content of each identity file and its name for messages.
+    /// Returns the content of each identity file and its name for messages.
     ///
     /// # Errors
     /// One sentence when one cannot be read or others may read it.

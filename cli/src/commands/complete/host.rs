@@ -39,7 +39,7 @@ pub(super) fn directories(typed: &OsStr) -> Vec<Candidate> {
     list(typed, Listed::Nothing)
 }
 
-/// The path that a shell would make of a word.
+/// Returns the path that a shell would make of a word.
 pub(super) fn path(word: &[u8]) -> PathBuf {
     let home = || std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     match (word.strip_prefix(b"~/"), home()) {

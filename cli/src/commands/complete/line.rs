@@ -121,7 +121,7 @@ impl<'a> Line<'a> {
         last
     }
 
-    /// The argument that the next word is.
+    /// Returns the argument that the next word is.
     fn positional(&self) -> Option<&'a Arg> {
         let all = || self.command.get_positionals();
         if self.escaped
@@ -137,7 +137,7 @@ impl<'a> Line<'a> {
         plain().nth(self.words.len()).or_else(|| plain().last().filter(many))
     }
 
-    /// The archive that this is about.
+    /// Returns the archive that this is about.
     pub(super) fn archive(&self) -> Option<OsString> {
         let is_archive = |argument: &Arg| value_kind::of(self.command, argument) == Some(ValueKind::Archive);
         let named = self.values.iter().find(|(argument, _)| is_archive(argument)).map(|(_, value)| *value);

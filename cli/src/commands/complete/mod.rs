@@ -148,7 +148,7 @@ fn offered(words: &[OsString]) -> Vec<Candidate> {
     found
 }
 
-/// The candidate for the value of an option in the same word.
+/// Returns the candidate for the value of an option in the same word.
 fn behind(stem: &[u8], candidate: Candidate) -> Candidate {
     Candidate { word: [stem, &candidate.word].concat(), shared: stem.len() + candidate.shared, ..candidate }
 }

@@ -63,7 +63,7 @@ impl Confined {
     }
 }
 
-/// The processes of all mounts of this user.
+/// Returns the processes of all mounts of this user.
 pub(super) fn processes() -> Vec<Confined> {
     let mut found = Vec::new();
     for place in daemons::places() {

@@ -277,7 +277,7 @@ fn in_path(program: impl AsRef<OsStr>) -> Option<PathBuf> {
     candidates.into_iter().find(|candidate| access(candidate, AccessFlags::X_OK).is_ok() && candidate.is_file())
 }
 
-/// The host's words without its number for them.
+/// Returns the host's words without its number for them.
 fn reason(error: &std::io::Error) -> String {
     lockbox_terminal::without_numbers(error.to_string())
 }

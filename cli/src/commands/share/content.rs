@@ -61,7 +61,7 @@ impl Source for ArchiveSource<'_> {
     }
 }
 
-/// The last part of a path, as others will see it.
+/// Returns the last part of a path, as others will see it.
 pub(super) fn last_name(path: &OsStr) -> String {
     let last = path.as_bytes().split(|&byte| byte == b'/').rfind(|part| !part.is_empty()).unwrap_or_default();
     String::from_utf8_lossy(last).into_owned()
@@ -75,7 +75,7 @@ pub(super) fn directory_name(path: &Path) -> String {
     }
 }
 
-/// A name that the receiver can see and that is none of a path.
+/// Refuses a name that the receiver could not see or that is not one part of a path.
 pub(super) fn check_name(name: &str) -> Result<(), Failure> {
     if name.is_empty() || matches!(name, "." | "..") || name.contains(['/', '\0']) {
         return Err(Failure::usage("it needs a name of one part for its receiver: give it one with --name"));

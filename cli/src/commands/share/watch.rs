@@ -72,7 +72,8 @@ fn tell(args: &Args, info: &ShareInfo, told: &mut usize) -> Result<(), Failure> 
     out.finish()
 }
 
-/// A share that is used up may still be on its way to the last receiver.
+/// Returns whether no event will follow. A share that is used up may still be in transfer to the
+/// last receiver.
 fn has_ended(info: &ShareInfo) -> bool {
     let running = info.claims.iter().any(|claim| matches!(claim.state, ClaimState::Leased | ClaimState::Sending));
     matches!(info.state, ShareState::Consumed | ShareState::Revoked | ShareState::Expired) && !running
