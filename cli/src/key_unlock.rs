@@ -1,5 +1,5 @@
-//! Gathers the credentials for a change of keys: everything named on the command line, and never the
-//! keyring's copy.
+//! Gathers the credentials for a change of keys: everything named on the command line, and never
+//! the keyring's copy.
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;

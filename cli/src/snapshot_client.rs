@@ -196,7 +196,8 @@ impl Mounted {
 
     /// Returns whether a file lies in the mount.
     pub(crate) fn holds(&self, file: impl AsFd) -> bool {
-        // The mount point is an ordinary directory when the mount is detached and the daemon still works.
+        // The mount point is an ordinary directory when the mount is detached and the daemon still
+        // works.
         rustix::fs::fstat(file).is_ok_and(|file| file.st_dev == self.status.mount_device)
     }
 

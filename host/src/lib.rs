@@ -1,8 +1,8 @@
 //! Host services shared by the programs `lockbox` and `mount.lockbox`.
 //!
-//! This crate reads credentials and unlocks an archive with them, finds mounts and the daemons that serve
-//! them, keeps memory out of swap and core dumps, and has the tables of exit codes and of the words of
-//! `-o`. The wording of one program is in its [`Program`].
+//! This crate reads credentials and unlocks an archive with them, finds mounts and the daemons that
+//! serve them, keeps memory out of swap and core dumps, and has the tables of exit codes and of the
+//! words of `-o`. The wording of one program is in its [`Program`].
 
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
 

@@ -1,5 +1,5 @@
-//! Words of the lists given with `-o`, for completion. Their parser is in `fuse/src/options.rs`, and a
-//! test there compares the two.
+//! Words of the lists given with `-o`, for completion. Their parser is in `fuse/src/options.rs`,
+//! and a test there compares the two.
 
 /// Kind of value that follows an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 //! Holds a mount point open, so that a user with write access to its path cannot redirect root.
 //!
-//! A path is resolved once, without following links: its links were resolved when the user named it, so
-//! a link found now was put there since. Later calls use the descriptor, and the kernel does not reuse
-//! the number of a mount while it is open. To unmount, the caller opens the directory, reads the number
-//! of its mount, looks that number up in the table, compares, and then unmounts the open directory.
+//! A path is resolved once, without following links: its links were resolved when the user named
+//! it, so a link found now was put there since. Later calls use the descriptor, and the kernel does
+//! not reuse the number of a mount while it is open. To unmount, the caller opens the directory,
+//! reads the number of its mount, looks that number up in the table, compares, and then unmounts
+//! the open directory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -36,7 +37,8 @@ impl Mountpoint {
     fn open(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Mountpoint> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat2(directory, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
-            // A kernel before 5.6, or a container that does not know the call: links on the way are followed there.
+            // A kernel before 5.6, or a container that does not know the call: links on the way are
+            // followed there.
             Err(Errno::NOSYS | Errno::PERM) => Ok(Mountpoint(openat(directory, path, flags, Mode::empty())?)),
             opened => Ok(Mountpoint(opened?)),
         }

@@ -1,12 +1,14 @@
-//! Namespaces that a command makes for its program, and that a daemon started outside of them joins.
+//! Namespaces that a command makes for its program, and that a daemon started outside of them
+//! joins.
 //!
 //! # Why the daemon is started outside
-//! The owner of a user namespace has every capability in it, including tracing processes, and so has each
-//! program of that user. Whether a process that is not dumpable may be traced is decided in the user
-//! namespace in which execve(2) made its memory; joining another one later does not change that. So a
-//! process that holds a passphrase or a key is started outside, where its user cannot trace it, and joins
-//! with the key in memory. A process can join a user namespace only while it has one thread. The process
-//! that unmounts is started by the daemon inside, and holds no secret.
+//! The owner of a user namespace has every capability in it, including tracing processes, and so
+//! has each program of that user. Whether a process that is not dumpable may be traced is decided
+//! in the user namespace in which execve(2) made its memory; joining another one later does not
+//! change that. So a process that holds a passphrase or a key is started outside, where its user
+//! cannot trace it, and joins with the key in memory. A process can join a user namespace only
+//! while it has one thread. The process that unmounts is started by the daemon inside, and holds no
+//! secret.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};

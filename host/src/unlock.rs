@@ -1,4 +1,5 @@
-//! Unlocks an archive with credentials from the command line, the keyring and prompts, in this order.
+//! Unlocks an archive with credentials from the command line, the keyring and prompts, in this
+//! order.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! `lockbox import-tar`: copies the members of a tar on standard input into an archive, all or nothing.
+//! `lockbox import-tar`: copies the members of a tar on standard input into an archive, all or
+//! nothing.
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::{File, Metadata};

@@ -135,8 +135,8 @@ pub fn spelled(name: &Path) -> Option<String> {
     address(name).ok().map(|address| address.text())
 }
 
-/// Serves [`ArchiveLocation::apart`] of the process at the other end, until that is gone. `confine` is called
-/// before the first request; from then on the process at the other end of `broker`, which
+/// Serves [`ArchiveLocation::apart`] of the process at the other end, until that is gone. `confine`
+/// is called before the first request; from then on the process at the other end of `broker`, which
 /// [`answer_fetcher`] is, looks up names and credentials.
 ///
 /// # Errors

@@ -1,8 +1,9 @@
-//! Prompts and reports errors in a window where there is no terminal, with zenity, kdialog or pinentry.
+//! Prompts and reports errors in a window where there is no terminal, with zenity, kdialog or
+//! pinentry.
 //!
-//! The typed secret comes through a pipe, and is in no argument and no variable. The shown text may hold
-//! untrusted names; each of these programs gives some characters a meaning, and gets them escaped in its
-//! own syntax.
+//! The typed secret comes through a pipe, and is in no argument and no variable. The shown text may
+//! hold untrusted names; each of these programs gives some characters a meaning, and gets them
+//! escaped in its own syntax.
 
 use std::io::{ErrorKind, Write};
 use std::process::{Child, Command, Stdio};
@@ -35,7 +36,8 @@ enum Dialog {
 /// Asks for a secret.
 ///
 /// # Errors
-/// `Left` when the window is closed without an answer; one sentence without a desktop, or when nothing is there to ask with.
+/// `Left` when the window is closed without an answer; one sentence without a desktop, or when
+/// nothing is there to ask with.
 pub(crate) fn ask(question: &str) -> Result<Bytes> {
     let question = lockbox_terminal::sentence(question.trim_end_matches([':', ' ']));
     let (dialog, mut window) = open(|dialog| dialog.question(&question))?;

@@ -35,7 +35,8 @@ pub(crate) struct Args {
     #[arg(long, requires = "new_keyfile")]
     with_passphrase: bool,
     /// Add an age recipient (age1...) or an SSH public key
-    // A private key that is given by mistake begins with dashes: as an unexpected argument it would be shown.
+    // A private key that is given by mistake begins with dashes: as an unexpected argument it would
+    // be shown.
     #[arg(long, value_name = "RECIPIENT", allow_hyphen_values = true, conflicts_with_all = ["recipient_file", "new_passfile"])]
     recipient: Option<String>,
     /// Add the age recipient or SSH public key in FILE

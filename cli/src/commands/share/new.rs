@@ -32,7 +32,8 @@ use crate::progress::Bar;
 /// The file, and how it may be used
 #[derive(clap::Args)]
 #[group(id = "new")]
-// The argument of other commands is an option here. Its group, which tells whether it was given, has no members of itself.
+// The argument of other commands is an option here. Its group, which tells whether it was given,
+// has no members of itself.
 #[command(mut_arg("archive", |arg| {
     arg.long("archive").value_name("ARCHIVE").required(false).help("Read PATH from this archive, without a mount")
 }))]
