@@ -73,7 +73,7 @@ fn commands() -> Vec<(String, clap::Command)> {
             if inner.has_subcommands() {
                 add(inner, &format!("{name} "), all);
             }
-            // `share` does something by itself too.
+            // `share` is a command without a subcommand too.
             if !inner.has_subcommands() || !of_command(inner).is_empty() {
                 all.push((name, inner.clone()));
             }

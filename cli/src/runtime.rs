@@ -16,8 +16,8 @@ use crate::exit::Failure;
 /// A daemon that answered, with its socket.
 pub(crate) type Daemon = (PathBuf, Status);
 
-/// Returns every daemon of this user, for root of all users, whose reported mount is confirmed; the
-/// user's own first.
+/// Returns every daemon of this user, for root of all users, whose reported mount is confirmed by
+/// the kernel's table; the user's own first.
 pub(crate) fn believed() -> Result<Vec<Daemon>, Failure> {
     let table = mounts::all();
     let believed = daemons()?.into_iter().filter(|(_, status)| is_believed(status, &table));

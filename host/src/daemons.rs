@@ -95,7 +95,7 @@ pub fn located(mut status: Status, table: &[Mounted]) -> Status {
     status
 }
 
-/// Returns the mount that the daemon serves, wherever it is by now.
+/// Returns the mount that the daemon serves, at its current place.
 pub fn mount_of<'a>(status: &Status, table: &'a [Mounted]) -> Option<&'a Mounted> {
     mounts::of_daemon(table, status, mount_namespace())
 }

@@ -50,12 +50,12 @@ pub struct Numbers {
     pub device: u64,
 }
 
-/// Returns the mount that a daemon serves, wherever it is by now.
+/// Returns the mount that a daemon serves, at its current place.
 ///
 /// In the daemon's own mount namespace it is known by its numbers. In another one a mount that was
 /// copied into it has another id, so the device number alone counts there, and of several mounts
-/// the one at the daemon's path. A daemon that tells no numbers is an older one, which is found by
-/// its path.
+/// the one at the daemon's path. A daemon that reports no numbers is an older one, which is found
+/// by its path.
 pub fn of_daemon<'a>(table: &'a [Mounted], status: &Status, namespace: u64) -> Option<&'a Mounted> {
     let point = status.mount_point_path();
     let of_it = |mounted: &&Mounted| mounted.is_archive() && mounted.device == status.mount_device;

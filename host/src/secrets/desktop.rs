@@ -1,7 +1,7 @@
 //! Prompts and reports errors in a window where there is no terminal, with zenity, kdialog or
 //! pinentry.
 //!
-//! The typed secret comes through a pipe, and is in no argument and no variable. The shown text may
+//! The typed secret is read from a pipe, and is in no argument and no variable. The shown text may
 //! hold untrusted names; each of these programs gives some characters a meaning, and gets them
 //! escaped in its own syntax.
 

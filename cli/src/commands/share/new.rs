@@ -76,7 +76,7 @@ pub(crate) struct Args {
     moment: MomentArgs,
 }
 
-/// Whether there is `--quiet`, which comes with what opens archives and counts without one too.
+/// Presence of `--quiet`, an option of the archive arguments that applies without an archive too.
 struct Quiet(bool);
 
 impl clap::Args for Quiet {
