@@ -22,7 +22,7 @@ pub(crate) struct User {
     pub(crate) path: PathBuf,
 }
 
-/// How it uses the mount; of several ways the one that is easiest to end is told.
+/// Kind of use of the mount; of several, the one that is easiest to end is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     WorkingDirectory,
@@ -33,7 +33,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// In JSON.
+    /// Returns the name in JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::WorkingDirectory => "working-directory",
@@ -73,15 +73,15 @@ pub(crate) fn by_whom(mounted: &Mounted) -> Option<String> {
     (!found.is_empty()).then(|| found.join(", "))
 }
 
-/// The processes that use the mount, as far as this user may see them.
+/// Returns the processes that use the mount, as far as this user may see them.
 pub(crate) fn users(mounted: &Mounted) -> Vec<User> {
     let others = numbers(Path::new("/proc")).filter(|&pid| pid != std::process::id());
     others.filter_map(|pid| use_of(pid, mounted)).collect()
 }
 
-/// A process of each other mount namespace in which the file system with this device number is
-/// mounted, in words, as far as this user may see them; not of that of its own daemon. Such a mount
-/// keeps the file system alive when it is gone here, as one in a container does.
+/// Returns a process of each other mount namespace in which the file system with this device number
+/// is mounted, in words, as far as this user may see them; not of that of its own daemon. Such a
+/// mount keeps the file system alive when it is gone here, as one in a container does.
 pub(crate) fn users_in_other_namespaces(device: u64, of_daemon: u64) -> Vec<String> {
     let mut seen = vec![daemons::mount_namespace(), of_daemon];
     let mut found = Vec::new();
@@ -102,7 +102,7 @@ pub(crate) fn users_in_other_namespaces(device: u64, of_daemon: u64) -> Vec<Stri
     found
 }
 
-/// The first mount of the file system in a table.
+/// Returns the first mount of the file system in a table.
 fn point_of(table: &[u8], device: u64) -> Option<PathBuf> {
     let mut mounts = table.split(|&byte| byte == b'\n').filter_map(mounts::parse);
     mounts.find(|mounted| mounted.device == device).map(|mounted| mounted.point)
@@ -124,8 +124,8 @@ fn use_of(pid: u32, mounted: &Mounted) -> Option<User> {
     Some(User { pid, name: OsString::from_vec(name.trim_ascii_end().to_vec()), kind, path })
 }
 
-/// The first file of the mount in a table of what a process has mapped: the kernel lets root alone follow such a file, so the
-/// file system's number decides, which binds of it share.
+/// Returns the first file of the mount in a process's table of mapped files. The kernel lets only
+/// root follow such a file, so the match is by the file system's number, which bind mounts share.
 fn mapped(maps: &[u8], mounted: &Mounted) -> Option<PathBuf> {
     let device = format!("{:02x}:{:02x}", major(mounted.device), minor(mounted.device));
     maps.split(|&byte| byte == b'\n').find_map(|line| {
@@ -138,7 +138,8 @@ fn mapped(maps: &[u8], mounted: &Mounted) -> Option<PathBuf> {
     })
 }
 
-/// The text of the link is compared first, which costs little; it may name what lies below the mount, or once did, so the mount itself decides.
+/// The text of the link is compared first, which costs little. It may name a path below the mount,
+/// or an earlier one, so the mount itself decides.
 fn lies_within(link: &Path, mounted: &Mounted) -> Option<PathBuf> {
     let target = fs::read_link(link).ok().filter(|target| target.starts_with(&mounted.point))?;
     (mountpoint::mount_of(link) == Some(mounted.id)).then_some(target)
@@ -158,7 +159,7 @@ mod tests {
         command.arg("600").stdin(Stdio::null()).spawn().unwrap()
     }
 
-    /// As if the scratch directory were the mount's root: only what is below it counts.
+    /// Uses the scratch directory as the mount's root: only paths below it count.
     fn as_mount(scratch: &Path) -> Mounted {
         let id = mountpoint::mount_of(scratch).unwrap();
         let mut mounted = mounts::all().into_iter().find(|mounted| mounted.id == id).unwrap();
@@ -175,7 +176,7 @@ mod tests {
         let mut inside = started(Command::new("sleep").current_dir(scratch.path()));
         let mut reads = started(Command::new("sleep").current_dir("/").stdout(file));
         let told = |child: &Child| use_of(child.id(), &mounted);
-        // The exec comes a moment after the start.
+        // The exec follows a moment after the start.
         while [&inside, &reads].map(told).iter().any(|user| user.as_ref().is_none_or(|user| user.name != "sleep")) {
             std::thread::yield_now();
         }

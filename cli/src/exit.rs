@@ -12,11 +12,11 @@ use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::remote;
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
 
-/// What was compared is not alike; diff(1) has 1 for that, which is wrong usage here.
+/// The compared objects differ; diff(1) has 1 for that, which is wrong usage here.
 pub(crate) const DIFFERENT: u8 = 3;
 pub(crate) const NO_LINK: u8 = 20;
 pub(crate) const NO_DAEMON: u8 = 21;
-/// As the shells and env(1) say that a program is not there, or cannot be run.
+/// Program not found, or not executable: the codes of the shells and of env(1).
 pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) const NOT_RUNNABLE: u8 = 126;
 
@@ -26,7 +26,8 @@ Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong pas
 12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy, copies written apart or another archive at a known place, \
 20 a link that opens nothing, 21 no share daemon, 128 and the signal's number when interrupted";
 
-/// What shells show for a program that SIGPIPE ended: this one ignores the signal, and ends without a word as if it did not.
+/// Code that shells show for a program that SIGPIPE ended: this one ignores the signal, and ends
+/// without a message as if it did not.
 const READER_GONE: u8 = 128 + 13;
 
 /// Returns the failure of writing to standard output; a closed pipe has no message.
@@ -37,7 +38,8 @@ pub(crate) fn of_output(error: &io::Error) -> Failure {
     }
 }
 
-/// What umount(8) passes on as its own when it calls this program as umount.lockbox: 1 for wrong usage, 32 for a failure.
+/// Returns the code that umount(8) passes on as its own when it calls this program as
+/// umount.lockbox: 1 for wrong usage, 32 for a failure.
 pub(crate) fn umount_8_code(code: u8) -> u8 {
     if code == USAGE { USAGE } else { 32 }
 }
@@ -67,7 +69,7 @@ impl Program for Lockbox {
     fn failure(path: &Path, error: Error) -> Failure {
         if let Error::InUse(_) = &error
             && let Holder::Serves(status) = daemons::holder(path)
-            // Of what is at an address only who writes there is in the way.
+            // At an address only a writer is in the way.
             && !(remote::is_remote(path) && status.read_only)
         {
             let point = shown(&status.mount_point_path());
@@ -90,7 +92,7 @@ impl Program for Lockbox {
                 ),
             );
         }
-        // Whatever that directory answers, when it still answers anything.
+        // Any answer of that directory counts, as long as it still answers.
         if matches!(error, Error::NotArchive(_) | Error::Io { .. })
             && let Some(mounted) = located::root_at(path, &mounts::all())
         {
@@ -100,7 +102,7 @@ impl Program for Lockbox {
     }
 }
 
-/// The failure of a command that was given the mount point in place of the archive.
+/// Returns the failure of a command that was given the mount point in place of the archive.
 pub(crate) fn mount_point(path: &Path, mounted: &Mounted, code: u8) -> Failure {
     let archive = shown(&mounted.source);
     Failure::new(
@@ -109,7 +111,7 @@ pub(crate) fn mount_point(path: &Path, mounted: &Mounted, code: u8) -> Failure {
     )
 }
 
-/// The refusal with its remedy, as one sentence.
+/// Returns the refusal with its remedy, as one sentence.
 fn advised(refusal: &Refusal) -> String {
     let remedy = match refusal {
         Refusal::Costly { .. } => "; raise the limit with --kdf-limit if you trust the archive",
@@ -145,7 +147,8 @@ pub(crate) fn mending(finding: FindingKind) -> &'static str {
     }
 }
 
-/// The gravest of the failures of single objects, which were shown one by one; None without any.
+/// Returns the gravest of the failures of single objects, which were shown one by one; None without
+/// any.
 pub(crate) fn of_problems(problems: &[Problem]) -> Option<Failure> {
     let worst = gravest(problems)?;
     let count = problems.len();
@@ -153,7 +156,7 @@ pub(crate) fn of_problems(problems: &[Problem]) -> Option<Failure> {
     Some(Failure::new(worst, format!("{objects} not copied in full; see above")))
 }
 
-/// Their exit code; None without any.
+/// Returns their exit code; None without any.
 pub(crate) fn gravest(problems: &[Problem]) -> Option<u8> {
     let codes = problems.iter().map(|problem| match &problem.cause {
         ProblemCause::Changed | ProblemCause::Itself => OTHER,
@@ -173,7 +176,7 @@ mod tests {
         command.get_subcommands().for_each(|command| options(command, found));
     }
 
-    /// The words of a command line in quotes.
+    /// Returns the words of a command line in quotes.
     fn commands(text: &str) -> impl Iterator<Item = Vec<&str>> {
         text.split('\'').skip(1).step_by(2).map(|quoted| quoted.split(' ').collect())
     }

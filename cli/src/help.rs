@@ -1,8 +1,8 @@
-//! The help of the whole program: its commands in groups, each with the sentence that its own help begins with.
+//! Help of the whole program: its commands in groups, each with the first sentence of its own help.
 use clap::Subcommand;
 use clap::builder::{StyledStr, Styles};
 
-/// Every command is in one of them; the first has what people do daily.
+/// Every command is in one of them; the first has the daily ones.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Daily", &["create", "mount", "umount", "status", "add", "extract", "ls", "cat", "exec"]),
     ("Content", &["cp", "mv", "rm", "mkdir", "edit", "diff", "run", "env"]),
@@ -12,10 +12,11 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Machine", &["doctor", "cache", "completions", OWN]),
 ];
 
-/// What the parser adds by itself, behind all others.
+/// Command that the parser adds automatically, after all others.
 const OWN: &str = "help";
 
-/// The parser knows one list of commands, so the groups stand in the place of what would come before the help.
+/// The parser supports one list of commands, so the groups take the place of the text before the
+/// help.
 pub(crate) const TEMPLATE: &str = "\
 {about-with-newline}
 {usage-heading} {usage}
@@ -24,7 +25,7 @@ pub(crate) const TEMPLATE: &str = "\
 
 pub(crate) const MORE: &str = "'lockbox --help' says what each of them does, and 'lockbox help COMMAND' all about one.";
 
-/// What is done daily, and the names of the others.
+/// Returns the daily commands, and the names of the others.
 pub(crate) fn short() -> StyledStr {
     let [(daily, commands), others @ ..] = GROUPS;
     let mut text = headed(daily, &format!("\n{}\n", list(commands)));
@@ -34,7 +35,7 @@ pub(crate) fn short() -> StyledStr {
     text.into()
 }
 
-/// Every command with its sentence.
+/// Returns every command with its sentence.
 pub(crate) fn whole() -> StyledStr {
     // One list, so that all sentences begin in the same column.
     let mut text = format!("\n{}", list(&GROUPS.map(|(_, commands)| commands).concat()));
@@ -50,7 +51,8 @@ pub(crate) fn whole() -> StyledStr {
 fn headed(title: &str, below: &str) -> String {
     let styles = Styles::default();
     let header = styles.get_header();
-    // The parser wraps what we give it once more, and does not see that a line begins where a style does.
+    // The parser wraps this text again, and does not see that a line begins at the start of a
+    // style.
     format!("{header}\n{title}:{header:#}{below}")
 }
 
@@ -113,7 +115,7 @@ mod tests {
         assert!(!help.contains("\n\n\n"), "{help}");
     }
 
-    /// That includes whole lists of `lockbox key` and the like.
+    /// Covers whole lists of `lockbox key` and the like.
     #[test]
     fn no_two_commands_are_told_alike() {
         let mut commands = vec![program()];

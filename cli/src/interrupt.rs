@@ -1,5 +1,5 @@
-//! Signals that end a command: the first lets it take back what is not complete, another one ends it at once. Whoever has nothing to take back says so
-//! and ends at the first.
+//! Signals that end a command: the first lets it undo incomplete work, a second one ends it at
+//! once. Commands with nothing to undo declare that, and end at the first.
 use std::io::{self, PipeReader, PipeWriter, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -21,12 +21,12 @@ type Words = Box<dyn Fn() -> String + Send>;
 /// From its start on SIGINT, SIGTERM and SIGHUP are only noted.
 pub(crate) struct Interrupt {
     noted: Arc<SignalState>,
-    /// Can be read from when a signal came.
+    /// Readable after a signal has arrived.
     came: PipeReader,
 }
 
 struct SignalState {
-    /// The number of the signal that came, or 0.
+    /// Number of the signal that arrived, or 0.
     signal: AtomicU8,
     words: Mutex<Option<Words>>,
     came: PipeWriter,
@@ -39,7 +39,7 @@ impl SignalState {
     }
 
     fn come(&self, signal: u8) {
-        // Held to the end: whoever is done meanwhile waits, and says nothing.
+        // Held to the end: a command that finishes meanwhile waits, and prints nothing.
         let words = self.words();
         if let Some(words) = &*words {
             complain(&format!("interrupted; {}", words()));
@@ -54,7 +54,8 @@ impl SignalState {
 }
 
 impl Interrupt {
-    /// Before any other thread is started, and after the last question: a prompt can be left as usual.
+    /// Starts the watch, before any other thread and after the last prompt: a prompt can be left as
+    /// usual.
     pub(crate) fn watch() -> Result<Interrupt, Failure> {
         let (came, writer) = io::pipe().map_err(|error| Failure::host("cannot watch for signals", &error))?;
         let noted = Arc::new(SignalState { signal: AtomicU8::new(0), words: Mutex::new(None), came: writer });
@@ -63,7 +64,7 @@ impl Interrupt {
         Ok(Interrupt { noted, came })
     }
 
-    /// Ends the operation that asks when a signal came.
+    /// Returns an error, which ends the calling operation, after a signal.
     pub(crate) fn check(&self) -> lockbox::Result<()> {
         match self.noted.signal.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -71,7 +72,8 @@ impl Interrupt {
         }
     }
 
-    /// Until what is returned is dropped, a signal ends the program at once, whatever that waits for: for work that needs nothing taken back.
+    /// Until the returned value is dropped, a signal ends the program at once, even while it waits:
+    /// for work that needs no undo.
     pub(crate) fn ends_at_once(
         &self,
         bar: &Bar,
@@ -88,10 +90,10 @@ impl Interrupt {
         Ok(ImmediateExit(&self.noted))
     }
 
-    /// Waits until there is something to read, or nothing will be any more.
+    /// Waits for input or its end.
     ///
     /// # Errors
-    /// When a signal came.
+    /// After a signal.
     pub(crate) fn readable(&self, input: &impl AsFd) -> io::Result<()> {
         let mut either = [input.as_fd(), self.came.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         while let Err(errno) = poll(&mut either, PollTimeout::NONE) {
@@ -112,13 +114,14 @@ impl Drop for ImmediateExit<'_> {
     }
 }
 
-/// How a command ends that was interrupted: what was kept or taken back, and how to go on.
+/// Returns the failure of an interrupted command: the data kept or removed, and how to continue.
 pub(crate) fn failure(interrupted: &Error, words: &str) -> Failure {
     Failure::new(code(interrupted), format!("interrupted; {words}"))
 }
 
-/// Calls `act` with the number of each SIGINT, SIGTERM and SIGHUP from now on, in a thread of its own, but for what nohup(1) or a shell had
-/// ignored. No other thread may exist yet: it would get the signals.
+/// Calls `act` with the number of each SIGINT, SIGTERM and SIGHUP from now on, in a thread of its
+/// own, except for signals that nohup(1) or a shell had ignored. No other thread may exist yet: it
+/// would get the signals.
 pub(crate) fn on_signal(act: impl Fn(u8) + Send + 'static) -> Result<(), Failure> {
     let failed = |why: String| Failure::other(format!("cannot watch for signals: {why}"));
     let wanted = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter();
@@ -132,7 +135,7 @@ pub(crate) fn on_signal(act: impl Fn(u8) + Send + 'static) -> Result<(), Failure
     std::thread::Builder::new().name("signals".into()).spawn(watch).map(drop).map_err(|e| failed(e.to_string()))
 }
 
-/// Whether a signal was ignored when the program was started.
+/// Returns whether a signal was ignored when the program was started.
 pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     lockbox_host::proc::bits(&status, "SigIgn").unwrap_or(0) & (1 << (signal - 1)) != 0

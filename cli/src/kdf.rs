@@ -1,10 +1,10 @@
-//! The cost of a new passphrase's key derivation: calibrated, or as asked for.
+//! Cost of a new passphrase's key derivation: calibrated, or as requested.
 use lockbox::archive::{Archive, KdfCost};
 use lockbox_host::Spinner;
 
 use crate::exit::Failure;
 
-/// What a calibrated derivation takes.
+/// Duration of a calibrated derivation.
 const TARGET_MILLIS: u64 = 1000;
 
 /// Cost of the key derivation
@@ -47,7 +47,8 @@ impl KdfArgs {
     }
 }
 
-/// Half of the machine's memory, at most 1 GiB: the archive is to open on other machines too.
+/// Returns half of the machine's memory, at most 1 GiB: the archive is to open on other machines
+/// too.
 fn memory_limit_kib() -> u32 {
     const MOST: u32 = 1 << 20;
     let table = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Gathers the credentials for a change of keys: everything named on the command line, and never the
-//! keyring's copy.
+//! Gathers the credentials for a change of keys: everything named on the command line, and never
+//! the keyring's copy.
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
@@ -31,8 +31,8 @@ impl UnlockArgs {
         Bar::new(self.sources.passphrase.quiet)
     }
 
-    /// Does what a key of the archive allows, with everything that was given. Who typed a wrong passphrase at a terminal has three tries, so
-    /// `action` must change nothing then.
+    /// Runs `action`, which a key of the archive allows, with all given secrets. A passphrase typed
+    /// at a terminal has three tries, so `action` must change nothing when it is wrong.
     ///
     /// # Errors
     /// Those of the sources, and those of `action` in the words of [`failure`].
@@ -59,8 +59,9 @@ impl UnlockArgs {
         done.and_then(|done| done.ok_or(Error::WrongKey)).map_err(|error| failure(archive, error))
     }
 
-    /// As [`UnlockArgs::given`], and who typed a wrong passphrase is told before anything else is asked or shown. That derives its key once more
-    /// than the command does, so it is not for programs.
+    /// Like [`UnlockArgs::given`], but reports a wrong passphrase typed at a terminal before
+    /// anything else is asked or shown. That derives its key once more than the command does, so it
+    /// is not for programs.
     pub(crate) fn verified(&self, archive: &ArchiveLocation) -> Result<Credentials, Failure> {
         let mut given = self.given(archive)?;
         if given.is_typed(&self.sources) {
@@ -69,7 +70,7 @@ impl UnlockArgs {
         Ok(given)
     }
 
-    /// Everything that was given; the passphrase is asked for only when something may need it.
+    /// Returns all given credentials; the passphrase is requested only when something may need it.
     pub(crate) fn given(&self, archive: &ArchiveLocation) -> Result<Credentials, Failure> {
         let mut given = gather::<Lockbox>(archive.path(), &self.sources)?;
         if given.secrets.passphrase.is_none() && self.needs_passphrase(archive) {
@@ -78,7 +79,8 @@ impl UnlockArgs {
         Ok(given)
     }
 
-    /// As [`UnlockArgs::verified`], and a new passphrase, from `new` or as [`PassphraseSources::old_and_new`] reads them.
+    /// Like [`UnlockArgs::verified`], with a new passphrase, from `new` or as
+    /// [`PassphraseSources::old_and_new`] reads them.
     pub(crate) fn given_and_new(
         &self,
         new: Option<&Path>,
@@ -113,7 +115,7 @@ impl UnlockArgs {
         KeyAccess { secrets, limits: self.limit.limits(), seen: self.seen.options(archive.path()) }
     }
 
-    /// A key file that is to open the archive from now on; private like any other.
+    /// Reads a key file that is to open the archive from now on; it must be private like any other.
     pub(crate) fn new_key_file(&self, path: &Path) -> Result<KeyFile, Failure> {
         let passphrase = PassphraseSources { passfile_any: self.sources.passphrase.passfile_any, ..Default::default() };
         let sources = Sources { keyfile: Some(PathBuf::from(path)), passphrase, ..Sources::default() };
@@ -121,7 +123,7 @@ impl UnlockArgs {
         gathered.ok_or_else(|| Failure::other(format!("{} is no key file", shown(path))))
     }
 
-    /// Whether the key file opens nothing without a passphrase.
+    /// Returns whether the key file opens nothing without a passphrase.
     fn needs_passphrase(&self, archive: &ArchiveLocation) -> bool {
         // A header that cannot be read is the business of the command.
         let kinds = keys::kinds(archive.site()).unwrap_or_default();
@@ -130,7 +132,7 @@ impl UnlockArgs {
     }
 }
 
-/// The failure of a change of keys.
+/// Returns the failure of a change of keys.
 pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     let path = place.path();
     match &error {

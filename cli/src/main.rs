@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         }
     };
     let cores = harden::keep_out_of_core_dumps();
-    // Where that is not allowed, doctor says so.
+    // If the limits forbid it, `lockbox doctor` reports that.
     let _ = harden::lock_memory_if_plenty();
     harden::outlive_size_limits();
     output::start_log();
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says why the program ends without success, unless there is nothing to say.
+/// Prints the reason of a failure, unless its message is empty.
 fn ended(failure: &Failure) -> ExitCode {
     if !failure.message.is_empty() {
         output::complain(&failure.message);

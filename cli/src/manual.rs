@@ -7,7 +7,7 @@ const PAGE: &str = include_str!("../../man/lockbox.1");
 /// Sections about options that several commands have.
 const SHARED: [&str; 4] = [".Ss Passphrase options", ".Ss Pattern options", ".Ss KDF options", ".Ss Daemon options"];
 
-/// What one item of the list of commands says.
+/// One item of the list of commands.
 struct Item {
     names: String,
     options: BTreeSet<String>,
@@ -15,7 +15,7 @@ struct Item {
     inner: BTreeSet<String>,
 }
 
-/// The lines of a section, without its title.
+/// Returns the lines of a section, without its title.
 fn section(title: &str) -> Vec<&'static str> {
     let after = PAGE.lines().skip_while(|line| *line != title).skip(1);
     let lines: Vec<_> = after.take_while(|line| !line.starts_with(".Ss ") && !line.starts_with(".Sh ")).collect();
@@ -23,7 +23,7 @@ fn section(title: &str) -> Vec<&'static str> {
     lines
 }
 
-/// `-lazy` and `l` of `.It Fl -lazy , l Ar file`.
+/// Returns `-lazy` and `l` of `.It Fl -lazy , l Ar file`.
 fn options(line: &str) -> impl Iterator<Item = String> {
     let flags = line.strip_prefix(".It Fl ").unwrap_or_default();
     let named = flags.split([',']).filter_map(|flag| flag.trim().trim_start_matches("Fl ").split(' ').next());
@@ -65,7 +65,7 @@ fn of_command(command: &clap::Command) -> BTreeSet<String> {
         .collect()
 }
 
-/// The commands that do something, with their full names.
+/// Returns the commands that do something, with their full names.
 fn commands() -> Vec<(String, clap::Command)> {
     fn add(command: &clap::Command, before: &str, all: &mut Vec<(String, clap::Command)>) {
         for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help" && !inner.is_hide_set()) {
@@ -73,7 +73,7 @@ fn commands() -> Vec<(String, clap::Command)> {
             if inner.has_subcommands() {
                 add(inner, &format!("{name} "), all);
             }
-            // `share` does something by itself too.
+            // `share` is a command without a subcommand too.
             if !inner.has_subcommands() || !of_command(inner).is_empty() {
                 all.push((name, inner.clone()));
             }
@@ -91,7 +91,7 @@ fn every_command_and_option_is_in_the_manual_page_and_the_page_has_no_others() {
     let items = items();
     let shared: BTreeSet<String> = SHARED.iter().flat_map(|title| section(title)).flat_map(options).collect();
     let synopsis = section(".Sh SYNOPSIS");
-    // What `--json` prints has a section of its own.
+    // The output of `--json` has a section of its own.
     let json: BTreeSet<&str> = section(".Sh JSON OUTPUT")
         .iter()
         .filter_map(|line| line.strip_prefix(".It Cm "))

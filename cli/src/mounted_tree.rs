@@ -11,7 +11,7 @@ use rustix::io::Result;
 
 use crate::exit::Failure;
 
-/// What fstatfs(2) says of every file system that a program serves.
+/// File system type that fstatfs(2) reports for every FUSE file system.
 const FUSE: rustix::fs::FsWord = 0x6573_5546;
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
@@ -32,7 +32,8 @@ impl MountedTree {
         }
     }
 
-    /// Gives an object another path, where there must be nothing or, with `exchange`, something that gets its path.
+    /// Renames an object to a path that must not exist or, with `exchange`, to one whose object
+    /// gets its path.
     pub(crate) fn rename(&self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
         let flags = if exchange { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
         let ((from, name), (to, new_name)) = (self.parent(from)?, self.parent(to)?);
@@ -44,7 +45,7 @@ impl MountedTree {
         rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o755))
     }
 
-    /// The directory of a path, and its name there.
+    /// Returns the directory of a path, and its name there.
     fn parent<'p>(&self, path: &'p [u8]) -> Result<(OwnedFd, &'p OsStr)> {
         let slash = path.iter().rposition(|&byte| byte == b'/');
         let (directory, name) = slash.map_or((&b"."[..], path), |at| (&path[..at], &path[at + 1..]));

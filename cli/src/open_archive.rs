@@ -79,8 +79,8 @@ impl WriterArgs {
     }
 }
 
-/// The archive at a path of this host. A mount point is refused before it is opened: a daemon that
-/// is stopped would never answer.
+/// Returns the archive at a path of this host. A mount point is refused before it is opened: a
+/// daemon that is stopped would never answer.
 fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
     match located::root_at(archive, &mounts::all()) {
         Some(mounted) => Err(mount_point(archive, mounted, NOT_ARCHIVE)),
@@ -88,7 +88,7 @@ fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
     }
 }
 
-/// Returns the location of an archive whose keys are read.
+/// Returns the location of an archive, to read its keys.
 pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<ArchiveLocation, Failure> {
     match remote::is_remote(archive) {
         true => ArchiveLocation::at(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
@@ -96,7 +96,7 @@ pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<ArchiveLocati
     }
 }
 
-/// Returns the location of an archive whose keys are changed; fails when it is in use.
+/// Returns the location of an archive, to change its keys; fails when it is in use.
 pub(crate) fn place_to_change(
     archive: &Path,
     remote: &RemoteArgs,
@@ -109,7 +109,7 @@ pub(crate) fn place_to_change(
     }
 }
 
-/// Like [`place_to_change`], for an archive whose header may be lost.
+/// Like [`place_to_change`], for an archive that may have lost its header.
 pub(crate) fn place_to_restore(
     archive: &Path,
     remote: &RemoteArgs,
@@ -188,7 +188,8 @@ pub(crate) struct MomentArgs {
 }
 
 impl ArchiveArgs {
-    /// The archive alone, and the paths in it: those behind it, or its own and theirs when each is `ARCHIVE:PATH`.
+    /// Returns the archive alone, and the paths in it: those after it, or its own and theirs when
+    /// each is `ARCHIVE:PATH`.
     pub(crate) fn and_paths<'p>(
         &'p self,
         paths: impl IntoIterator<Item = &'p OsString>,
@@ -225,7 +226,7 @@ impl ArchiveArgs {
         self.write_watched_with(writer, &self.opening.sources)
     }
 
-    /// The same for commands whose standard input is no passphrase.
+    /// The same for commands whose standard input is not a passphrase.
     pub(crate) fn write_watched_with_input_taken(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
         self.write_watched_with(writer, &self.sources_without_input())
     }
@@ -237,7 +238,8 @@ impl ArchiveArgs {
         Ok((self.open_at(&key, Some(writer), &MomentArgs::default())?, interrupt))
     }
 
-    /// The same for a command with signals of its own to watch for, whose standard input is no passphrase.
+    /// The same for a command that watches for signals itself, and whose standard input is not a
+    /// passphrase.
     pub(crate) fn write_beside(
         &self,
         writer: WriterArgs,
@@ -249,7 +251,7 @@ impl ArchiveArgs {
         self.open_at(&key, Some(writer), &MomentArgs::default())
     }
 
-    /// For backups: one that was not closed is put in order.
+    /// Opens the archive for backups: one that was not closed is repaired first.
     pub(crate) fn read_for_backup(&self) -> Result<(Archive, Interrupt), Failure> {
         self.probe(None)?;
         let key = self.unlock(&self.opening.sources)?;
@@ -272,8 +274,8 @@ impl ArchiveArgs {
         self.open(Some(writer), &self.opening.sources)
     }
 
-    /// One durable change. An archive that is left without being closed is as it was, unless so much was changed that a part had to be made
-    /// durable before.
+    /// Makes one durable change. An archive that is not closed stays as it was, unless the change
+    /// was so large that a part had to be made durable before.
     pub(crate) fn change<T>(
         &self,
         writer: WriterArgs,
@@ -329,7 +331,7 @@ impl ArchiveArgs {
     /// Returns the rollback options, for commands that open the archive themselves.
     pub(crate) fn seen(&self) -> SeenOptions {
         let seen = self.opening.seen.options(&self.archive);
-        // What no store has is nothing that is to be found again.
+        // Data that no store has need not be found again.
         let is_unsent = self.remote().is_unsent() && remote::is_remote(&self.archive);
         SeenOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
     }
@@ -339,7 +341,7 @@ impl ArchiveArgs {
         self.open_at(&self.unlock(sources)?, writer, &MomentArgs::default())
     }
 
-    /// With a key that was asked for before.
+    /// Reads with a key that was unlocked before.
     pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
         self.open_at(key, None, &MomentArgs::default())
     }
@@ -388,11 +390,11 @@ impl ArchiveArgs {
         Ok(())
     }
 
-    /// Fails early when there is no archive, or when it is in use.
+    /// Fails early when the archive does not exist, or when it is in use.
     fn probe(&self, writer: Option<WriterArgs>) -> Result<(), Failure> {
         if let Some(writer) = writer {
             writer.check(&self.archive)?;
-            // Who takes over does so with the right key, and not before.
+            // A writer takes over with the right key, and not before.
             if !writer.take_over {
                 self.come(writer)?;
             }
@@ -418,7 +420,7 @@ impl ArchiveArgs {
     }
 }
 
-/// The attributes of a regular file of the archive.
+/// Returns the attributes of a regular file of the archive.
 pub(crate) fn regular_file(fs: &FileSystem, path: &[u8]) -> Result<Attributes, Failure> {
     let failed = |error| Failure::of(display(path), &error);
     let attributes = resolve(fs, path).map_err(failed)?;
@@ -429,7 +431,7 @@ pub(crate) fn regular_file(fs: &FileSystem, path: &[u8]) -> Result<Attributes, F
     }
 }
 
-/// Fails at once when `path` is no archive or in use.
+/// Fails early when `path` is not an archive or is in use.
 pub(crate) fn probe(path: &Path, mode: LockMode) -> Result<(), Failure> {
     keys::identify(path).map_err(|error| Lockbox::failure(path, error))?;
     FileStorage::open(path, mode).map(drop).map_err(|error| Lockbox::failure(path, error))

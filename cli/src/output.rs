@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::exit::{self, Failure};
 
-/// Shows what went wrong, once, as `lockbox: sentence`.
+/// Prints an error, once, as `lockbox: sentence`.
 pub(crate) fn complain(message: &str) {
     lockbox_terminal::complain("lockbox", message);
 }
 
 /// Shows a line that belongs to a question.
 pub(crate) fn show(line: &str) {
-    // Nobody is left to tell when standard error is closed.
+    // With standard error closed there is no reader.
     let _ = writeln!(io::stderr(), "{}", lockbox_terminal::sentence(line));
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn complain_of(problems: &[Problem]) {
     }
 }
 
-/// What a copy in either direction did, for programs.
+/// Returns the result of a copy in either direction, for programs.
 pub(crate) fn summary(copied: &CopyCounts, left: &SkippedItems) -> Value {
     json!({
         "files": copied.files,
@@ -77,7 +77,7 @@ fn reason(problem: &Problem) -> String {
     }
 }
 
-/// The library's log goes to standard error; `LOCKBOX_LOG` chooses how much of it.
+/// Sends the library's log to standard error; `LOCKBOX_LOG` sets its level.
 pub(crate) fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LOCKBOX_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
@@ -88,15 +88,15 @@ pub(crate) fn start_log() {
         .with_target(false)
         .with_ansi(io::stderr().is_terminal())
         .finish();
-    // `init` would show what libraries say through the crate `log` as well, and the HTTP library shows the bytes that it sends, tokens included.
-    // The only error is a second call.
+    // `init` would also show messages of libraries through the crate `log`, and the HTTP library
+    // shows the bytes that it sends, tokens included. The only error is a second call.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// Who reads what is no JSON, and how times and sizes are therefore shown.
+/// Reader of output that is not JSON, which decides the format of times and sizes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// Somebody at a terminal.
+    /// Person at a terminal.
     Person,
     /// Perhaps a script, on a machine in another place.
     Program,
@@ -107,19 +107,19 @@ impl Reader {
         if stream.is_terminal() { Reader::Person } else { Reader::Program }
     }
 
-    /// For a person in the time of where they are, with its offset; else in UTC.
+    /// Formats a time, for a person in the local time with its offset; else in UTC.
     pub(crate) fn time(self, time: Timestamp) -> String {
         let local = || local(time.seconds, TimeZone::system());
         let here = if self == Reader::Person { local() } else { None };
         here.unwrap_or_else(|| format!("{} UTC", time.utc()))
     }
 
-    /// The same of seconds since 1970.
+    /// The same for seconds since 1970.
     pub(crate) fn seconds(self, seconds: u64) -> String {
         self.time(Timestamp { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 })
     }
 
-    /// For a person in a unit that fits; else exactly.
+    /// Formats a size, for a person in a unit that fits; else exactly.
     pub(crate) fn size(self, bytes: u64) -> String {
         match self {
             Reader::Person => quantity::readable(bytes),
@@ -128,7 +128,7 @@ impl Reader {
     }
 }
 
-/// None for a year of more than four digits.
+/// Returns None for a year of more than four digits.
 fn local(seconds: i64, zone: TimeZone) -> Option<String> {
     let time = jiff::Timestamp::from_second(seconds).ok()?.to_zoned(zone);
     Some(time.strftime("%Y-%m-%d %H:%M:%S %:z").to_string())
@@ -147,7 +147,7 @@ impl Output {
         Output { out: io::BufWriter::with_capacity(64 << 10, out.lock()), reader }
     }
 
-    /// For people, whatever strangers wrote into it.
+    /// Prints a line for people, with untrusted text escaped.
     pub(crate) fn line(&mut self, text: &str) -> Result<(), Failure> {
         self.bytes(display(text.as_bytes()).as_bytes())?;
         self.bytes(b"\n")
@@ -158,7 +158,7 @@ impl Output {
         self.bytes(b"\n")
     }
 
-    /// A name of the archive: as it is for a program, made harmless for a terminal.
+    /// Prints a name of the archive: unchanged for a program, escaped for a terminal.
     pub(crate) fn name(&mut self, name: &[u8]) -> Result<(), Failure> {
         match self.reader {
             Reader::Person => self.bytes(display(name).as_bytes()),
@@ -175,7 +175,7 @@ impl Output {
     }
 }
 
-/// Standard output for what has its own words for a failed write.
+/// Standard output for writers that report a failed write themselves.
 pub(crate) struct Watched {
     out: io::StdoutLock<'static>,
     failed: Option<io::Error>,
@@ -186,7 +186,7 @@ impl Watched {
         Watched { out: io::stdout().lock(), failed: None }
     }
 
-    /// The failure to write, when there was one.
+    /// Returns the failure to write, when there was one.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.failed.as_ref().map(exit::of_output)
     }
@@ -227,7 +227,7 @@ pub(crate) fn print_json(object: &Value) -> Result<(), Failure> {
     out.finish()
 }
 
-/// Adds a name to a JSON object: `name` as text, and `name_hex` when the bytes are no UTF-8.
+/// Adds a name to a JSON object: `name` as text, and `name_hex` when the bytes are not UTF-8.
 pub(crate) fn put_name(object: &mut Value, key: &str, name: &[u8]) {
     object[key] = json!(String::from_utf8_lossy(name));
     if std::str::from_utf8(name).is_err() {
@@ -239,7 +239,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// RFC 3339 with nanoseconds.
+/// Formats a time as RFC 3339 with nanoseconds.
 pub(crate) fn rfc3339(time: Timestamp) -> String {
     format!("{}.{:09}Z", time.utc().replace(' ', "T"), time.nanos)
 }

@@ -1,7 +1,13 @@
 //! Parses arguments that name an object in an archive: `ARCHIVE:PATH`.
 //!
-//! An argument is meant as a whole when something of that name is there. Else it is split at the first ':' that has the name of a file before it; an address is
-//! split at the first ':' behind its host or bucket that a '/' or nothing follows (one in a name of a store is written as %3A), and else meant as a whole. What follows is a path from the root of the archive, with or without a '/' in front; nothing is the root. Names are bytes.
+//! An argument is taken as a whole when a file with that name exists. Otherwise:
+//!
+//! - A path is split at the first ':' that has the name of a file before it.
+//! - An address is split at the first ':' after its host or bucket that a '/' or nothing follows
+//!   (one in a name of a store is written as %3A), and otherwise taken as a whole.
+//!
+//! The rest is a path from the root of the archive, with or without a leading '/'; an empty one is
+//! the root. Names are bytes.
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -14,12 +20,12 @@ use lockbox_terminal::display;
 
 use crate::exit::Failure;
 
-/// What an argument names.
+/// Object that an argument names.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Named {
     /// A file or directory of the host, which may be an archive; or an address.
     Whole(PathBuf),
-    /// What is in an archive.
+    /// Object in an archive.
     Within { archive: PathBuf, path: Vec<u8> },
 }
 
@@ -35,7 +41,7 @@ impl Named {
         let archive = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));
         let at = match is_remote {
             true => {
-                // Behind "scheme://host/".
+                // After "scheme://host/".
                 let name = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').nth(2).map(|(at, _)| at);
                 colons.find(|&at| name.is_some_and(|name| at > name) && matches!(bytes.get(at + 1), None | Some(b'/')))
             }
@@ -55,12 +61,12 @@ fn exists(path: &Path) -> bool {
     Located::of(path).is_ok_and(|located| located.mounted_here().is_some()) || path.symlink_metadata().is_ok()
 }
 
-/// Refuses a path that cannot be meant, before anybody types a passphrase for it.
+/// Refuses a path that cannot be valid, before a passphrase is typed for it.
 fn check(path: &[u8]) -> Result<(), Failure> {
     components(path).map(drop).map_err(|error| Failure::of(display(path), &error))
 }
 
-/// The one archive in which all of the arguments name something, and the paths in it.
+/// Returns the one archive in which all arguments name an object, and the paths in it.
 pub(crate) fn in_one_archive<A: AsRef<OsStr>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> Result<(PathBuf, Vec<Vec<u8>>), Failure> {
@@ -91,7 +97,7 @@ pub(crate) fn in_one_archive<A: AsRef<OsStr>>(
     Ok((archive, paths))
 }
 
-/// Whether two names are those of one file.
+/// Returns whether two names are those of one file.
 pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     let id = |path: &Path| path.metadata().map(|file| (file.dev(), file.ino())).ok();
     one == other || id(one).is_some_and(|one| Some(one) == id(other))

@@ -55,7 +55,7 @@ impl PatternArgs {
 }
 
 fn leaves_out(rules: &Gitignore, path: &[u8], is_directory: bool) -> bool {
-    // The top of a tree has no path below itself and is what the user named.
+    // The top of a tree has no path below itself, and the user named it.
     !path.is_empty() && rules.matched(Path::new(OsStr::from_bytes(path)), is_directory).is_ignore()
 }
 

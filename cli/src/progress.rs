@@ -11,10 +11,11 @@ use lockbox_terminal::{display, quantity};
 
 use crate::output;
 
-/// What a file costs beside its content, as bytes of content that take as long to copy.
+/// Cost of a file in addition to its content, in bytes of content that take as long to copy.
 const COST_OF_A_FILE: u64 = 32 << 10;
 
-/// A line on standard error that goes away when the work is done. Nothing is shown where that is no terminal.
+/// Progress line on standard error that is removed when the work is done. Nothing is shown if that
+/// is not a terminal.
 pub(crate) struct Bar {
     line: Option<ProgressBar>,
     began: Instant,
@@ -22,20 +23,20 @@ pub(crate) struct Bar {
     total: Arc<Total>,
 }
 
-/// How much there is to copy.
+/// Amount to copy.
 #[derive(Default)]
 struct Total {
     amount: OnceLock<FileTotals>,
-    /// Nobody waits for it any more.
+    /// Set when the count is not needed any more.
     unwanted: AtomicBool,
 }
 
-/// A part of the work that is counted by itself: scanning, then copying.
+/// Part of the work with a count of its own: scanning, then copying.
 #[derive(Clone, Copy)]
 struct Part {
     verb: &'static str,
     began: Instant,
-    /// What was there before it began, of a download that goes on.
+    /// Bytes that existed before a resumed download began.
     from: u64,
 }
 
@@ -50,8 +51,9 @@ impl Bar {
         Bar { line, began: Instant::now(), part: Cell::new(None), total: Arc::default() }
     }
 
-    /// Has `count` find out how much there is to copy, as long as it is told that somebody wants to know; beside the work, which is not to wait for it. So
-    /// that may hang where the work itself would not.
+    /// Lets `count` find the amount to copy, as long as the function passed to it returns true,
+    /// concurrently with the work, which must not wait for it. So `count` may hang where the work
+    /// itself would not.
     pub(crate) fn count(&self, count: impl FnOnce(&dyn Fn() -> bool) -> Option<FileTotals> + Send + 'static) {
         if self.line.is_none() {
             return;
@@ -66,7 +68,7 @@ impl Bar {
         let _ = thread::Builder::new().name("count".into()).spawn(counting);
     }
 
-    /// How much there is to copy.
+    /// Sets the amount to copy.
     pub(crate) fn expect(&self, amount: FileTotals) {
         let _ = self.total.amount.set(amount);
     }
@@ -80,7 +82,7 @@ impl Bar {
         });
     }
 
-    /// Bytes, of so many where that is known.
+    /// Shows bytes, and the total where that is known.
     pub(crate) fn bytes(&self, verb: &'static str, bytes: u64, total: impl Into<Option<u64>>) {
         self.show(verb, bytes, |done| {
             let bytes = quantity::readable(bytes);
@@ -106,7 +108,7 @@ impl Bar {
         line.set_message(told(&Done { count, new: count.saturating_sub(part.from), time: part.began.elapsed() }));
     }
 
-    /// Takes the line away, so that something else can be said.
+    /// Removes the line, so that something else can be printed.
     pub(crate) fn wipe(&self) {
         self.wiper()();
     }
@@ -117,7 +119,7 @@ impl Bar {
         move || line.iter().for_each(ProgressBar::finish_and_clear)
     }
 
-    /// The line at the end of a command that says nothing else of how much it did.
+    /// Prints the last line of a command that reports its amount in no other way.
     pub(crate) fn done(&self, verb: &str, files: Option<u64>, bytes: u64) {
         self.wipe();
         if self.line.is_some() {
@@ -133,10 +135,10 @@ impl Drop for Bar {
     }
 }
 
-/// What is done of a part of the work.
+/// Finished part of the work.
 struct Done {
     count: u64,
-    /// Without what was there before.
+    /// Bytes without those that existed before.
     new: u64,
     time: Duration,
 }
@@ -150,7 +152,8 @@ fn rate(done: &Done) -> String {
     quantity::rate(done.new, done.time).map_or_else(String::new, |rate| format!(", {rate}"))
 }
 
-/// How much of what there is a copy has passed; None when there is more by now than was counted.
+/// Returns the share of the total that a copy has passed; None when it has passed more than was
+/// counted.
 fn passed(done: &Done, passed: &FileTotals, total: &FileTotals) -> Option<String> {
     if passed.files > total.files || passed.bytes > total.bytes {
         return None;
@@ -164,12 +167,13 @@ fn passed(done: &Done, passed: &FileTotals, total: &FileTotals) -> Option<String
     Some(share(&Done { count: work(passed), new: work(passed), ..*done }, work(total), &of))
 }
 
-/// How much of it that is, and how long the rest takes if it goes on like this, which the first second does not tell.
+/// Returns the share of the total, and the remaining time at the same rate, which is not known in
+/// the first second.
 fn left(done: &Done, total: u64) -> String {
     share(done, total, "")
 }
 
-/// `of`: what the total is, where that is not said already.
+/// `of`: name of the total, where it is not printed already.
 fn share(done: &Done, total: u64, of: &str) -> String {
     let rest = total.saturating_sub(done.count);
     let percent = (done.count.min(total) as f64 * 100.0 / total.max(1) as f64) as u64;
@@ -177,7 +181,7 @@ fn share(done: &Done, total: u64, of: &str) -> String {
         return format!(" ({percent} %{of})");
     }
     let seconds = done.time.as_secs_f64() * rest as f64 / done.new as f64;
-    // Of a float, at most what it holds.
+    // The cast of a float saturates.
     format!(" ({percent} %{of}), {} left", quantity::lasting(Duration::from_secs(seconds.ceil() as u64)))
 }
 
@@ -205,11 +209,11 @@ mod tests {
         assert_eq!(rate(&half) + &left(&half, 600 * MIB), ", 100 MiB/s (50 %), 3 s left");
         let resumed = done(300 * MIB, 100 * MIB, 1);
         assert_eq!(rate(&resumed) + &left(&resumed, 600 * MIB), ", 100 MiB/s (50 %), 3 s left");
-        // What is not known yet is not said.
+        // Unknown values are not printed.
         let begun = done(300 * MIB, 0, 7);
         assert_eq!(left(&begun, 600 * MIB), " (50 %)");
         assert_eq!(left(&done(1, 1, 0), 600), " (0 %)");
-        // The total of a compaction is about what there will be.
+        // The total of a compaction is an estimate of the result.
         assert_eq!(left(&done(700, 700, 2), 600), " (100 %), 0 s left");
         assert_eq!(left(&done(0, 0, 2), 0), " (0 %)");
         assert!(left(&done(1, 1, 1 << 40), u64::MAX).ends_with(" min left"));

@@ -1,5 +1,5 @@
-//! Daemons of mounted archives: their sockets, the holder of an archive, and the one that an argument
-//! names.
+//! Daemons of mounted archives: their sockets, the holder of an archive, and the daemon named by an
+//! argument.
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::thread::{self, ScopedJoinHandle};
@@ -16,14 +16,15 @@ use crate::exit::Failure;
 /// A daemon that answered, with its socket.
 pub(crate) type Daemon = (PathBuf, Status);
 
-/// Every daemon of this user, for root of all users, that serves what it says; the user's own first.
+/// Returns every daemon of this user, for root of all users, whose reported mount is confirmed by
+/// the kernel's table; the user's own first.
 pub(crate) fn believed() -> Result<Vec<Daemon>, Failure> {
     let table = mounts::all();
     let believed = daemons()?.into_iter().filter(|(_, status)| is_believed(status, &table));
     Ok(believed.map(|(socket, status)| (socket, daemons::located(status, &table))).collect())
 }
 
-/// All places are asked side by side, so that a slow one keeps no other waiting.
+/// Asks all places concurrently, so that a slow one delays no other.
 fn daemons() -> Result<Vec<Daemon>, Failure> {
     let me = geteuid().as_raw();
     let places = daemons::all_places();
@@ -36,7 +37,7 @@ fn daemons() -> Result<Vec<Daemon>, Failure> {
         match answer {
             Ok(Ok(running)) => found.extend(running),
             Ok(Err(error)) if place.owner == me => return Err(error.into()),
-            // What others did to their own directory is no reason to show nothing.
+            // Changes by other users to their own directory are no reason to show nothing.
             Ok(Err(_)) | Err(_) => {}
         }
     }
@@ -61,7 +62,8 @@ pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Fai
     if let Some(mounted) = root_at(given, &table) {
         return Ok(at_point(&mounted.point));
     }
-    // The links on the way to a dead mount cannot be followed; those to a living one or to an archive can.
+    // The links on the way to a dead mount cannot be followed; those to a live one or to an archive
+    // can.
     let real = match real_path(given) {
         Ok(real) => real,
         Err(error) if error.kind() == ErrorKind::TimedOut => return Err(unresolved(given)),
@@ -69,11 +71,12 @@ pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Fai
     };
     let me = geteuid().as_raw();
     let Ok(name) = daemons::socket_name(&real) else { return Ok(None) };
-    // Which archive it serves says a daemon of another user itself, in a directory of that user's.
+    // The archive name of another user's daemon is that daemon's own claim, in a directory of that
+    // user.
     Ok(believed.into_iter().find(|(socket, status)| status.uid == me && name.is_of(socket)))
 }
 
-/// Why there is nothing to be done with what was given as a mount point or an archive.
+/// Returns the reason why an argument is neither a usable mount point nor an archive.
 pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     let table = mounts::all();
     let at = shown(given);
@@ -99,7 +102,7 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     ))
 }
 
-/// Why a path is not resolved that leads on below a mount.
+/// Returns the reason why a path below a mount is not resolved.
 fn unresolved(given: &Path) -> Failure {
     match Located::of(given).ok().as_ref().and_then(Located::mount) {
         Some(mounted) => unanswered(mounted),
@@ -107,7 +110,7 @@ fn unresolved(given: &Path) -> Failure {
     }
 }
 
-/// Why nothing can be asked of a mount that is in the kernel's table.
+/// Returns the reason why a mount in the kernel's table cannot be asked.
 pub(crate) fn unanswered(mounted: &Mounted) -> Failure {
     let point = shown(&mounted.point);
     let me = geteuid();
@@ -122,7 +125,8 @@ pub(crate) fn unanswered(mounted: &Mounted) -> Failure {
     }
 }
 
-/// A daemon of another user may say of itself what it likes: what it serves must be that user's mount in the kernel's table.
+/// A daemon of another user may report anything: the mount that it names must be that user's in the
+/// kernel's table.
 fn is_believed(status: &Status, table: &[Mounted]) -> bool {
     status.uid == geteuid().as_raw()
         || daemons::mount_of(status, table)

@@ -23,7 +23,8 @@ impl LimitArgs {
     }
 }
 
-/// The key of the archive there, which the user calls `name`: what the keyring keeps, or what the secrets open.
+/// Returns the key of the archive at the location, which the user calls `name`: the one cached in
+/// the keyring, or the one that the secrets open.
 pub(crate) fn unlock(
     site: ArchiveSource<'_>,
     name: &Path,
@@ -38,7 +39,8 @@ pub(crate) fn unlock(
     Ok(key)
 }
 
-/// Drops what this user's keyring keeps of the archive: whoever changes its keys wants to be asked for them the next time.
+/// Removes the cached key of the archive from this user's keyring: after a change of keys the next
+/// command asks for them.
 pub(crate) fn forget_kept(site: ArchiveSource<'_>) {
     // Without keyrings nothing is kept, and an archive without an id never was.
     let (Ok(keyring), Ok(archive)) = (Keyring::open(), keys::identify(site)) else { return };
@@ -47,7 +49,7 @@ pub(crate) fn forget_kept(site: ArchiveSource<'_>) {
     }
 }
 
-/// A passphrase to be set.
+/// Returns a passphrase to be set.
 pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Passphrase, Failure> {
     Ok(sources.new_passphrase(archive)?.into())
 }

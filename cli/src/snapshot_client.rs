@@ -23,11 +23,12 @@ use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::Output;
 use crate::runtime;
 
-/// What the end of an interrupted removal leaves.
+/// State after an interrupted removal.
 const INTERRUPTED: &str =
     "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of what they held";
 
-/// Removes those that `choose` names from an archive that is not mounted, and frees what they held.
+/// Removes the snapshots that `choose` names from an archive that is not mounted, and frees their
+/// space.
 pub(crate) fn remove_from_file(
     args: &ArchiveArgs,
     writer: WriterArgs,
@@ -38,7 +39,7 @@ pub(crate) fn remove_from_file(
     let _working = Spinner::at("Removing...");
     let removed = archive.snapshot_manager().remove(choose);
     let removed = removed.and_then(|()| archive.finish_removals(&mut || interrupt.check()));
-    // Closing erases what was freed.
+    // Closing erases the freed space.
     let closed = archive.close();
     match removed {
         Err(error @ Error::Interrupted(_)) => {
@@ -49,7 +50,7 @@ pub(crate) fn remove_from_file(
     }
 }
 
-/// An archive whose snapshots are told of, by the daemon that serves it or from the file.
+/// Source of an archive's snapshots: the daemon that serves it, or the file.
 pub(crate) enum SnapshotBackend<'a> {
     Mounted(Box<Mounted>),
     File(Box<Archive>, &'a Path),
@@ -63,7 +64,7 @@ impl SnapshotBackend<'_> {
         })
     }
 
-    /// The oldest first; with `held`, what each one holds.
+    /// Lists snapshots, the oldest first; with `held`, each with the space that it holds.
     pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
         match self {
             SnapshotBackend::Mounted(mounted) => mounted.list(held),
@@ -74,7 +75,7 @@ impl SnapshotBackend<'_> {
         }
     }
 
-    /// What removing those of `all` with these ids gives back.
+    /// Returns the bytes that removing those of `all` with these ids frees.
     pub(crate) fn held(&self, all: &[Snapshot], ids: &HashSet<u64>) -> Result<u64, Failure> {
         let is_in = |id| ids.contains(&id);
         match self {
@@ -90,7 +91,7 @@ impl SnapshotBackend<'_> {
     }
 }
 
-/// The last line of what is told of a set: what removing all of it gives back.
+/// Prints the last line about a set: the bytes that removing all of it frees.
 pub(crate) fn together(count: usize, bytes: u64, json: bool, out: &mut Output) -> Result<(), Failure> {
     if json {
         return out.json(&json!({ "snapshots": count, "held_bytes": bytes }));
@@ -113,13 +114,15 @@ pub(crate) struct Mounted {
 }
 
 impl Mounted {
-    /// The daemon of what was given, when that is a mount point or an archive that this user has mounted; None for a file to be opened.
+    /// Returns the daemon of the argument, when that is a mount point or an archive that this user
+    /// has mounted; None for a file to be opened.
     pub(crate) fn find(archive: &ArchiveArgs) -> Result<Option<Mounted>, Failure> {
         let path = &archive.archive;
         if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
             return Ok(Some(Mounted { socket, status }));
         }
-        // Before it is looked at: a mount that was lost, or is of another user, answers nothing that says so.
+        // Checked before access: a mount that was lost, or belongs to another user, returns no
+        // error that tells these apart.
         if let Some(mounted) = located::root_at(path, &mounts::all()) {
             return Err(runtime::unanswered(mounted));
         }
@@ -129,7 +132,7 @@ impl Mounted {
         Ok(None)
     }
 
-    /// The mount point, for messages.
+    /// Returns the mount point, for messages.
     fn point(&self) -> String {
         shown(&self.status.mount_point_path())
     }
@@ -154,7 +157,7 @@ impl Mounted {
         Ok(all.into_iter().map(snapshot).collect())
     }
 
-    /// Erases what is free.
+    /// Erases free space.
     pub(crate) fn purge(&self) -> Result<(), Failure> {
         match self.ask(&Request::Purge)? {
             Response::Done => Ok(()),
@@ -162,7 +165,7 @@ impl Mounted {
         }
     }
 
-    /// Removes those with these ids; those that are gone are passed over.
+    /// Removes the snapshots with these ids; missing ones are skipped.
     pub(crate) fn remove(&self, ids: &[u64]) -> Result<(), Failure> {
         for ids in ids.chunks(IDS) {
             match self.ask(&Request::SnapshotRemove { ids: ids.to_vec(), among: None })? {
@@ -173,7 +176,8 @@ impl Mounted {
         Ok(())
     }
 
-    /// Removes those with these ids, unless one of `all` that they were chosen among is gone: then nothing more is removed, and the answer is false.
+    /// Removes the snapshots with these ids, which were chosen among `all`. If one of `all` is
+    /// gone, nothing more is removed, and the result is false.
     pub(crate) fn remove_among(&self, ids: &[u64], all: &[Snapshot]) -> Result<bool, Failure> {
         let mut gone: HashSet<u64> = HashSet::new();
         for chunk in ids.chunks(IDS) {
@@ -190,18 +194,19 @@ impl Mounted {
         Ok(true)
     }
 
-    /// Whether a file lies in what is mounted.
+    /// Returns whether a file lies in the mount.
     pub(crate) fn holds(&self, file: impl AsFd) -> bool {
-        // The mount point is an ordinary directory when the mount is detached and the daemon still works.
+        // The mount point is an ordinary directory when the mount is detached and the daemon still
+        // works.
         rustix::fs::fstat(file).is_ok_and(|file| file.st_dev == self.status.mount_device)
     }
 
-    /// Whether the daemon is this user's.
+    /// Returns whether the daemon is this user's.
     pub(crate) fn is_ours(&self) -> bool {
         self.status.uid == nix::unistd::geteuid().as_raw()
     }
 
-    /// As far as its daemon tells.
+    /// Returns the fingerprint, if the daemon reports one.
     pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
         Fingerprint::parse(&self.status.fingerprint)
     }
@@ -212,8 +217,8 @@ impl Mounted {
         id.ok_or_else(|| Failure::other("the daemon tells no id of its archive"))
     }
 
-    /// Has the daemon write into an open file; answers of which moment, the commit, and bytes of file data. None when too much has changed to bring
-    /// the file up to date.
+    /// Lets the daemon write a backup into an open file; returns the snapshot time, the commit, and
+    /// bytes of file data. None when too much has changed to update the file incrementally.
     pub(crate) fn back_up(
         &self,
         file: impl AsFd,
@@ -243,7 +248,7 @@ impl Mounted {
         }
     }
 
-    /// Calls `found` with what differs, in parts.
+    /// Calls `found` with the differences, in parts.
     pub(crate) fn compare(
         &self,
         older: &[u8],
@@ -270,7 +275,7 @@ impl Mounted {
         }
     }
 
-    /// Brings back what a snapshot shows; `before` gets the name of the snapshot that is taken first.
+    /// Restores paths from a snapshot; `before` gets the name of the snapshot that is taken first.
     pub(crate) fn restore(
         &self,
         name: &[u8],
@@ -280,7 +285,7 @@ impl Mounted {
         go_on: &dyn Fn() -> lockbox::Result<()>,
     ) -> Result<(), Failure> {
         let point = self.point();
-        // Names are changed by this process as the daemon says, and only one's own daemon is obeyed.
+        // This process renames as the daemon requests, and only the user's own daemon is trusted.
         if !self.is_ours() {
             return Err(Failure::other(format!(
                 "{point} is mounted by user {}: only that user restores there",

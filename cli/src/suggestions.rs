@@ -3,7 +3,7 @@ use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
-/// How the command line begins, or an option of it, and what is there instead.
+/// Beginning of a command line, or an option of it, and its replacement.
 pub(crate) const TABLE: &[(&[&str], &str)] = &[
     (&["copy", "get", "put"], "'lockbox cp' copies into an archive, out of it, and within it"),
     (&["delete", "remove"], "'lockbox rm' removes what is in an archive"),
@@ -47,7 +47,8 @@ pub(crate) const TABLE: &[(&[&str], &str)] = &[
     (&["--delete"], "'lockbox add --mirror' deletes what its sources do not have"),
 ];
 
-/// Of an error about what does not exist: with what was probably meant, where that is known better than by its letters.
+/// Adds the probable intention to an error about an unknown argument, where that is known better
+/// than by its letters.
 pub(crate) fn hinted(mut error: Error, arguments: impl Iterator<Item = OsString>) -> Error {
     if !matches!(error.kind(), ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument) {
         return error;
@@ -57,7 +58,7 @@ pub(crate) fn hinted(mut error: Error, arguments: impl Iterator<Item = OsString>
     let names = |option: &str| error.get(ContextKind::InvalidArg) == Some(&ContextValue::String(option.to_owned()));
     let row = TABLE.iter().find(|(asked, _)| asked.iter().any(|asked| begins(asked) || names(asked)));
     if let Some((_, hint)) = row {
-        // The usage shows what is similar as well.
+        // The usage shows similar names as well.
         for similar in [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::Usage] {
             error.remove(similar);
         }
@@ -72,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// What the program says to these arguments.
+    /// Returns the program's message for these arguments.
     fn said(arguments: &[&str]) -> String {
         let line = ["lockbox"].iter().chain(arguments);
         let error = crate::Cli::try_parse_from(line).map(drop).unwrap_err();

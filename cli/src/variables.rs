@@ -1,4 +1,5 @@
-//! Environment variables that an archive keeps: the directory `/.lockbox/env`, one file for each, named after it.
+//! Environment variables stored in an archive: the directory `/.lockbox/env`, with one file per
+//! variable, named after it.
 use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::exchange::{Entries, resolve};
@@ -10,7 +11,7 @@ use zeroize::Zeroizing;
 use crate::exit::Failure;
 use crate::open_archive::creator;
 
-/// Where they are, for people.
+/// Directory of the variables, for people.
 pub(crate) const DIRECTORY: &str = "/.lockbox/env";
 const PARTS: [&[u8]; 2] = [b".lockbox", b"env"];
 /// Under this name a new value is written before it takes its place; no variable can have it.
@@ -19,7 +20,7 @@ const UNFINISHED: &[u8] = b".new";
 pub(crate) const MAX_VALUE: usize = 64 << 10;
 const MAX_NAME: usize = 255;
 
-/// A name that is one in every shell.
+/// Refuses a name that is not valid in every shell.
 pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     let begins = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
     if begins && name.len() <= MAX_NAME && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
@@ -31,7 +32,8 @@ pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     )))
 }
 
-/// The names, sorted. Other objects in the directory are none: what a program left there through a mount, for example.
+/// Returns the names, sorted. Other objects in the directory are not variables: a file that a
+/// program left there through a mount, for example.
 pub(crate) fn names(archive: &Archive) -> Result<Vec<String>, Error> {
     let fs = archive.file_system();
     let Some(directory) = directory(fs)? else { return Ok(Vec::new()) };
@@ -49,7 +51,7 @@ pub(crate) fn names(archive: &Archive) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// The value of a variable.
+/// Returns the value of a variable.
 pub(crate) fn get(archive: &Archive, name: &str) -> Result<Zeroizing<Vec<u8>>, Failure> {
     check_name(name)?;
     let fs = archive.file_system();
@@ -64,7 +66,7 @@ pub(crate) fn get(archive: &Archive, name: &str) -> Result<Zeroizing<Vec<u8>>, F
     Ok(value)
 }
 
-/// Gives a variable a value: the old one or the new one is there at any moment.
+/// Sets a variable: the old or the new value exists at any moment.
 pub(crate) fn set(archive: &Archive, name: &str, value: &[u8]) -> Result<(), Failure> {
     check_name(name)?;
     let fs = &**archive.file_system();

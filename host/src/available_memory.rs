@@ -8,14 +8,16 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use crate::proc;
 
-/// Where the two versions of control groups keep the controller of memory: its name in the table, its directory, limit and use.
+/// Memory controller of control groups v1 and v2: its name in the table, its directory, limit and
+/// use.
 const GROUPS: [[&str; 4]; 2] = [
     ["", "sys/fs/cgroup", "memory.max", "memory.current"],
     ["memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"],
 ];
 
-/// KiB that nothing uses, on the machine and below the limits of the control groups; none where the process has a limit of its own, since that
-/// makes allocations fail instead of ending programs, and its user chose it.
+/// Returns the unused KiB, on the machine and below the limits of the control groups. Returns 0
+/// if the process has a limit of its own: that makes allocations fail instead of ending programs,
+/// and its user chose it.
 pub(crate) fn available_kib() -> u64 {
     let limits = [Resource::RLIMIT_AS, Resource::RLIMIT_DATA];
     if limits.into_iter().any(|limit| getrlimit(limit).is_ok_and(|(soft, _)| soft != RLIM_INFINITY)) {
@@ -31,7 +33,8 @@ fn of_host(root: &Path) -> u64 {
     let groups = table.lines().filter_map(|line| {
         let [_, controllers, path] = line.splitn(3, ':').collect::<Vec<_>>().try_into().ok()?;
         let layout = GROUPS.iter().find(|[name, ..]| controllers.split(',').any(|controller| controller == *name))?;
-        // A group counts for all below it. Those above the root of a container are not seen, but neither is its name then.
+        // A group's limit applies to all groups below it. Those above the root of a container are
+        // not visible, but neither is its name then.
         Path::new(path).ancestors().filter_map(|group| left_in(root, layout, group)).min()
     });
     groups.min().map_or(free, |left| left.min(free))

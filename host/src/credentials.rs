@@ -11,7 +11,7 @@ use crate::failure::about;
 use crate::secrets::{self, Sources, ask_openly, confirm_openly, is_marked};
 use crate::{Failure, Program, Spinner, WRONG_KEY};
 
-/// How often a passphrase may be typed. A script has one try: what it gives does not change.
+/// Number of passphrase prompts. A script has one try: its answer does not change.
 const TRIES: u32 = 3;
 
 /// Credentials gathered for one archive.
@@ -32,7 +32,7 @@ impl Credentials {
         self.mistyped = self.secrets.add_typed(typed);
     }
 
-    /// Adds the passphrase of the archive at `path` from where the command line says.
+    /// Adds the passphrase of the archive at `path`, from the source that the command line names.
     ///
     /// # Errors
     /// Those of the source.
@@ -41,8 +41,8 @@ impl Credentials {
         Ok(())
     }
 
-    /// Has `attempt` try all secrets until it answers something: a passphrase that somebody typed at a terminal may be typed three times. None
-    /// when they were the wrong ones each time.
+    /// Runs `attempt` with all secrets until it returns a value: a passphrase typed at a terminal
+    /// may be typed three times. Returns None when it was wrong each time.
     ///
     /// # Errors
     /// Those of `attempt`.
@@ -62,7 +62,7 @@ impl Credentials {
                 return Ok(Some(opened));
             }
             let why = self.mistyped.as_ref().map_or_else(|| "Wrong passphrase".to_owned(), Failure::<P>::sentence);
-            // Whoever types nothing gives up.
+            // An empty answer gives up.
             let Ok(again) = sources.passphrase.once_more(&why, path) else { return Ok(None) };
             self.add_typed(again.into());
         }
@@ -74,7 +74,7 @@ impl Credentials {
         self.secrets.passphrase.is_some() && sources.passphrase.is_typed()
     }
 
-    /// The failure of unlocking the archive at `path` with the wrong ones.
+    /// Returns the failure of unlocking the archive at `path` with the wrong ones.
     pub fn wrong<P: Program>(&self, path: &Path) -> Failure<P> {
         let mut failure = match &self.mistyped {
             Some(error) => Failure::new(WRONG_KEY, about::<P>(path, Failure::<P>::sentence(error))),
@@ -87,7 +87,7 @@ impl Credentials {
     }
 }
 
-/// What the command line names, and a passphrase when that is nothing.
+/// Returns the secrets that the command line names, or else a passphrase.
 ///
 /// # Errors
 /// Those of the sources.
@@ -113,14 +113,14 @@ pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Credentials,
     Ok(given)
 }
 
-/// Asks the person at the terminal what plugins and protected identities want to know, when there is a terminal.
+/// Asks the questions of plugins and protected identities on the terminal, when there is one.
 pub struct Prompter<P> {
     sources: Sources,
     program: std::marker::PhantomData<fn() -> P>,
 }
 
 impl<P: Program> Prompter<P> {
-    /// What the sources name is a passphrase for identities as well.
+    /// Returns prompts for identities: the passphrase that the sources name answers them too.
     pub fn prompts(sources: &Sources) -> Arc<dyn Prompts> {
         Arc::new(Prompter::<P> { sources: sources.clone(), program: std::marker::PhantomData })
     }

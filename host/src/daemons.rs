@@ -17,15 +17,15 @@ fn given() -> Option<OsString> {
     std::env::var_os("XDG_RUNTIME_DIR")
 }
 
-/// Where the socket of this user's next mount goes.
+/// Returns the directory of the socket of this user's next mount.
 pub fn directory() -> OwnRuntimeDir {
     control::own_runtime_dir(given().as_deref(), geteuid().as_raw())
 }
 
-/// The same as a path, made if it is not there.
+/// Returns the same as a path, and creates it if it does not exist.
 ///
 /// # Errors
-/// When it cannot be made, or others may enter it.
+/// When it cannot be created, or other users may enter it.
 pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
     if let OwnRuntimeDir::Missing(path) = directory()
         && let Err(e) = DirBuilder::new().mode(0o700).create(&path)
@@ -50,42 +50,44 @@ pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
     }
 }
 
-/// Where daemons of users whom this one may ask may be.
+/// Returns the directories that may hold daemons of users whose daemons this user may ask.
 pub fn all_places() -> Vec<RuntimeDir> {
     control::runtime_dirs(given().as_deref(), geteuid().as_raw())
 }
 
-/// Where daemons of this user may be; those of other users are not asked.
+/// Returns the directories that may hold daemons of this user; those of other users are not asked.
 pub fn places() -> Vec<RuntimeDir> {
     places_of(geteuid().as_raw())
 }
 
-/// Where daemons of this one may be; nowhere for one whom this process's user may not ask.
+/// Returns the directories that may hold daemons of this owner; none if this process's user may not
+/// ask them.
 pub fn places_of(owner: u32) -> Vec<RuntimeDir> {
     let mut places = all_places();
     places.retain(|place| place.owner == owner);
     places
 }
 
-/// What a daemon of this user says about its archive.
+/// Answer of this user's daemons about one archive.
 pub enum Holder {
     Serves(Box<Status>),
     Closes,
     Nobody,
 }
 
-/// The number of this process's mount namespace; 0 where it is not known.
+/// Returns the number of this process's mount namespace; 0 if it is unknown.
 pub fn mount_namespace() -> u64 {
     fs::metadata("/proc/self/ns/mnt").map_or(0, |namespace| namespace.ino())
 }
 
-/// Whether a mount that is not in this process's table may be in that of another namespace, as the ones of `lockbox exec` are.
+/// Returns whether a mount that is not in this process's table may be in that of another namespace,
+/// like those of `lockbox exec`.
 pub fn is_out_of_sight(status: &Status) -> bool {
     let own = mount_namespace();
     ![0, own].contains(&status.mount_namespace) && own != 0
 }
 
-/// The status with the mount point that the mount has by now, as far as it is in the table.
+/// Returns the status with the mount point that the mount has by now, as far as it is in the table.
 pub fn located(mut status: Status, table: &[Mounted]) -> Status {
     if let Some(mounted) = mount_of(&status, table) {
         status.set_mount_point(&mounted.point);
@@ -93,16 +95,16 @@ pub fn located(mut status: Status, table: &[Mounted]) -> Status {
     status
 }
 
-/// The mount that the daemon serves, wherever it is by now.
+/// Returns the mount that the daemon serves, at its current place.
 pub fn mount_of<'a>(status: &Status, table: &'a [Mounted]) -> Option<&'a Mounted> {
     mounts::of_daemon(table, status, mount_namespace())
 }
 
-/// The name of the socket of a daemon that serves the archive at this path or address.
+/// Returns the name of the socket of a daemon that serves the archive at this path or address.
 ///
 /// # Errors
-/// When it is a path, and nothing is there, or a mount point, of which nothing is asked; `TimedOut`
-/// when it lies in an archive and the daemon of that does not answer.
+/// When a path does not exist, or is a mount point, which is not asked; `TimedOut` when it lies in
+/// an archive whose daemon does not answer.
 pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
     if remote::is_remote(archive) {
         return Ok(SocketName::of_address(archive.as_os_str()));
@@ -117,7 +119,7 @@ pub fn socket_name(archive: &Path) -> io::Result<SocketName> {
     found.map(|file| SocketName::of_file(&file))
 }
 
-/// Who holds the archive at this path or address.
+/// Returns the holder of the archive at this path or address.
 pub fn holder(archive: &Path) -> Holder {
     let Ok(name) = socket_name(archive) else { return Holder::Nobody };
     let asked = places().into_iter().find_map(|place| {
@@ -130,7 +132,7 @@ pub fn holder(archive: &Path) -> Holder {
     asked.unwrap_or(Holder::Nobody)
 }
 
-/// A user's name, or the number where it has none.
+/// Returns a user's name, or the number where it has none.
 pub fn user_name(user: u32) -> String {
     User::from_uid(Uid::from_raw(user)).ok().flatten().map_or_else(|| user.to_string(), |user| user.name)
 }

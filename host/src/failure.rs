@@ -22,14 +22,14 @@ pub const NO_SPACE: u8 = 14;
 pub const MOUNT_FAILED: u8 = 15;
 pub const OLDER: u8 = 16;
 
-/// The exit code for an error of the library.
+/// Returns the exit code for an error of the library.
 pub fn code(error: &Error) -> u8 {
     match error {
         Error::WrongKey => WRONG_KEY,
         Error::NotArchive(_) | Error::UnsupportedVersion(_) => NOT_ARCHIVE,
         Error::Damaged(_) | Error::Refused(Refusal::DamagedBackup { .. }) => DAMAGED,
         Error::InUse(_) => IN_USE,
-        // What is too large for where it goes: to that one file the host is full.
+        // A file that is too large for its target: for that one file the host is full.
         Error::NoSpace(_) | Error::FileTooLarge => NO_SPACE,
         Error::Older(_) | Error::Forked(_) | Error::Replaced(_) => OLDER,
         // As shells show a program that a signal ended.
@@ -38,22 +38,24 @@ pub fn code(error: &Error) -> u8 {
     }
 }
 
-/// Whether the host has no room for what was to be written: a limit on the size of files is a full disk of its own.
+/// Returns whether the host has no space for a write: a limit on the size of files counts as a full
+/// disk of its own.
 pub fn is_full(error: &io::Error) -> bool {
     use nix::libc::{EDQUOT, EFBIG, ENOSPC};
     matches!(error.raw_os_error(), Some(ENOSPC | EDQUOT | EFBIG))
 }
 
-/// A program, as far as what it says is its own: its name, and remedies, which are its commands and options.
+/// Parts of messages that differ between programs: the name, and remedies, which are commands and
+/// options of the program.
 pub trait Program: Sized + 'static {
     const NAME: &'static str;
-    /// Whether a message about an archive begins with the archive's path.
+    /// True if a message about an archive begins with the archive's path.
     const NAMES_ARCHIVE: bool;
 
-    /// The words of an error that are not just the library's; None for all others.
+    /// Returns the words of an error that are not just the library's; None for all others.
     fn words(error: &Error) -> Option<String>;
 
-    /// The failure of unlocking the archive at `path`.
+    /// Returns the failure of unlocking the archive at `path`.
     fn failure(path: &Path, error: Error) -> Failure<Self> {
         Failure::at(path, &error)
     }
@@ -103,7 +105,7 @@ impl<P> Failure<P> {
 }
 
 impl<P: Program> Failure<P> {
-    /// The error with its causes, without the host's numbers for them.
+    /// Returns the error with its causes, without the host's numbers for them.
     pub fn sentence(error: &Error) -> String {
         let mut text = P::words(error).unwrap_or_else(|| error.to_string());
         let mut source = error.source();
@@ -115,12 +117,13 @@ impl<P: Program> Failure<P> {
         lockbox_terminal::without_numbers(text)
     }
 
-    /// A failure that concerns what has this name.
+    /// Returns a failure that concerns the object with this name.
     pub fn of(name: impl fmt::Display, error: &Error) -> Failure<P> {
         Failure::new(code(error), format!("{name}: {}", Failure::<P>::sentence(error)))
     }
 
-    /// A failure that concerns the archive at `path`, which is named unless the error or the program says what it is about.
+    /// Returns a failure that concerns the archive at `path`. The path is named unless the error or
+    /// the program already names the object.
     pub fn at(path: &Path, error: &Error) -> Failure<P> {
         let says_it = match error {
             Error::Refused(refusal) => !matches!(refusal, Refusal::Costly { .. }),
@@ -132,7 +135,7 @@ impl<P: Program> Failure<P> {
     }
 }
 
-/// The sentence of `P` about the archive at `path`.
+/// Returns the sentence of `P` about the archive at `path`.
 pub(crate) fn about<P: Program>(path: &Path, sentence: String) -> String {
     if P::NAMES_ARCHIVE { format!("{}: {sentence}", crate::shown(path)) } else { sentence }
 }

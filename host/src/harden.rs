@@ -1,4 +1,5 @@
-//! Keeps the memory of a program that holds secrets out of swap, core dumps and debuggers, and lets no limit on sizes end it.
+//! Keeps the memory of a program that holds secrets out of swap, core dumps and debuggers, and
+//! keeps limits on sizes from ending it.
 
 use std::fs;
 
@@ -9,8 +10,8 @@ use rustix::mm::{MlockAllFlags, mlockall};
 
 use crate::proc;
 
-/// The most that a key derivation takes unless the user raised it, and as much as everything else needs: where there is less, the machine
-/// would have to end programs instead of swapping.
+/// Largest memory of a key derivation unless the user raised it, plus the amount that everything
+/// else needs: with less, the machine would have to end programs instead of swapping.
 const NEEDED_KIB: u64 = (1024 + 256) << 10;
 
 /// The capability CAP_IPC_LOCK, which root of a container may lack.
@@ -19,38 +20,41 @@ const IPC_LOCK: u32 = 14;
 /// The map of users of the initial namespace: all of them, each as itself.
 const INITIAL_NAMESPACE: [&str; 3] = ["0", "0", "4294967295"];
 
-/// Locks all memory of this process, page by page as it is touched. Answers whether that could be promised: a limit on locked memory would
-/// make later allocations fail, so whoever has one goes without.
+/// Locks all memory of this process, page by page as it is touched, and returns whether that
+/// succeeded. Nothing is locked in a process with a limit on locked memory: the limit would make
+/// later allocations fail.
 pub fn lock_memory() -> bool {
     let unlimited = getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == RLIM_INFINITY);
     (unlimited || may_lock_beyond_the_limit())
         && mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT).is_ok()
 }
 
-/// Whether a limit on locked memory does not count for this process.
+/// Returns whether a limit on locked memory does not count for this process.
 pub fn may_lock_beyond_the_limit() -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     is_privileged(&read("/proc/self/status"), &read("/proc/self/uid_map"))
 }
 
-/// The same for a program that derives keys, where memory is plenty. Programs that take this one's place begin without it.
+/// Locks memory in a program that derives keys, if memory is plenty. Programs that replace this one
+/// by exec start without the lock.
 pub fn lock_memory_if_plenty() -> bool {
     let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     proc::kib(&table, "MemAvailable").is_some_and(|kib| kib >= NEEDED_KIB) && lock_memory()
 }
 
-/// A capability of another user namespace does not count: the kernel asks for that of the initial one, and shows either here.
+/// Returns whether the process has the capability in the initial user namespace. One of another
+/// namespace does not count: the kernel requires the initial one, and shows either here.
 fn is_privileged(status: &str, uid_map: &str) -> bool {
     uid_map.split_whitespace().eq(INITIAL_NAMESPACE)
         && proc::bits(status, "CapEff").is_some_and(|set| set >> IPC_LOCK & 1 == 1)
 }
 
-/// What the limit of core dumps was.
+/// Previous limit of core dumps.
 #[derive(Clone, Copy)]
 pub struct CoreLimit(Option<(u64, u64)>);
 
 impl CoreLimit {
-    /// For a program that takes this one's place.
+    /// Restores the limit for a program that replaces this one by exec.
     pub fn restore(self) {
         if let Some((soft, hard)) = self.0 {
             let _ = setrlimit(Resource::RLIMIT_CORE, soft, hard);
@@ -58,10 +62,11 @@ impl CoreLimit {
     }
 }
 
-/// No core dump and no debugger sees what is in memory. A host that refuses costs this protection, not the work.
+/// Hides the memory from core dumps and debuggers. If the host refuses, this protection is lost,
+/// and the work goes on.
 pub fn keep_out_of_core_dumps() -> CoreLimit {
     let before = getrlimit(Resource::RLIMIT_CORE).ok();
-    // The hard limit stays, because nobody but root could undo it.
+    // The hard limit stays, because only root could undo the change.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, before.map_or(0, |(_, hard)| hard));
     let _ = nix::sys::prctl::set_dumpable(false);
     CoreLimit(before)
@@ -71,12 +76,13 @@ fn beyond_limit() -> SigSet {
     SigSet::from(Signal::SIGXFSZ)
 }
 
-/// A write that meets a limit on the size of files fails as on a full disk, instead of ending the program. Comes before any other thread.
+/// Makes a write beyond a limit on the size of files fail as on a full disk, instead of ending the
+/// program. Called before any other thread exists.
 pub fn outlive_size_limits() {
     let _ = beyond_limit().thread_block();
 }
 
-/// For a program that takes this one's place.
+/// Restores the default for a program that replaces this one by exec.
 pub fn undo_outliving_size_limits() {
     let _ = beyond_limit().thread_unblock();
 }

@@ -1,8 +1,8 @@
 //! Host services shared by the programs `lockbox` and `mount.lockbox`.
 //!
-//! This crate reads credentials and unlocks an archive with them, finds mounts and the daemons that serve
-//! them, keeps memory out of swap and core dumps, and has the tables of exit codes and of the words of
-//! `-o`. The wording of one program is in its [`Program`].
+//! This crate reads credentials and unlocks an archive with them, finds mounts and the daemons that
+//! serve them, keeps memory out of swap and core dumps, and has the tables of exit codes and of the
+//! words of `-o`. The wording of one program is in its [`Program`].
 
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
 
@@ -33,7 +33,8 @@ pub use unlock::{unlock, unlock_damaged, unlock_limits};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A path for a message or a question: a terminal obeys nothing in it, and it looks like no other path.
+/// Formats a path for a message or a question: no part of it drives a terminal, and it looks like
+/// no other path.
 pub fn shown(path: &Path) -> String {
     lockbox_terminal::display(path.as_os_str().as_bytes())
 }

@@ -70,12 +70,12 @@ impl Located {
 
     fn at(walk: Walk) -> io::Result<Located> {
         let Walk { at, mount, below, .. } = walk;
-        // Of what is open the kernel knows that by itself.
+        // The kernel answers this for an open file without asking the daemon.
         let again = openat(CWD, link_to(at.as_fd()), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         Ok(Located { place: path_of(at.as_fd())?, below, mount, is_directory: again.is_ok() })
     }
 
-    /// The archive's mount at which the path leads, or in which.
+    /// Returns the archive's mount at which the path leads, or in which.
     pub fn mount(&self) -> Option<&Mounted> {
         self.mount.as_ref()
     }
@@ -86,7 +86,7 @@ impl Located {
         self.mount.as_ref().filter(|mount| is_root && self.place == mount.point)
     }
 
-    /// The path; links that lie in a mount are not followed.
+    /// Returns the path; links that lie in a mount are not followed.
     pub fn path(&self) -> PathBuf {
         if self.below.as_os_str().is_empty() { self.place.clone() } else { self.place.join(&self.below) }
     }
@@ -191,7 +191,8 @@ impl Walk {
                 self.go_on(Path::new(&OsString::from_vec(target.into_bytes())));
                 Ok(())
             }
-            // No link. One of whose name more is to be found is a directory, and what is to be mounted there on demand is.
+            // Not a link. If more of the name follows, it is a directory, and an automount there is
+            // triggered.
             Err(Errno::INVAL) => {
                 let kind = if self.left.is_empty() { OFlags::empty() } else { OFlags::DIRECTORY };
                 self.enter(open(self.at.as_fd(), part, kind)?)
@@ -217,8 +218,8 @@ fn open(at: BorrowedFd<'_>, name: &OsStr, kind: OFlags) -> io::Result<OwnedFd> {
     Ok(openat(at, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC | kind, Mode::empty())?)
 }
 
-/// The mount of an archive in which this lies. The table is read after the number, so a mount that
-/// was made on the way is in it.
+/// Returns the mount of an archive in which this lies. The table is read after the number, so a
+/// mount that was made on the way is in it.
 fn archive_at(at: BorrowedFd<'_>) -> io::Result<Option<Mounted>> {
     let id = mount_number(at)?;
     Ok(mounts::table()?.into_iter().find(|mounted| mounted.id == id).filter(Mounted::is_archive))
@@ -276,7 +277,8 @@ mod tests {
         assert_eq!(Located::of(Path::new("")).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
-    /// As if the host's directory were the root of a mount: nothing below it exists, and nothing is looked for.
+    /// The host's directory plays the root of a mount: nothing below it exists, and nothing is
+    /// looked up.
     #[test]
     fn no_step_is_taken_in_the_mount_of_an_archive() {
         let place = tempfile::tempdir().unwrap();

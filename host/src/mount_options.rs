@@ -1,7 +1,7 @@
-//! Words of the lists given with `-o`, for completion. Their parser is in `fuse/src/options.rs`, and a
-//! test there compares the two.
+//! Words of the lists given with `-o`, for completion. Their parser is in `fuse/src/options.rs`,
+//! and a test there compares the two.
 
-/// What follows a word.
+/// Kind of value that follows an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptionValue {
     Nothing,
@@ -9,13 +9,13 @@ pub enum OptionValue {
     OneOf(&'static [&'static str]),
     /// The path of a file.
     File,
-    /// What nobody can suggest, or only an example of it.
+    /// Text without suggestions, or with an example at most.
     Text,
 }
 
 const SWITCH: OptionValue = OptionValue::OneOf(&["on", "off"]);
 
-/// How the server of an archive at an address is asked; `--remote` takes these too.
+/// Options for requests to the server of an archive at an address; `--remote` takes these too.
 pub const REMOTE: [(&str, OptionValue); 5] = [
     ("allow-http", OptionValue::Nothing),
     ("allow-private", OptionValue::Nothing),
@@ -24,7 +24,8 @@ pub const REMOTE: [(&str, OptionValue); 5] = [
     ("unsent", OptionValue::Nothing),
 ];
 
-/// All others. What is written with a dash and with an underscore stands here as the manual has it.
+/// All other options. One with both a dash and an underscore spelling is listed as the manual has
+/// it.
 pub const MOUNT: [(&str, OptionValue); 49] = [
     ("ro", OptionValue::Nothing),
     ("rw", OptionValue::Nothing),

@@ -1,9 +1,10 @@
 //! Holds a mount point open, so that a user with write access to its path cannot redirect root.
 //!
-//! A path is resolved once, without following links: its links were resolved when the user named it, so
-//! a link found now was put there since. Later calls use the descriptor, and the kernel does not reuse
-//! the number of a mount while it is open. To unmount, the caller opens the directory, reads the number
-//! of its mount, looks that number up in the table, compares, and then unmounts the open directory.
+//! A path is resolved once, without following links: its links were resolved when the user named
+//! it, so a link found now was put there since. Later calls use the descriptor, and the kernel does
+//! not reuse the number of a mount while it is open. To unmount, the caller opens the directory,
+//! reads the number of its mount, looks that number up in the table, compares, and then unmounts
+//! the open directory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -23,12 +24,12 @@ use crate::mounts::{self, Mounted};
 pub struct Mountpoint(OwnedFd);
 
 impl Mountpoint {
-    /// Opens what lies on top at an absolute path without links, without asking its file system.
+    /// Opens the topmost mount at an absolute path without links, without asking its file system.
     pub fn of(path: &Path) -> io::Result<Mountpoint> {
         Mountpoint::open(CWD, path)
     }
 
-    /// Opens what lies on top of one of its entries by now.
+    /// Opens the topmost mount on one of its entries at this time.
     pub fn entry(&self, name: &OsStr) -> io::Result<Mountpoint> {
         Mountpoint::open(self.0.as_fd(), name.as_ref())
     }
@@ -36,29 +37,30 @@ impl Mountpoint {
     fn open(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Mountpoint> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat2(directory, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
-            // A kernel before 5.6, or a container that does not know the call: links on the way are followed there.
+            // A kernel before 5.6, or a container that does not know the call: links on the way are
+            // followed there.
             Err(Errno::NOSYS | Errno::PERM) => Ok(Mountpoint(openat(directory, path, flags, Mode::empty())?)),
             opened => Ok(Mountpoint(opened?)),
         }
     }
 
-    /// A path of what is open, whatever lies on top of it by now.
+    /// Returns a path of the open directory that no later mount on top of it changes.
     pub fn link(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }
 
-    /// The mount whose root this is, under the path at which it was opened.
+    /// Returns the mount with this root, under the path at which it was opened.
     pub fn mounted_at(&self, path: &Path) -> io::Result<Option<Mounted>> {
         let id = self.mount()?;
         Ok(mounts::table()?.into_iter().find(|mounted| mounted.id == id && mounted.point == path))
     }
 
-    /// The kernel's number of the mount in which it is.
+    /// Returns the kernel's number of the mount in which it is.
     fn mount(&self) -> io::Result<u64> {
         mount_number(self.0.as_fd())
     }
 
-    /// Detaches the mount whose root this is, even when it is busy or covered by another mount.
+    /// Detaches the mount with this root, even when it is busy or covered by another mount.
     pub fn detach(&self) -> nix::Result<()> {
         umount2(&self.link(), MntFlags::MNT_DETACH)
     }
@@ -72,23 +74,23 @@ impl Mountpoint {
         umount2(&self.link().join(name), flags | MntFlags::UMOUNT_NOFOLLOW)
     }
 
-    /// A descriptor of the same directory that does more than name it: its file system is asked for that.
+    /// Opens the same directory with full access: its file system is asked for that.
     pub fn reopen(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(openat(CWD, self.link(), flags, Mode::empty())?)
     }
 
-    /// The mode of the directory, which its file system is asked for.
+    /// Returns the mode of the directory, asking its file system.
     pub fn mode(&self) -> io::Result<u32> {
         Ok(rustix::fs::fstat(&self.0)?.st_mode)
     }
 
-    /// The uid of the directory, which its file system is asked for.
+    /// Returns the uid of the directory, asking its file system.
     pub fn owner(&self) -> io::Result<u32> {
         Ok(rustix::fs::fstat(&self.0)?.st_uid)
     }
 
-    /// Returns whether the directory has no entries; its file system is asked for that.
+    /// Returns whether the directory has no entries, asking its file system.
     pub fn is_empty(&self) -> io::Result<bool> {
         for entry in rustix::fs::Dir::new(self.reopen()?)? {
             if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
@@ -99,8 +101,9 @@ impl Mountpoint {
     }
 }
 
-/// A directory that was made for a mount, and goes with it. Its parent is held open, and only the directory that was made is removed, by
-/// its number; so whoever may change the path has nothing else removed, and an empty directory at most.
+/// Directory created for a mount and removed with it. Its parent is held open, and only the created
+/// directory is removed, by its number. So a user who may change the path can have an empty
+/// directory removed at most.
 pub struct CreatedMountpoint {
     parent: Mountpoint,
     name: OsString,
@@ -108,11 +111,11 @@ pub struct CreatedMountpoint {
 }
 
 impl CreatedMountpoint {
-    /// Makes it, for its user alone; `path` is absolute, and its parent without links.
+    /// Creates it, for its user alone; `path` is absolute, and its parent without links.
     ///
     /// # Errors
-    /// `PermissionDenied` for root where another user could put something else in its place before it is mounted on; those of the host, also
-    /// when something has the name.
+    /// `PermissionDenied` for root where another user could put another object in its place before
+    /// it is mounted on; those of the host, also when the name exists.
     pub fn make(path: &Path) -> io::Result<CreatedMountpoint> {
         let parent = path.parent().ok_or(ErrorKind::InvalidInput)?;
         if geteuid().is_root() && others_exchange(parent) {
@@ -151,25 +154,27 @@ fn number_of(parent: &Mountpoint, name: &OsStr) -> io::Result<(u64, u64)> {
     Ok((found.st_dev, found.st_ino))
 }
 
-/// Whether others than root and this user may put something else in the place of what lies in this directory; the path is absolute and without links.
+/// Returns whether users other than root and this one may exchange entries of this directory; the
+/// path is absolute and without links.
 pub fn others_exchange(directory: &Path) -> bool {
     directory.ancestors().any(|above| above.metadata().map_or(true, |found| others_change(&found)))
 }
 
-/// Whether others than root and this user may exchange what lies in a directory. In a sticky one nobody may who does not own it.
+/// Returns whether users other than root and this one may exchange entries of a directory. In a
+/// sticky one only the owner may.
 fn others_change(directory: &fs::Metadata) -> bool {
     let owned = [0, geteuid().as_raw()].contains(&directory.uid());
     !owned || (directory.mode() & 0o022 != 0 && directory.mode() & 0o1000 == 0)
 }
 
-/// The kernel's number of the mount in which something open is.
+/// Returns the kernel's number of the mount in which something open is.
 pub(crate) fn mount_number(open: BorrowedFd<'_>) -> io::Result<u64> {
     let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", open.as_raw_fd()))?;
     let number = told.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     number.ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
-/// The kernel's number of the mount to which a link leads.
+/// Returns the kernel's number of the mount to which a link leads.
 pub fn mount_of(link: &Path) -> Option<u64> {
     Mountpoint(openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?).mount().ok()
 }
@@ -183,7 +188,8 @@ pub struct PinnedMount {
 }
 
 impl PinnedMount {
-    /// None when what lies at the path of `mounted` is not that mount, or no more. Its daemon is not asked.
+    /// Returns None when the path of `mounted` leads to another mount, or to none any more. Its
+    /// daemon is not asked.
     ///
     /// # Errors
     /// When the path leads nowhere.
@@ -213,8 +219,9 @@ impl PinnedMount {
         self.root.detach()
     }
 
-    /// Takes it away unless it is busy, which it would be by our own descriptor of it. So that goes before, and the mount is named by its
-    /// entry in the directory that is open: no link is followed, a mount point cannot be renamed, and only its user and root unmount it.
+    /// Unmounts it unless it is busy. Our own descriptor of it would keep it busy, so that is
+    /// closed before, and the mount is named by its entry in the open directory: no link is
+    /// followed, a mount point cannot be renamed, and only its user and root unmount it.
     ///
     /// # Errors
     /// The kernel's, as when it is busy.

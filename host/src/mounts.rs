@@ -17,16 +17,16 @@ pub const TYPE: &str = "fuse.lockbox";
 pub struct Mounted {
     /// The kernel's number of the mount, which another one gets when this one is gone.
     pub id: u64,
-    /// That of the mount on which it lies.
+    /// Number of the mount that contains this one.
     pub parent: u64,
     /// The file system's device number: that of a bind mount is the same.
     pub device: u64,
     pub point: PathBuf,
-    /// What the table says of the mount itself, such as `nosuid`, and not of its file system.
+    /// Options of the mount itself, such as `nosuid`, without those of its file system.
     pub words: Vec<String>,
     /// The archive, as it was named at mounting.
     pub source: PathBuf,
-    /// Who made a FUSE mount.
+    /// User that created a FUSE mount.
     pub user: Option<u32>,
     pub file_system: String,
 }
@@ -50,12 +50,12 @@ pub struct Numbers {
     pub device: u64,
 }
 
-/// The mount that a daemon serves, wherever it is by now.
+/// Returns the mount that a daemon serves, at its current place.
 ///
 /// In the daemon's own mount namespace it is known by its numbers. In another one a mount that was
 /// copied into it has another id, so the device number alone counts there, and of several mounts
-/// the one at the daemon's path. A daemon that tells no numbers is an older one, which is found by
-/// its path.
+/// the one at the daemon's path. A daemon that reports no numbers is an older one, which is found
+/// by its path.
 pub fn of_daemon<'a>(table: &'a [Mounted], status: &Status, namespace: u64) -> Option<&'a Mounted> {
     let point = status.mount_point_path();
     let of_it = |mounted: &&Mounted| mounted.is_archive() && mounted.device == status.mount_device;
@@ -69,7 +69,8 @@ pub fn of_daemon<'a>(table: &'a [Mounted], status: &Status, namespace: u64) -> O
     there.clone().find(|mounted| mounted.point == point).or_else(|| there.next_back())
 }
 
-/// All mounts of this process's namespace, a later one over an earlier one at the same point.
+/// Returns all mounts of this process's namespace, a later one over an earlier one at the same
+/// point.
 ///
 /// # Errors
 /// When /proc is not there.
@@ -78,19 +79,19 @@ pub fn table() -> io::Result<Vec<Mounted>> {
     Ok(table.split(|&b| b == b'\n').filter_map(parse).collect())
 }
 
-/// The same, empty where /proc is not there.
+/// The same, empty if /proc is missing.
 pub fn all() -> Vec<Mounted> {
     table().unwrap_or_default()
 }
 
-/// The mounts of archives that this user made, for root those of all users.
+/// Returns the mounts of archives that this user created; for root, those of all users.
 pub fn mine() -> Vec<Mounted> {
     let me = geteuid();
     let mine = |mounted: &Mounted| mounted.is_archive() && (me.is_root() || mounted.user == Some(me.as_raw()));
     all().into_iter().filter(mine).collect()
 }
 
-/// The mount on top at `point`, which must be an absolute path without links.
+/// Returns the mount on top at `point`, which must be an absolute path without links.
 ///
 /// # Errors
 /// As [`table`].
@@ -98,12 +99,12 @@ pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(table()?.into_iter().rfind(|mounted| mounted.point == point))
 }
 
-/// Another mount of the same file system, such as the one that `mounted` is a bind of.
+/// Returns another mount of the same file system, such as the original of a bind mount.
 pub fn twin<'a>(table: &'a [Mounted], mounted: &Mounted) -> Option<&'a Mounted> {
     table.iter().find(|other| other.is_archive() && other.device == mounted.device && other.id != mounted.id)
 }
 
-/// A line of the table.
+/// Parses a line of the table.
 pub fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|&b| b == b' ');
     let mut text = || std::str::from_utf8(fields.next()?).ok();

@@ -1,12 +1,14 @@
-//! Namespaces that a command makes for its program, and that a daemon started outside of them joins.
+//! Namespaces that a command makes for its program, and that a daemon started outside of them
+//! joins.
 //!
 //! # Why the daemon is started outside
-//! The owner of a user namespace has every capability in it, including tracing processes, and so has each
-//! program of that user. Whether a process that is not dumpable may be traced is decided in the user
-//! namespace in which execve(2) made its memory; joining another one later does not change that. So a
-//! process that holds a passphrase or a key is started outside, where its user cannot trace it, and joins
-//! with the key in memory. A process can join a user namespace only while it has one thread. The process
-//! that unmounts is started by the daemon inside, and holds no secret.
+//! The owner of a user namespace has every capability in it, including tracing processes, and so
+//! has each program of that user. Whether a process that is not dumpable may be traced is decided
+//! in the user namespace in which execve(2) made its memory; joining another one later does not
+//! change that. So a process that holds a passphrase or a key is started outside, where its user
+//! cannot trace it, and joins with the key in memory. A process can join a user namespace only
+//! while it has one thread. The process that unmounts is started by the daemon inside, and holds no
+//! secret.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
@@ -28,7 +30,7 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// Those of this process; `user`: it has made a user namespace too.
+    /// Opens those of this process; `user`: it has created a user namespace too.
     ///
     /// # Errors
     /// When they cannot be opened.
@@ -37,10 +39,10 @@ impl Namespaces {
         Ok(Namespaces { user: user.then(|| open("user")).transpose()?, mount: open("mnt")? })
     }
 
-    /// Hands them over to who receives at the other end, or says that there are none.
+    /// Sends them to the receiver at the other end, or a message that there are none.
     ///
     /// # Errors
-    /// When that is gone.
+    /// When that end is gone.
     pub fn send(namespaces: Option<&Namespaces>, socket: &UnixStream) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -54,7 +56,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// What the other end hands over, which may be nothing.
+    /// Receives the namespaces that the other end sends, which may be none.
     ///
     /// # Errors
     /// `UnexpectedEof` when that end is gone.
@@ -81,7 +83,8 @@ impl Namespaces {
         Ok(mount.map(|mount| Namespaces { user: descriptors.pop(), mount }))
     }
 
-    /// Enters them. Of the capabilities that the owner of a user namespace has in it, this process and what it starts keep the one to mount.
+    /// Enters them. Of the capabilities that the owner of a user namespace has in it, this process
+    /// and its children keep the one to mount.
     ///
     /// # Errors
     /// The kernel's, such as `InvalidInput` for a process with several threads.
@@ -98,7 +101,7 @@ impl Namespaces {
             set_capabilities(None, sets)?;
             configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)?;
         }
-        // A change of credentials may have made it what /proc/sys/fs/suid_dumpable says.
+        // A change of credentials may have set it to the value of /proc/sys/fs/suid_dumpable.
         nix::sys::prctl::set_dumpable(false)?;
         Ok(())
     }

@@ -8,7 +8,7 @@ use lockbox::keys::PlaceName;
 
 use crate::remote;
 
-/// As many symbolic links as the kernel follows.
+/// Number of symbolic links that the kernel follows.
 const MOST_LINKS: usize = 40;
 
 /// Returns the names of an archive's place, as `lockbox::keys::SeenOptions` wants them: of an
@@ -103,7 +103,8 @@ mod tests {
         assert_eq!(paths(&host.at("new/b")), [host.at("new/b")]);
     }
 
-    /// PLACE-1: whatever alias a user takes, the names before a link that an attacker made are those without it.
+    /// PLACE-1: under any alias that a user takes, the names before a link that an attacker made
+    /// are those without it.
     #[test]
     fn a_link_put_in_place_of_a_file_or_a_directory_leaves_the_name_before_it() {
         let host = Host::new();

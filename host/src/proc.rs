@@ -4,7 +4,7 @@ fn field<'a>(table: &'a str, name: &str) -> Option<&'a str> {
     table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// A set of bits in hex digits.
+/// Parses a set of bits in hex digits.
 pub fn bits(table: &str, name: &str) -> Option<u64> {
     u64::from_str_radix(field(table, name)?, 16).ok()
 }

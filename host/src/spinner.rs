@@ -14,12 +14,14 @@ const WIPE: &str = "\r\x1b[K";
 pub struct Spinner(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl Spinner {
-    /// A key is derived. Nothing is shown unless `shows`, which is for persons at a terminal only.
+    /// Shows that a key is derived. Nothing is shown unless `shows`, which is for persons at a
+    /// terminal only.
     pub fn deriving(shows: bool) -> Spinner {
         if shows { Spinner::on(io::stderr(), PATIENCE, "Deriving the key...") } else { Spinner(None) }
     }
 
-    /// Something is done of which nobody knows how far it is; asked for only when nothing else is written on the terminal meanwhile.
+    /// Shows a sign of work without known progress; used only when nothing else is written on the
+    /// terminal meanwhile.
     pub fn at(sentence: &'static str) -> Spinner {
         if io::stderr().is_terminal() { Spinner::on(io::stderr(), PATIENCE, sentence) } else { Spinner(None) }
     }
@@ -28,13 +30,13 @@ impl Spinner {
         let (done, ends) = channel::<()>();
         let started = thread::Builder::new().name("working".into()).spawn(move || {
             if ends.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-                // Nobody is left to tell when the terminal is gone.
+                // If the terminal is gone there is no reader.
                 let _ = terminal.write_all(sentence.as_bytes()).and_then(|()| terminal.flush());
                 let _ = ends.recv();
                 let _ = terminal.write_all(WIPE.as_bytes()).and_then(|()| terminal.flush());
             }
         });
-        // Without a thread there is no word, and the work is done all the same.
+        // Without a thread nothing is shown, and the work is done nevertheless.
         Spinner(started.ok().map(|thread| (done, thread)))
     }
 }
@@ -43,7 +45,7 @@ impl Drop for Spinner {
     fn drop(&mut self) {
         if let Some((done, thread)) = self.0.take() {
             drop(done);
-            // What is said next shall not be wiped.
+            // The next message must not be wiped.
             let _ = thread.join();
         }
     }
@@ -53,7 +55,7 @@ impl Drop for Spinner {
 mod tests {
     use super::*;
 
-    /// Hands on what is written.
+    /// Sends written bytes to the thread.
     struct Screen(Sender<Vec<u8>>);
 
     impl Write for Screen {

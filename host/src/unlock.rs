@@ -1,4 +1,5 @@
-//! Unlocks an archive with credentials from the command line, the keyring and prompts, in this order.
+//! Unlocks an archive with credentials from the command line, the keyring and prompts, in this
+//! order.
 
 use std::path::Path;
 
@@ -11,21 +12,24 @@ use crate::credentials::gather;
 use crate::secrets::{Cache, Keyring, Sources};
 use crate::{Failure, Program};
 
-/// What unlocking may cost: as much as ever, or in all as much as the user raised it to. Half of the memory that nothing uses is for derivations
-/// side by side, so that whatever is asked for meanwhile is there.
+/// Returns the limits on the cost of unlocking: the defaults, or the total to which the user raised
+/// them. Half of the unused memory is for concurrent derivations, so that later allocations
+/// succeed.
 pub fn unlock_limits(raised: Option<u64>) -> UnlockLimits {
     let limits = raised.map_or_else(UnlockLimits::default, UnlockLimits::raised);
     UnlockLimits { together_mib: available_kib() / 1024 / 2, ..limits }
 }
 
-/// Unlocks the archive there, which the user calls `name`, and keeps its key when the user wants that. The second value says why it
-/// could not be kept.
+/// Unlocks the archive at the location, which the user calls `name`, and caches its key when the
+/// user wants that. The second value is the reason why it could not be cached.
 ///
-/// A key that is kept comes before everything but what the command line names. A key file or an identity is tried without a passphrase,
-/// unless the command line names one too; when a slot wants both, the passphrase is got then.
+/// A cached key is used before everything except secrets that the command line names. A key file or
+/// an identity is tried without a passphrase, unless the command line names one too; when a slot
+/// wants both, the passphrase is requested then.
 ///
 /// # Errors
-/// Those of the sources and the archive; before anything is asked, when a key is to be kept where none can be.
+/// Those of the sources and the archive; before any prompt, when a key is to be cached and no cache
+/// is available.
 pub fn unlock<P: Program>(
     site: ArchiveSource<'_>,
     name: &Path,
@@ -37,7 +41,7 @@ pub fn unlock<P: Program>(
     UnlockTarget { lock: &IntactArchive { site, id, limits }, path: name, sources }.open(cache)
 }
 
-/// Unlocks an archive whose header may be damaged; nothing that is kept is used.
+/// Unlocks an archive whose header may be damaged; no cached key is used.
 ///
 /// # Errors
 /// As [`unlock`].
@@ -52,7 +56,7 @@ pub fn unlock_damaged<P: Program>(
 
 /// Archive on which secrets are tried.
 trait Lock {
-    /// Whether a key slot wants a key file and a passphrase together.
+    /// Returns whether a key slot wants a key file and a passphrase together.
     fn wants_both(&self) -> bool;
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey>;
@@ -125,7 +129,8 @@ fn kinds_of(site: ArchiveSource<'_>) -> Vec<KeyKind> {
     keys::kinds(site).unwrap_or_default().into_iter().map(|(_, kind)| kind).collect()
 }
 
-/// What else opens the archive than a passphrase, by kinds alone: what a key is called is for those who open it.
+/// Lists the ways other than a passphrase that open the archive, by kinds alone: the names of keys
+/// are shown only after unlocking.
 fn other_ways(kinds: &[KeyKind]) -> Option<String> {
     let ways = [
         (KeyKind::RecoveryCode, "a recovery code, typed in place of the passphrase"),
@@ -361,7 +366,7 @@ mod tests {
         let neither = Slots { both: false, ..Slots::new(2, &["key file", "passphrase"]) };
         assert!(!neither.open(&key_file, &off));
         assert_eq!(*neither.given.borrow(), ["key file"]);
-        // Standard input of the tests is empty: what matters is that a passphrase was wanted.
+        // Standard input of the tests is empty: the point is that a passphrase was wanted.
         let both = Slots { both: true, ..Slots::new(2, &["key file", "passphrase"]) };
         assert!(both.open(&place.sources(true, true, false), &off));
         assert_eq!(both.attempts.get(), 1, "both were named, so they are tried at once");

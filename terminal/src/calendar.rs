@@ -1,14 +1,15 @@
 //! Shows points in time to people.
 
-/// `2026-11-21 09:30:00` in UTC, for seconds since 1970.
+/// Formats seconds since 1970 like `2026-11-21 09:30:00`, in UTC.
 pub fn utc(seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day) = civil(days);
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// Year, month and day of a day counted from 1970-01-01, in the proleptic Gregorian calendar. Years are counted from March, so that
-/// the leap day is the last of a year; 719,468 days lie between 0000-03-01 and 1970-01-01.
+/// Returns the year, month and day of a day counted from 1970-01-01, in the proleptic Gregorian
+/// calendar. Years are counted from March, so that the leap day is the last of a year; 719,468 days
+/// lie between 0000-03-01 and 1970-01-01.
 pub fn civil(days: i64) -> (i64, i64, i64) {
     let days = days.saturating_add(719_468);
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));

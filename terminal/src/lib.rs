@@ -1,8 +1,10 @@
-//! Shows text that strangers may have written (names, labels, and what daemons and servers answer), and shows and reads times and sizes.
+//! Shows text from untrusted sources (names, labels, and answers of daemons and servers), and
+//! formats and parses times and sizes.
 //!
-//! Every program of the project prints messages through [`complain`], and whatever else may hold such text through [`display`] or [`json`],
-//! so that callers need not know where a text came from. What a terminal obeys (control characters, also those of C1 and a newline, which
-//! would make a line look like one of ours) and what reorders other text is escaped.
+//! Every program of the project prints messages through [`complain`], and any other output that may
+//! hold such text through [`display`] or [`json`], so that callers need not know the origin of a
+//! text. Escaped are characters that a terminal obeys (control characters, also those of C1 and a
+//! newline, which would make a line look like one of ours) and characters that reorder other text.
 
 mod calendar;
 pub mod quantity;
@@ -30,11 +32,11 @@ pub fn abort_on_panic() {
 
 /// Writes `program: sentence` to standard error.
 pub fn complain(program: &str, message: &str) {
-    // Nobody is left to tell when standard error is closed.
+    // With standard error closed there is no reader.
     let _ = writeln!(io::stderr(), "{program}: {}", sentence(message));
 }
 
-/// The text of a message or a question.
+/// Returns the text of a message or a question.
 pub fn sentence(text: &str) -> String {
     let mut shown = display(text.as_bytes());
     if shown.len() > MOST {
@@ -44,13 +46,15 @@ pub fn sentence(text: &str) -> String {
     shown
 }
 
-/// An error of the command line, when an argument is one that a terminal would obey, such as the name of a stranger's file.
+/// Returns an error of the command line, when an argument has characters that a terminal would
+/// obey, such as an untrusted file name.
 pub fn of_arguments(text: &str) -> Option<String> {
     let harmless = |argument: OsString| display(argument.as_bytes()).as_bytes() == argument.as_bytes();
     (!env::args_os().all(harmless)).then(|| lines(text))
 }
 
-/// A message without the numbers that the standard library gives the host's errors: their words say the same.
+/// Removes the numbers that the standard library adds to the host's errors: their words have the
+/// same meaning.
 pub fn without_numbers(mut text: String) -> String {
     while let Some(start) = text.find(" (os error ") {
         let Some(length) = text[start..].find(')') else { break };
@@ -63,7 +67,8 @@ fn lines(text: &str) -> String {
     text.split('\n').map(sentence).collect::<Vec<_>>().join("\n")
 }
 
-/// A name or any other bytes: what is no text, drives a terminal or reorders text stands there as `\xNN`, byte by byte.
+/// Formats a name or any other bytes: bytes that are not text, drive a terminal or reorder text are
+/// written as `\xNN`, byte by byte.
 pub fn display(bytes: &[u8]) -> String {
     let mut shown = String::with_capacity(bytes.len());
     for piece in bytes.utf8_chunks() {
@@ -79,7 +84,8 @@ pub fn display(bytes: &[u8]) -> String {
     shown
 }
 
-/// A line of JSON with the same meaning for every program that reads it: such characters are in strings only, where they may be `\uNNNN`.
+/// Escapes a line of JSON without changing its meaning to any parser: such characters are in
+/// strings only, where they may be `\uNNNN`.
 pub fn json(line: &str) -> String {
     let mut shown = String::with_capacity(line.len());
     for c in line.chars() {
@@ -91,8 +97,9 @@ pub fn json(line: &str) -> String {
     shown
 }
 
-/// Whether a terminal may do something else than to show this character in its place. Some of Unicode's marks make a text look like another one:
-/// those that reorder what stands around them, and those that end a line or a paragraph.
+/// Returns whether a terminal may do something other than show this character at its position. Some
+/// of Unicode's marks make a text look like another one: those that reorder surrounding characters,
+/// and those that end a line or a paragraph.
 fn is_obeyed(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}')
@@ -126,7 +133,7 @@ mod tests {
         assert_eq!(output.status.signal(), Some(6), "{output:?}");
     }
 
-    /// All of C0 and C1, DEL, and the marks that reorder text or end lines.
+    /// Returns all of C0 and C1, DEL, and the marks that reorder text or end lines.
     fn obeyed() -> impl Iterator<Item = char> {
         let marks = "\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}";
         ('\0'..' ').chain('\u{7f}'..='\u{9f}').chain(marks.chars())

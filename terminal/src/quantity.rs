@@ -1,9 +1,10 @@
-//! Reads times and sizes as people write them, a number with the letter of a unit, and shows sizes, rates and how long things take to them.
+//! Parses times and sizes, a number with the letter of a unit, and formats sizes, rates and
+//! durations.
 
 use std::fmt;
 use std::time::Duration;
 
-/// `90`, `90s`, `10m`, `12h` or `2d`.
+/// Parses `90`, `90s`, `10m`, `12h` or `2d`.
 pub fn time(text: &str) -> Option<Duration> {
     Span::parse(text).map(Span::time)
 }
@@ -12,7 +13,7 @@ pub fn time(text: &str) -> Option<Duration> {
 const TIMES: [(char, u64, &str); 4] =
     [('d', 86_400, "day"), ('h', 3600, "hour"), ('m', 60, "minute"), ('s', 1, "second")];
 
-/// A time in the unit in which somebody named it: two days are not 48 hours to whoever typed `2d`.
+/// Time span in the unit of its input: `2d` is shown as two days, not as 48 hours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     count: u64,
@@ -44,7 +45,7 @@ impl Span {
         Duration::from_secs(self.count * self.unit.1)
     }
 
-    /// `2 days`
+    /// Formats the time like `2 days`.
     pub fn words(self) -> String {
         let plural = if self.count == 1 { "" } else { "s" };
         format!("{} {}{plural}", self.count, self.unit.2)
@@ -58,15 +59,15 @@ impl fmt::Display for Span {
     }
 }
 
-/// Of 1024 each.
+/// Prefixes of the units, each 1024 times the one before.
 const UNITS: &str = "KMGT";
 
-/// Bytes, or `64K`, `64M`, `1G` or `2T`, of 1024 each; small letters mean the same.
+/// Parses bytes, or `64K`, `64M`, `1G` or `2T`, of 1024 each; small letters mean the same.
 pub fn size(text: &str) -> Option<u64> {
     scaled(text, |letter| UNITS.find(letter.to_ascii_uppercase()).map(|power| 1 << (10 * (power + 1))))
 }
 
-/// `20 KiB`: whole ones of the largest unit of which there are at least ten.
+/// Formats like `20 KiB`: in the largest unit of which there are at least ten, without a fraction.
 pub fn readable(bytes: u64) -> String {
     let powers = (1..).zip(UNITS.chars()).map(|(power, letter)| (bytes >> (10 * power), letter));
     match powers.take_while(|(count, _)| *count >= 10).last() {
@@ -75,12 +76,12 @@ pub fn readable(bytes: u64) -> String {
     }
 }
 
-/// `20 MiB/s`; none of less than a second, which says little.
+/// Returns a rate such as `20 MiB/s`; none for less than a second, which is not significant.
 pub fn rate(bytes: u64, time: Duration) -> Option<String> {
     (time.as_secs() > 0).then(|| format!("{}/s", readable((bytes as f64 / time.as_secs_f64()) as u64)))
 }
 
-/// `12 s`, `3 min 5 s` or `2 h 10 min`: whole ones of two units at most.
+/// Formats like `12 s`, `3 min 5 s` or `2 h 10 min`: in two units at most, without a fraction.
 pub fn lasting(time: Duration) -> String {
     match time.as_secs() {
         seconds @ ..60 => format!("{seconds} s"),
@@ -89,7 +90,7 @@ pub fn lasting(time: Duration) -> String {
     }
 }
 
-/// The number times its unit; without a letter it counts as it stands.
+/// Returns the number times its unit; without a letter it counts as it stands.
 fn scaled(text: &str, unit: impl Fn(char) -> Option<u64>) -> Option<u64> {
     let (digits, unit) = match text.char_indices().next_back() {
         Some((at, letter)) if !letter.is_ascii_digit() => (&text[..at], unit(letter)?),

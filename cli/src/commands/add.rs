@@ -17,7 +17,7 @@ use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::{self, Output, put_name};
 use crate::patterns::PatternArgs;
 
-/// How many deletions are told one by one when mirroring is refused.
+/// Number of deletions listed one by one when mirroring is refused.
 const TOLD: usize = 10;
 
 /// Copy files and directories into an archive
@@ -94,7 +94,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }
 
-/// Copies files into an archive, closes it, and says what of them could not be copied. `verb`: what they are then.
+/// Copies files into an archive, closes it, and reports the files that could not be copied. `verb`:
+/// participle for the message.
 pub(crate) fn copy_in(
     named: &ArchiveArgs,
     archive: Archive,
@@ -111,11 +112,11 @@ pub(crate) fn copy_in(
         interrupt.check()
     });
     bar.wipe();
-    // What was added before a failure is whole, so it is kept.
+    // Files added before a failure are complete, so they are kept.
     let closed = archive.close();
     let failed = |error| Lockbox::failure(&named.archive, error);
     let report = match imported {
-        // That it could not be closed says more.
+        // A failure to close takes precedence.
         Err(error @ Error::Interrupted(_)) => {
             closed.map_err(failed)?;
             let again =
@@ -153,7 +154,7 @@ fn summary(args: &Args, report: &ImportReport) -> Value {
     summary
 }
 
-/// What mirroring is to delete, unless that looks like a mistake.
+/// Returns the deletions of mirroring, unless they look like a mistake.
 fn plan(args: &Args, named: &ArchiveArgs, archive: &Archive, options: &ImportOptions) -> Result<MirrorPlan, Failure> {
     let plan = exchange::plan_mirror(archive.file_system(), &args.sources, options, None)
         .map_err(|error| Lockbox::failure(&named.archive, error))?;
@@ -192,7 +193,7 @@ fn below(entries: u64) -> String {
     if entries > 1 { format!(" with {} entries", entries - 1) } else { String::new() }
 }
 
-/// Tells what mirroring would do.
+/// Prints the effects of mirroring without applying them.
 fn tell(args: &Args, named: &ArchiveArgs, options: &ImportOptions) -> Result<(), Failure> {
     let archive = named.read()?;
     let mut changes = Vec::new();

@@ -1,4 +1,5 @@
-//! `lockbox backup`: copies a moment of an archive, mounted or not, into a file of its own or into an object store.
+//! `lockbox backup`: copies a snapshot of an archive, mounted or not, into a file of its own or
+//! into an object store.
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -49,22 +50,22 @@ pub(crate) struct Args {
 /// Bytes that go to standard output at once.
 const PIECE: usize = 1 << 20;
 
-/// What a backup is made of.
+/// Source of a backup.
 trait Source {
     /// Fills a new file.
     fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure>;
-    /// Brings a backup up to now; None when too much has changed for that.
+    /// Updates a backup incrementally; None when too much has changed for that.
     fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure>;
-    /// Whether nobody but this user reads and writes.
+    /// Returns whether no other user reads or writes it.
     fn is_ours(&self) -> bool;
-    /// Id and fingerprint of the archive, as far as they are known.
+    /// Returns the id and fingerprint of the archive, as far as they are known.
     fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
-    /// Whether a file lies in the archive.
+    /// Returns whether a file lies in the archive.
     fn holds(&self, file: BorrowedFd) -> bool;
     fn interrupt(&self) -> &Interrupt;
 }
 
-/// What a backup is written into.
+/// Existing target of a backup.
 enum ExistingBackup {
     File(Arc<FileStorage>),
     Remote(Arc<dyn Storage>),
@@ -136,7 +137,7 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
     tell(args, &done)
 }
 
-/// One commit makes all of it visible, so a backup there needs no file beside it.
+/// One commit makes all of it visible, so a remote backup needs no temporary file.
 fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
     let failed = |error| Failure::at(&args.destination, &error);
     if let Some(directory) = remote::directory(&args.destination)
@@ -163,9 +164,10 @@ fn remember(args: &Args, source: &dyn Source) {
     }
 }
 
-/// Whether a directory that is there, or is to be made, lies in the archive: each backup would have to have itself in it.
+/// Returns whether a directory, existing or to be created, lies in the archive: each backup would
+/// have to contain itself.
 fn lies_inside(source: &dyn Source, directory: &Path) -> bool {
-    // Whatever is there is not opened: a FIFO would be waited for.
+    // The object is not opened for reading: a FIFO would block.
     let open = |path: &Path| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
     let there = open(directory).or_else(|| directory.parent().and_then(open));
     there.is_some_and(|there| source.holds(there.as_fd()))
@@ -216,7 +218,7 @@ fn put(file: &FileStorage, interrupt: &Interrupt, bar: &Bar) -> Result<(), Failu
     Ok(())
 }
 
-/// What failed, and where.
+/// Names the object that failed.
 fn failure(args: &Args, error: Error) -> Failure {
     match error {
         Error::Interrupted(_) if args.destination.as_os_str() == "-" => {
@@ -282,7 +284,7 @@ impl Source for OfflineBackup<'_> {
         Some(self.archive)
     }
 
-    /// It is not mounted.
+    /// Returns false: the archive is not mounted.
     fn holds(&self, _file: BorrowedFd) -> bool {
         false
     }
@@ -300,7 +302,8 @@ struct OnlineBackup<'a> {
 }
 
 impl OnlineBackup<'_> {
-    /// Another user's daemon may be any program: nothing but an archive of its id is given to it, or gets a name.
+    /// Another user's daemon may be any program: it gets only an archive with its id, and only such
+    /// an archive gets a name.
     fn check(&self, place: &ExistingBackup) -> Result<(), Failure> {
         let checked = BackupDestination::check_archive(&*place.storage(), &self.mounted.archive_id()?);
         checked.map_err(|error| failure(self.args, error))
@@ -320,7 +323,7 @@ impl OnlineBackup<'_> {
                 thread::scope(|scope| {
                     scope.spawn(|| serve_storage(&**storage, ours));
                     let asked = self.ask_for(&theirs, whole);
-                    // Whatever the daemon still has of it: nothing is lent to it any more.
+                    // The daemon may still hold its end: nothing is lent to it any more.
                     let _ = end.shutdown(Shutdown::Both);
                     asked
                 })?

@@ -97,7 +97,7 @@ fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(
         Ok(())
     });
     let compared = compared.map_err(|error| Lockbox::failure(path, error))?;
-    // Whatever is stored was just read: without a loss these bytes belong to nothing.
+    // All stored data was just read: without a loss these bytes belong to nothing.
     let is_lost = report.findings.iter().any(|finding| finding.severity == Severity::Lost);
     let severity = if is_lost { Severity::Wrong } else { Severity::Minor };
     let faults = compared.into_iter().flat_map(|examined| examined.faults);
@@ -105,7 +105,7 @@ fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(
     Ok(())
 }
 
-/// The archive, and what was written anew of its header.
+/// Returns the archive, and the parts of its header that were rewritten.
 fn open(args: &Args) -> Result<(Archive, Interrupt, Option<String>), Failure> {
     if !args.repair_header {
         let (archive, interrupt) = args.archive.read_watched(&MomentArgs::default())?;

@@ -14,7 +14,7 @@ use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::Output;
 use crate::progress::Bar;
 
-/// What becomes of the bytes of a new file.
+/// Treatment of the bytes of a new file.
 const COPIED: &str = "copied and compared";
 
 /// Rewrite an archive without its free space and put the new one in its place
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     out.finish()
 }
 
-/// Shows how far a new file has come, and stops before it takes the archive's place when a signal came.
+/// Shows the progress of a new file, and after a signal stops before the file replaces the archive.
 pub(crate) struct Watch {
     bar: Bar,
     interrupt: Interrupt,
@@ -89,12 +89,12 @@ impl Watch {
     }
 }
 
-/// Where the bytes are that are counted.
+/// Returns the place of the counted bytes.
 pub(crate) fn where_it_is(archive: &Path) -> &'static str {
     if remote::is_remote(archive) { "in the store" } else { "on the disk" }
 }
 
-/// What is said when it was not done.
+/// Returns the failure of a compaction.
 pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     let path = place.path();
     match error {

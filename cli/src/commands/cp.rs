@@ -69,7 +69,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// What was meant to go into an archive does not come to the disk as plain text under a name with a colon.
+/// Refuses to write content meant for an archive to the disk, as plain text under a name with a
+/// colon.
 fn refuse_missing_archive(target: &Path) -> Result<(), Failure> {
     let name = target.file_name().unwrap_or_default().as_bytes();
     if !name.contains(&b':') || target.symlink_metadata().is_ok() {
@@ -85,7 +86,7 @@ fn refuse_directory(name: String) -> Failure {
     Failure::other(format!("{name} is a directory; use -r to copy it with all in it"))
 }
 
-/// Of the host into an archive.
+/// Copies from the host into an archive.
 fn into(args: &Args, sources: &[OsString], archive: PathBuf, target: &[u8]) -> Result<(), Failure> {
     let sources: Vec<PathBuf> = sources.iter().map(PathBuf::from).collect();
     for source in &sources {
@@ -112,7 +113,7 @@ fn into(args: &Args, sources: &[OsString], archive: PathBuf, target: &[u8]) -> R
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }
 
-/// Of an archive to the host.
+/// Copies from an archive to the host.
 fn out_of(args: &Args, sources: &[OsString], target: &Path) -> Result<(), Failure> {
     let (archive, paths) = in_one_archive(sources)?;
     let is_root = |path: &Vec<u8>| components(path).is_ok_and(|names| names.is_empty());
@@ -145,7 +146,7 @@ fn out_of(args: &Args, sources: &[OsString], target: &Path) -> Result<(), Failur
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }
 
-/// Within an archive.
+/// Copies within an archive.
 fn inside(args: &Args, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Result<(), Failure> {
     let named = args.opening.of(archive);
     let (archive, interrupt) = named.write_watched(args.writer)?;
@@ -163,7 +164,7 @@ fn inside(args: &Args, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Re
             error => failed(error),
         })
     });
-    // What was copied before a failure is whole, so it is kept.
+    // Files copied before a failure are complete, so they are kept.
     let closed = archive.close().map_err(failed);
     copied.and(closed)
 }

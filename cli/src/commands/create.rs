@@ -42,7 +42,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = &args.archive;
     args.writer.check(path)?;
-    // Before the passphrase is asked for; the creation itself refuses what is there too.
+    // Checked before the passphrase prompt; the creation itself refuses an existing archive too.
     let bucket = match remote::is_remote(path) {
         true => Some(come(args)?),
         false if path.symlink_metadata().is_ok() => return Err(exists(path)),
@@ -51,7 +51,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let passphrase = match args.generate_passphrase {
         true => {
             let words = keys::new_passphrase()?;
-            // Before there is an archive that nobody could open if this cannot be read.
+            // Printed before the archive exists: an archive whose passphrase could not be shown
+            // would be lost.
             output::print(&words)?;
             Passphrase::new(words.as_bytes().to_vec())
         }
@@ -78,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             output::show(&format!("A second way is a recovery code on paper: lockbox key recovery {name}"));
         }
         if is_file {
-            // Without a suffix there is no name for one beside it.
+            // Without a suffix there is no default name for a mount point in the same directory.
             let directory = if path.extension().is_some() { "" } else { " DIRECTORY" };
             output::show(&format!("Use it as a folder: lockbox mount {name}{directory}"));
         } else {
@@ -92,13 +93,13 @@ fn exists(path: &Path) -> Failure {
     Failure::other(format!("{} exists already; it was left as it is", shown(path)))
 }
 
-/// Comes as a writer to a place where no archive is.
+/// Opens a place without an archive as a writer.
 fn come(args: &Args) -> Result<Bucket, Failure> {
     let (path, remote) = (&args.archive, &args.remote.remote);
     remote::check_writable(path).map_err(|error| Failure::at(path, &error))?;
     match ArchiveLocation::at(path, remote) {
         Ok(_) => return Err(exists(path)),
-        // Nothing is there, or a writer came before and has not committed anything.
+        // The place is empty, or an earlier writer has not committed anything.
         Err(Error::NotArchive(_)) => {}
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(Failure::at(path, &error)),
@@ -162,7 +163,7 @@ fn add_recovery_code(
     let code = keys::new_recovery_code()?;
     let secrets = Secrets::from(passphrase);
     let limits = lockbox_host::unlock_limits(None);
-    // It is what was just created, whatever is remembered of the place.
+    // The archive was just created, so remembered state of the place does not apply.
     let access = KeyAccess { secrets: &secrets, limits, seen: SeenOptions { places: Vec::new(), ..seen(args) } };
     let slot = keys::add(site, &access, &NewKey::RecoveryCode(&code), "");
     slot.map(|slot| (slot, code)).map_err(|error| Failure::at(&args.archive, &error))

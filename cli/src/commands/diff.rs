@@ -1,4 +1,4 @@
-//! `lockbox diff`: tells how two trees differ, each of an archive or of the host.
+//! `lockbox diff`: reports the differences between two trees, each of an archive or of the host.
 use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::usage("neither of the two is in an archive: diff(1) compares those"));
     }
     let one = first.open(args)?;
-    // Nobody is asked twice for what opens one archive.
+    // The secrets of one archive are requested once.
     let shared = one.is_some() && second.path.is_some() && is_same(&first.file, &second.file);
     let other = if shared { None } else { second.open(args)? };
     let (one, other) = (one.as_ref(), other.as_ref().or(one.as_ref()));
@@ -96,7 +96,7 @@ impl Side {
         }
     }
 
-    /// What the user calls the object at a path below this one.
+    /// Returns the user's name for the object at a path below this one.
     fn label(&self, path: &[u8]) -> String {
         let mut label = self.file.as_os_str().as_bytes().to_vec();
         if let Some(top) = &self.path {
@@ -113,12 +113,12 @@ impl Side {
     }
 }
 
-/// Anything that is no archive is compared as a file.
+/// Any file that is not an archive is compared as a file.
 fn is_archive(path: &Path) -> bool {
     remote::is_remote(path) || (path.is_file() && !matches!(keys::identify(path), Err(Error::NotArchive(_))))
 }
 
-/// As diff(1) says it.
+/// Returns a difference in the words of diff(1).
 fn sentence(first: &Side, second: &Side, path: &[u8], unlike: TreeDifference) -> String {
     let only = |side: &Side| {
         let slash = path.iter().rposition(|&byte| byte == b'/');

@@ -1,4 +1,5 @@
-//! `lockbox edit`: hands a file of an archive to an editor, in memory alone, and takes back what it changed.
+//! `lockbox edit`: opens a file of an archive in an editor, in memory alone, and writes changes
+//! back.
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -35,14 +36,14 @@ use crate::paths::in_one_archive;
 
 /// Bytes copied at once, and zeros written at once.
 const PIECE: usize = 64 << 10;
-/// What is tried when neither VISUAL nor EDITOR says anything.
+/// Editors to try when neither VISUAL nor EDITOR is set.
 const USUAL: &str = "$(command -v sensible-editor || command -v editor || command -v nano || echo vi)";
 /// A person needs longer to look at a file. An editor that only tells a window to show it returns
 /// sooner.
 const AT_ONCE: Duration = Duration::from_secs(2);
 const RETURNED_AT_ONCE: &str = "the editor returned at once and changed nothing; \
      an editor that opens a window needs its option to wait, such as VISUAL='code --wait' or 'gvim -f'";
-/// What fstatfs(2) says of file systems that are in memory alone.
+/// Types that fstatfs(2) reports for file systems in memory.
 const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// Edit a file of an archive with VISUAL or EDITOR
@@ -71,7 +72,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let archive = named.write_beside(args.writer, || watch.begin())?;
     let edited = edit(&archive, path, name, &place, &watch);
     match edited {
-        // What could not be written back must not get lost: it stays where it is.
+        // Changes that could not be written back must not get lost: they stay in the private
+        // directory.
         Ok(Some(private)) => {
             let written = write_back(archive.file_system(), path, &private);
             let closed = written.and_then(|()| archive.close());
@@ -84,7 +86,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Where the private directory is made: a path without links, on which nobody else puts another one in its place and reads what comes there.
+/// Returns the parent of the private directory: a path without links, on which no other user can
+/// exchange a directory and read the content.
 fn place(args: &Args) -> Result<PathBuf, Failure> {
     const REMEDY: &str = "name a directory with --in, which may be on a disk";
     let user = geteuid();
@@ -117,12 +120,12 @@ fn place(args: &Args) -> Result<PathBuf, Failure> {
     Ok(real)
 }
 
-/// The file as it was edited; None when it is as before.
+/// Edits the file and returns the new one; None when it is unchanged.
 fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch) -> Result<Option<Private>, Failure> {
     let fs = archive.file_system();
     let is_there = match resolve(fs, path) {
         Err(Error::NotFound) => {
-            // Before anybody types anything.
+            // Checked before the user edits.
             CopyDestination::of(fs, path, false).map_err(|error| Failure::of(display(path), &error))?;
             false
         }
@@ -143,7 +146,7 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
         (Ok(()), WaitStatus::Exited(..)) => None,
         (Ok(()), _) => Some(Failure::other("the editor was killed; nothing was changed")),
     };
-    // Nobody said that what was typed is not wanted.
+    // An accident does not discard the user's changes.
     if let Some(failure) = accident {
         return Err(if private.has_more(fs, path) { private.keep(failure) } else { failure });
     }
@@ -172,7 +175,7 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     Ok(changed.then_some(private))
 }
 
-/// Writes what was edited into the archive.
+/// Writes the edited file into the archive.
 fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Error> {
     if let Err(Error::NotFound) = resolve(fs, path) {
         let to = CopyDestination::of(fs, path, false)?;
@@ -198,7 +201,7 @@ fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Err
     exchange::rewrite(fs, path, &mut file)
 }
 
-/// What is edited, in a directory that only its user enters. Wiped and removed when dropped.
+/// Edited file, in a directory that only its user enters. Wiped and removed when dropped.
 struct Private {
     directory: PathBuf,
     file: PathBuf,
@@ -229,7 +232,8 @@ impl Private {
         Ok(())
     }
 
-    /// Whether the file is another one than the archive has. What cannot be compared is taken for that: nobody types it again.
+    /// Returns whether the file differs from the archive's. A file that cannot be compared counts
+    /// as different, so that edits are not lost.
     fn differs(&self, fs: &FileSystem, path: &[u8]) -> bool {
         if let Err(Error::NotFound) = resolve(fs, path) {
             return self.file.symlink_metadata().is_ok_and(|found| found.len() > 0);
@@ -242,13 +246,14 @@ impl Private {
         differs || !compared.is_ok_and(|problems| problems.is_empty())
     }
 
-    /// Whether anything is here that the archive does not have. Editors keep beside the file what is not yet written to it.
+    /// Returns whether the directory has any content that the archive does not have. Editors keep
+    /// unsaved changes in other files of the directory.
     fn has_more(&self, fs: &FileSystem, path: &[u8]) -> bool {
         let mut entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         entries.any(|entry| entry.path() != self.file || self.differs(fs, path))
     }
 
-    /// Leaves everything where it is, which the failure says then.
+    /// Leaves all files in place, and adds their path to the failure.
     fn keep(self, mut failure: Failure) -> Failure {
         failure.message += &format!("; what was edited is in {}", shown(&self.file));
         std::mem::forget(self);
@@ -258,7 +263,7 @@ impl Private {
 
 impl Drop for Private {
     fn drop(&mut self) {
-        // Editors leave copies beside the file.
+        // Editors leave copies in the same directory.
         let beside = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         beside.for_each(|entry| wipe(&entry.path()));
         if let Err(error) = fs::remove_dir_all(&self.directory) {
@@ -281,12 +286,13 @@ fn wipe(path: &Path) {
 /// No process.
 const STARTING: i32 = -1;
 
-/// Signals while somebody edits: those of the keyboard are the editor's business, others end it; what was typed is kept then, and not written back.
+/// Signals during editing: those of the keyboard are left to the editor, others end it; edits are
+/// then kept, and not written back.
 #[derive(Default)]
 struct Watch {
     /// The editor's process; STARTING while it is made, or 0.
     editor: Arc<AtomicI32>,
-    /// The signal that came, or 0.
+    /// Number of the signal that arrived, or 0.
     came: Arc<AtomicU8>,
 }
 
@@ -319,12 +325,12 @@ fn end(editor: i32, signal: u8) {
     if editor > 0
         && let Ok(signal) = Signal::try_from(i32::from(signal))
     {
-        // It may have ended by itself.
+        // The editor may have ended already.
         let _ = kill(Pid::from_raw(editor), signal);
     }
 }
 
-/// Runs the editor on the file, and tells how it ended.
+/// Runs the editor on the file, and returns its wait status.
 fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     let named = ["VISUAL", "EDITOR"].iter().filter_map(std::env::var_os).find(|editor| !editor.is_empty());
     let named = named.unwrap_or_else(|| USUAL.into());
@@ -340,7 +346,7 @@ fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     let cannot = |errno: nix::errno::Errno| Failure::host("cannot run the editor", &errno.into());
     let pid = spawn(&words, &variables).map_err(cannot)?;
     watch.editor.store(pid.as_raw(), Ordering::SeqCst);
-    // One that came just before.
+    // Signal that arrived just before.
     end(pid.as_raw(), watch.came.load(Ordering::SeqCst));
     let ended = loop {
         match waitpid(pid, None) {
@@ -352,7 +358,8 @@ fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     ended.map_err(cannot)
 }
 
-/// With no signal blocked or ignored that this program blocks or ignores for itself.
+/// Starts the editor with no signal blocked or ignored that this program blocks or ignores for
+/// itself.
 fn spawn(words: &[CString], variables: &[CString]) -> nix::Result<Pid> {
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF)?;

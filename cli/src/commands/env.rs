@@ -1,4 +1,5 @@
-//! `lockbox env`: sets, prints, lists and removes environment variables that an archive keeps for `lockbox run`.
+//! `lockbox env`: sets, prints, lists and removes environment variables stored in an archive for
+//! `lockbox run`.
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn set(args: &Set) -> Result<(), Failure> {
     variables::check_name(&args.name)?;
-    // Before the passphrase, whose prompt would otherwise eat what is on standard input.
+    // Read before the passphrase prompt, which would otherwise consume standard input.
     let value = match &args.from {
         None if io::stdin().is_terminal() => None,
         from => Some(lockbox_host::secrets::value(from.as_deref())?),

@@ -1,12 +1,18 @@
 //! `lockbox exec`: runs a program on an archive that is mounted for it and its children alone.
 //!
-//! # Who sees the content
-//! The mount is made in a mount namespace of its own, whose mounts go to no other. So no path leads there but for processes of that namespace, which are
-//! this command, the daemon, the program and what that starts; and for who may look into these processes by /proc: root, and the same user. Who knows the
-//! passphrase or the key (the mount program and the daemon) may be looked into by root alone, as with any mount ([`lockbox_host::namespaces`]).
+//! # Visibility of the content
+//! The mount is made in a private mount namespace, whose mounts propagate to no other. So it can be
+//! reached only by:
 //!
-//! # When it ends
-//! Whatever the program starts is inherited by this process when its parent ends. So there is nobody left who uses the mount when no child is left.
+//! - processes of that namespace: this command, the daemon, the program and its children;
+//! - processes that may inspect these through /proc: those of root, and of the same user.
+//!
+//! Processes that have the passphrase or the key (the mount program and the daemon) may be
+//! inspected by root alone, as with any mount ([`lockbox_host::namespaces`]).
+//!
+//! # End of the mount
+//! Every descendant of the program is inherited by this process when its parent ends. So when no
+//! child is left, the mount has no user left.
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -59,7 +65,8 @@ pub(crate) struct Args {
 /// Ends with the exit code of the program, 128 and the signal's number when a signal ended it.
 pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     args.sources.check()?;
-    // This process sees no secret: the mount program asks for it. What it starts has the limits that were there before.
+    // This process sees no secret: the mount program asks for it. Its children have the original
+    // limits.
     cores.restore();
     let _ = nix::sys::prctl::set_dumpable(true);
     harden::undo_outliving_size_limits();
@@ -72,33 +79,34 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
         mounting.arg("-o").arg(options);
     }
     mounting.args(args.sources.arguments()).args(args.cache.arguments()).arg("--").arg(&args.archive).arg(&place.0);
-    // What is in a pipe or a file is for the program.
+    // Content of a pipe or a file is for the program.
     if !io::stdin().is_terminal() {
         mounting.stdin(Stdio::null());
     }
-    // Outside of the namespaces: see [`lockbox_host::namespaces`]. It waits for them before it does anything.
+    // Started outside of the namespaces: see [`lockbox_host::namespaces`]. It waits for them before
+    // it does anything.
     let mut begun = mounting.spawn().map_err(|error| cannot_run(mounting.get_program(), &error))?;
     // A user namespace is entered by a process with one thread.
     let entered = enter_namespaces().and_then(|namespaces| Ok((namespaces, Watch::begin(signals, &place.0)?)));
     let (namespaces, watch) = entered.inspect_err(|_| {
         let _ = begun.kill().and_then(|()| begun.wait());
     })?;
-    // When it is gone already it said why.
+    // If it has ended already it has reported the reason.
     let _ = Namespaces::send(Some(&namespaces), &socket);
     let mounted = begun.wait().map_err(|error| cannot_run(mounting.get_program(), &error))?;
     if !mounted.success() {
-        // It said why.
+        // It has reported the reason.
         return Err(Failure::new(code(mounted), ""));
     }
     if let Some(number) = args.sources.passphrase.passfd {
         close_inherited(number);
     }
-    // What a program writes into a directory that is none of the archive would stay there, for everybody.
+    // Files written into a directory outside of the archive would stay there, readable by others.
     if !mounts::at(&place.0).is_ok_and(|at| at.is_some_and(|mounted| mounted.is_archive())) {
         return Err(Failure::mount("the archive was not mounted, so nothing was run"));
     }
     let ran = watch.check().and_then(|()| go(args, &place.0, &watch));
-    // Who is left can only be somebody who came in by /proc.
+    // Any user that is left entered through /proc.
     let unmounted = umount::run(&umount::Args::of(place.0.clone(), false));
     let status = ran?;
     unmounted?;
@@ -108,7 +116,8 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     }
 }
 
-/// The program is to find no passphrase in what it inherits. What this one opened by itself no other inherits, so that is left alone.
+/// The program must not inherit a passphrase. Descriptors that this process opened itself are
+/// close-on-exec, so they are left alone.
 fn close_inherited(number: RawFd) {
     let described = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
     let flags = described.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -153,7 +162,7 @@ fn go(args: &Args, point: &Path, watch: &Watch) -> Result<ExitStatus, Failure> {
     status.ok_or_else(|| Failure::other("nobody tells how the program ended"))
 }
 
-/// As shells tell it.
+/// Returns the exit code that shells report.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
@@ -182,8 +191,8 @@ impl Drop for TempMountpoint {
     }
 }
 
-/// From here on no mount of this process is seen by others. Without the capability to mount, in a user namespace that has it, in which every file and
-/// process is whose it was.
+/// Hides later mounts of this process from others. Without the capability to mount, it enters a
+/// user namespace that grants it, in which every file and process keeps its owner.
 fn enter_namespaces() -> Result<Namespaces, Failure> {
     let (user, group) = (geteuid(), getegid());
     let of_user = match unshare(CloneFlags::CLONE_NEWNS) {
@@ -196,7 +205,8 @@ fn enter_namespaces() -> Result<Namespaces, Failure> {
                 ))
             };
             unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).map_err(|errno| forbidden(errno.into()))?;
-            // user_namespaces(7): who may not change groups outside may not map them before giving that up.
+            // user_namespaces(7): a process that may not change groups outside must give that up
+            // before it maps them.
             fs::write("/proc/self/setgroups", "deny").map_err(forbidden)?;
             fs::write("/proc/self/uid_map", format!("{user} {user} 1")).map_err(forbidden)?;
             fs::write("/proc/self/gid_map", format!("{group} {group} 1")).map_err(forbidden)?;
@@ -210,21 +220,23 @@ fn enter_namespaces() -> Result<Namespaces, Failure> {
     Namespaces::own(of_user).map_err(|error| Failure::host("cannot open the namespaces", &error))
 }
 
-/// In place of its process id: no program runs yet; it has ended; it has ended, and others that it started are waited for.
+/// Values in place of the program's process id: not started yet; ended; ended, with other processes
+/// that it started still awaited.
 const NONE: i32 = 0;
 const ENDED: i32 = -1;
 const OTHERS: i32 = -2;
 
-/// What signals do: the program gets those that its terminal does not send it; while others are waited for that it left behind, one ends the waiting. The one
-/// that ended the program may be heard of late, and says nothing about those.
+/// Effects of signals: the program gets those that its terminal does not send it. While this
+/// command waits for processes that the program left, one signal ends the wait. The signal that
+/// ended the program may arrive late, and does not end the wait.
 #[derive(Clone, Default)]
 struct Watch {
     program: Arc<AtomicI32>,
-    /// The last one that came and was not yet passed on, or 0.
+    /// Last signal that arrived and was not yet passed on, or 0.
     came: Arc<AtomicI32>,
 }
 
-/// What is to be done about one.
+/// Action on a signal.
 #[derive(Debug, PartialEq, Eq)]
 enum Act {
     Nothing,
@@ -232,7 +244,7 @@ enum Act {
     Leave,
 }
 
-/// From here on they end nothing by themselves, but for those that were ignored.
+/// Catches signals from here on, except for those that were ignored.
 fn noted_signals() -> Result<Signals, Failure> {
     let wanted = [SIGINT, SIGQUIT, SIGTERM, SIGHUP].into_iter().filter(|signal| !interrupt::is_ignored(*signal));
     Signals::new(wanted.collect::<Vec<_>>()).map_err(|error| Failure::host("cannot watch for signals", &error))
@@ -265,7 +277,8 @@ impl Watch {
         }
     }
 
-    /// Whoever takes it passes it on, so the program gets it once: this thread, or the one that starts the program.
+    /// Takes the pending signal. Only one thread gets it and passes it on, so the program gets it
+    /// once: this thread, or the thread that starts the program.
     fn taken(&self) -> Act {
         match self.came.swap(0, Ordering::SeqCst) {
             signal @ (SIGTERM | SIGHUP) => Act::PassOn(signal),
@@ -282,7 +295,7 @@ impl Watch {
         }
     }
 
-    /// One that came before that was known is for the program.
+    /// Stores the program's id, and passes it a signal that arrived before.
     fn begun(&self, program: Pid) {
         self.now(program.as_raw());
         if let Act::PassOn(signal) = self.taken() {
@@ -294,7 +307,7 @@ impl Watch {
         self.program.store(program, Ordering::SeqCst);
     }
 
-    /// One that came before there was a program ends the command.
+    /// Fails if a signal arrived before the program was started, which ends the command.
     fn check(&self) -> Result<(), Failure> {
         match self.came.load(Ordering::SeqCst) {
             0 => Ok(()),
@@ -303,7 +316,7 @@ impl Watch {
     }
 }
 
-/// The program has ended, and what it started goes on with what it has open.
+/// Detaches the mount and exits after the program; its children continue with their open files.
 fn leave(point: &Path, signal: i32) -> ! {
     if let Err(failure) = umount::run(&umount::Args::of(point.to_path_buf(), true)) {
         output::complain(&failure.message);

@@ -60,7 +60,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     exit::of_problems(&report.problems).map_or(Ok(()), Err)
 }
 
-/// Copies files out of an archive, and says what of them could not be copied. `verb`: what they are then.
+/// Copies files out of an archive, and reports the files that could not be copied. `verb`:
+/// participle for the message.
 pub(crate) fn copy_out(
     named: &ArchiveArgs,
     archive: &Archive,

@@ -1,4 +1,5 @@
-//! `lockbox import-tar`: copies the members of a tar on standard input into an archive, all or nothing.
+//! `lockbox import-tar`: copies the members of a tar on standard input into an archive, all or
+//! nothing.
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
@@ -16,7 +17,8 @@ use crate::open_archive::creator;
 use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output;
 
-/// What may follow the end mark and is read, so that the program that writes it does not fail: the rest of a record, and then some.
+/// Bytes after the end mark that are read, so that the program that writes them does not fail: the
+/// rest of a record, and some more.
 const MAX_REST: u64 = 1 << 20;
 
 /// Copy everything in a tar on standard input into an archive
@@ -59,13 +61,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     });
     bar.wipe();
     if imported.is_ok() {
-        // Whoever writes has nothing more to say that matters.
+        // The rest of the input does not matter.
         let _ = io::copy(&mut input.take(MAX_REST), &mut io::sink());
     }
     // A refused tar was taken back, which is a change too.
     let closed = archive.close();
     let failed = |error| Lockbox::failure(&args.archive.archive, error);
-    // Whoever writes the tar may have been interrupted with this, and then it ends early.
+    // The writer of the tar may have been interrupted at the same time; then the tar ends early.
     let interrupted = interrupt
         .check()
         .err()
@@ -90,17 +92,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How much there is to read, where that is known.
+/// Returns the number of bytes left to read, where that is known.
 fn rest_of(tar: &mut File) -> Option<u64> {
     let length = tar.metadata().ok().filter(Metadata::is_file)?.len();
     length.checked_sub(tar.stream_position().ok()?)
 }
 
-/// The tar, as long as no signal came.
+/// Reader of the tar that fails after a signal.
 struct Watched<'a> {
     tar: File,
     interrupt: &'a Interrupt,
-    /// How much of it.
+    /// Bytes read of it.
     read: &'a Cell<u64>,
 }
 

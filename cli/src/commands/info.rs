@@ -19,7 +19,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let archive = args.archive.read()?;
     let info = archive.info().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
-    // Their tree alone may be damaged, of which `check` tells more.
+    // The tree of snapshots alone may be damaged, on which `check` reports more.
     let moments = archive.snapshot_manager();
     let snapshots = moments.list().and_then(|all| match all.len() {
         0 => Ok((0, 0)),

@@ -83,7 +83,7 @@ struct List<'a> {
     out: Output,
     users: HashMap<u32, String>,
     groups: HashMap<u32, String>,
-    /// Entries and directories that were told and left out.
+    /// Number of entries and directories that were reported and left out.
     unreadable: u64,
 }
 
@@ -94,7 +94,8 @@ impl List<'_> {
             return self.entries(path, &[ListingEntry { name: path.to_vec(), attributes }], true);
         }
         let start: &[u8] = if path.iter().all(|&b| b == b'/') { b"/" } else { without_end_slashes(path) };
-        // A stack of paths, the next one on top: directories are listed one after the other as ls(1) does.
+        // Stack of paths, the next one on top: directories are listed one after the other as ls(1)
+        // does.
         let mut directories = vec![(start.to_vec(), attributes)];
         let mut first = true;
         while let Some((path, attributes)) = directories.pop() {
@@ -117,7 +118,7 @@ impl List<'_> {
         Ok(())
     }
 
-    /// What of a directory can be read; the rest is told.
+    /// Returns the readable entries of a directory, and reports the others.
     fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<ListingEntry>, Error> {
         let mut readable = Vec::new();
         for entry in Entries::new(self.fs, directory)? {
@@ -241,7 +242,7 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// In JSON.
+/// Returns the name in JSON.
 pub(crate) fn type_name(bits: u32) -> &'static str {
     match bits & mode::TYPE {
         mode::REGULAR => "file",
@@ -255,7 +256,8 @@ pub(crate) fn type_name(bits: u32) -> &'static str {
     }
 }
 
-/// As ls(1) writes it: type, three times read, write and execute, with set-id and sticky bits in the places of execute.
+/// Formats the mode like ls(1): type, three times read, write and execute, with set-id and sticky
+/// bits in the places of execute.
 fn mode_text(bits: u32) -> String {
     let kind = match bits & mode::TYPE {
         mode::REGULAR => '-',

@@ -15,9 +15,9 @@ use crate::{output, runtime};
 
 /// Names of the mount program.
 const NAMES: [&str; 2] = ["mount.lockbox", "mount-lockbox"];
-/// Where mount(8) looks for it.
+/// Path at which mount(8) looks for the mount program.
 const SYSTEM: &str = "/sbin/mount.lockbox";
-/// Shows a directory in whatever program its user has chosen for that.
+/// Shows a directory in the program that its user has chosen for that.
 const OPENER: &str = "xdg-open";
 
 /// Show an archive as a directory; returns when the directory answers
@@ -47,7 +47,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     mount(args, cores).inspect_err(|failure| {
-        // What the mount program failed for it has told itself.
+        // The mount program has reported its own failures already.
         if args.desktop && !failure.message.is_empty() {
             desktop::tell(&failure.message);
         }
@@ -75,14 +75,14 @@ fn mount(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
                 let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or_default();
                 return Err(Failure::new(u8::try_from(code).unwrap_or(OTHER), ""));
             }
-            // What somebody would save in a directory that is none of the archive would lie there as it is.
+            // Files saved in a directory outside of the archive would not be encrypted.
             if !is_mount_point(&directory) {
                 return Err(Failure::mount(format!("{} is not mounted, so it is not shown", shown(&directory))));
             }
             directory
         }
     };
-    // It is mounted, which is what was to be done.
+    // The archive is mounted, so the command succeeded.
     if let Err(why) = show(&point, cores) {
         let sentence = format!("{} is mounted, but cannot be shown: {why}", shown(&point));
         output::complain(&sentence);
@@ -97,8 +97,9 @@ fn cannot_run(command: &Command, error: &io::Error) -> Failure {
     Failure::mount(format!("cannot run {}: {error}", command.get_program().to_string_lossy()))
 }
 
-/// Where the archive is mounted already, unless it is to be elsewhere. A daemon says where, and may be wrong here: a mount that was detached is no
-/// more there, and one of another namespace never was.
+/// Returns the existing mount point of the archive, unless another one is requested. A mount point
+/// that a daemon reports may be wrong here: a detached mount is gone from it, and one of another
+/// namespace never was there.
 fn served(args: &Args) -> Result<Option<PathBuf>, Failure> {
     let Some((_, status)) = runtime::find(&runtime::canonical(&args.archive), &args.archive)? else { return Ok(None) };
     let point = status.mount_point_path();
@@ -122,12 +123,12 @@ fn is_mount_point(directory: &Path) -> bool {
     Located::of(directory).is_ok_and(|located| located.mounted_here().is_some())
 }
 
-/// The words of the mount options.
+/// Returns the words of the mount options.
 fn options(args: &Args) -> impl Iterator<Item = &str> {
     args.options.iter().flat_map(|list| list.split(','))
 }
 
-/// The mount program with its arguments, and the directory.
+/// Returns the mount program with its arguments, and the directory.
 fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
     let given: Vec<&str> = options(args).collect();
     let mut command = named_program();
@@ -157,9 +158,10 @@ fn prepared(args: &Args) -> Result<(Command, PathBuf), Failure> {
     Ok((command, directory))
 }
 
-/// Has the user's file manager show a directory; else why not. It outlives this program, and gets no signal that is for this one.
+/// Shows a directory in the user's file manager, or returns the reason of a failure. The file
+/// manager outlives this program, and gets no signal sent to it.
 fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
-    // What root runs on the display of another user is that user's to talk to.
+    // Programs that root runs on the display of another user can be controlled by that user.
     if geteuid().is_root() {
         return Err("root has no file manager".into());
     }
@@ -169,7 +171,7 @@ fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
     let path = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     let mut opener = Command::new(OPENER);
     opener.arg(path).process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // That there are no core dumps is for this program alone.
+    // The ban on core dumps is for this program alone.
     cores.restore();
     match opener.spawn() {
         Ok(_) => Ok(()),
@@ -180,21 +182,24 @@ fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
     }
 }
 
-/// Where an archive is mounted when nothing is said: beside it, where its user looks for it, and can say it in advance.
+/// Returns the default mount point: next to the archive, where its user looks for it and can
+/// predict it.
 fn beside(archive: &Path) -> Result<PathBuf, Failure> {
     let named = |why: &str| Failure::usage(format!("{why}: say on which directory to mount it"));
     if remote::is_remote(archive) {
         return Err(named("beside an address there is no directory"));
     }
     let directory = archive.with_extension("");
-    // A relative path through `..` and the like has no name, and a name without a suffix is the archive's own.
+    // A relative path through `..` and the like has no name, and without a suffix the name is the
+    // archive's own.
     if archive.file_name().is_none() || directory == *archive {
         return Err(named(&format!("{} has no suffix, such as .lbx, to leave out", shown(archive))));
     }
     Ok(directory)
 }
 
-/// Where the archive is mounted when the file manager shows it and nothing can be made beside it, as on a read-only medium: among what this user runs.
+/// Returns the mount point for a file manager when none can be created next to the archive, as on a
+/// read-only medium: in the runtime directory of this user.
 fn within_reach(directory: PathBuf) -> Result<PathBuf, Failure> {
     let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Root is shown nothing, and would look for it in vain.
@@ -205,7 +210,8 @@ fn within_reach(directory: PathBuf) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Content that a mount would hide. What is mounted there already, and what cannot be read, is the mount program's business.
+/// Refuses to hide content of the directory. Existing mounts there, and unreadable directories, are
+/// left to the mount program.
 fn refuse_to_hide(directory: &Path) -> Result<(), Failure> {
     if is_mount_point(directory) || !directory.read_dir().is_ok_and(|mut it| it.next().is_some()) {
         return Ok(());
@@ -216,14 +222,15 @@ fn refuse_to_hide(directory: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// The mount program, called by its name alone: by a path of the system it would end with mount(8)'s codes.
+/// Returns the mount program, called by its name alone: with a path of the system it would exit
+/// with mount(8)'s codes.
 pub(crate) fn named_program() -> Command {
     let mut command = Command::new(program());
     command.arg0(NAMES[0]);
     command
 }
 
-/// The program of the same installation, else the one in PATH or of the system.
+/// Returns the program of the same installation, else the one in PATH or of the system.
 pub(crate) fn program() -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_path_buf));
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -29,6 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let all = &mut |all: &[lockbox::archive::Snapshot]| Ok(all.iter().map(|snapshot| snapshot.id).collect());
     let removed = if args.snapshots { archive.snapshot_manager().remove(all) } else { Ok(()) };
     let purged = removed.and_then(|()| archive.file_system().purge());
-    // Closing erases what is left and gives the end of the file back, also when purging failed half-way.
+    // Closing erases the remaining space and truncates the file, also after purging failed
+    // half-way.
     purged.and(archive.close()).map_err(|error| Lockbox::failure(&args.archive.archive, error))
 }

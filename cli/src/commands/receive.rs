@@ -28,12 +28,12 @@ use crate::interrupt::{self, Interrupt};
 use crate::output::{self, Reader, complain, hex};
 use crate::progress::Bar;
 
-/// Lines of a link that a terminal is asked for.
+/// Number of prompts for a link at a terminal.
 const MAX_LINES: u32 = 6;
 
-/// What an interruption leaves of a download of which nothing arrived.
+/// State after an interrupted download of which nothing arrived.
 const NOTHING: &str = "nothing arrived yet; the same link goes on";
-/// Of one whose hidden file is gone, because all arrived.
+/// State after an interrupted download whose hidden file is gone, because all arrived.
 const OVER: &str = "the download was over: the file has its name, or was damaged and is gone";
 
 /// Receive what a one-time link gives away
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let all = all.clone();
             interrupt.ends_at_once(&bar, move || streamed(all.load(Relaxed)))?
         }
-        // What arrived is worth keeping.
+        // Received data is worth keeping.
         false => {
             let kept = kept.clone();
             interrupt.ends_at_once(&bar, move || kept.at_interruption())?
@@ -121,7 +121,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         bar.bytes("received", done, total);
     };
     let on_partial = |path: &Path| kept.begin(path);
-    // What is being unpacked is to be taken back.
+    // An incomplete directory is removed again.
     let (at_once, why) = (RefCell::new(Some(at_once)), RefCell::new(None));
     let unpack = |tar: &mut File, name: &str| {
         at_once.take();
@@ -145,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         progress: &progress,
         on_partial: &on_partial,
         on_unresumed: &tell_before,
-        // Whoever names a file for it wants a file.
+        // With `--output` the user wants a file.
         text: (opens && args.output.is_none() && !args.json).then_some(&text),
         unpack: opens.then_some(&unpack),
     };
@@ -171,7 +171,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     tell(args, &receipt)
 }
 
-/// A text is printed exactly, but on a terminal, which it must not drive and where a prompt follows.
+/// Prints a text exactly, except on a terminal, which it must not drive and where a prompt follows.
 fn print_text(text: &[u8]) -> Result<(), Error> {
     let mut out = io::stdout().lock();
     let failed = |source| Error::Io { context: "cannot print the text".into(), source };
@@ -185,7 +185,7 @@ fn print_text(text: &[u8]) -> Result<(), Error> {
     out.flush().map_err(failed)
 }
 
-/// Unpacks the tar of a directory, and says where it is.
+/// Unpacks the tar of a directory, and returns its path.
 fn unpacked(args: &Args, tar: &mut File, sent: &str, interrupt: &Interrupt) -> lockbox::Result<PathBuf> {
     let to = target(args.output.as_deref(), false);
     let (directory, exact) = match &to {
@@ -232,7 +232,7 @@ fn check(args: &Args, client: &ShareClient, link: &Link) -> Result<(), Failure> 
     output::print(&format!("the link opens something until {until}"))
 }
 
-/// Where what arrived is, until it is whole.
+/// Path of the received data until it is complete.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Option<PathBuf>>>);
 
@@ -252,7 +252,7 @@ impl Kept {
         self.sentence().unwrap_or_else(|| if is_over { OVER } else { NOTHING }.to_owned())
     }
 
-    /// A sentence on what is left, if anything is; what is empty goes.
+    /// Returns a sentence on the partial data, if there is any; an empty file is removed.
     fn sentence(&self) -> Option<String> {
         let path = self.path().clone()?;
         match path.symlink_metadata().ok()?.len() {
@@ -272,13 +272,14 @@ impl Kept {
     }
 }
 
-/// What an interruption leaves of a download to standard output, when all of it arrived and when not.
+/// Returns the state after an interrupted download to standard output, when all of it arrived and
+/// when not.
 fn streamed(all: bool) -> String {
     let written = if all { "may be the whole file, which was not certain yet" } else { "is not the whole file" };
     format!("what was written {written}; the same link begins anew as long as the server keeps the file for it")
 }
 
-/// What is left of others is not this command's to remove.
+/// Lists unfinished downloads; those of other commands are not removed here.
 fn tell_unfinished(paths: &[PathBuf]) {
     for path in paths {
         complain(&format!(
@@ -303,7 +304,7 @@ fn target(output: Option<&Path>, replace: bool) -> ReceiveTarget {
     }
 }
 
-/// What can be done next is said as well.
+/// Returns a failure with its remedy.
 /// `unpacking`: why a directory could not be unpacked.
 fn failure(error: &Error, unpacking: Option<&lockbox::Error>, args: &Args, kept: &Kept) -> Failure {
     let mut failure = serving::failure(error);
@@ -358,7 +359,7 @@ fn tell(args: &Args, receipt: &ReceiveSummary) -> Result<(), Failure> {
     output::print(&format!("{}: {} bytes{said}", shown(path), receipt.size))
 }
 
-/// Never through the environment; in an argument with a warning.
+/// Reads the link: never from the environment; from an argument with a warning.
 fn link(args: &Args) -> Result<Link, Failure> {
     let failed = |error: Error| serving::failure(&error);
     match args.link.as_deref() {
@@ -398,7 +399,7 @@ fn prompt() -> Result<Link, Failure> {
 
 fn write_identity(path: &Path, link: &Link) -> Result<(), Failure> {
     let text = link.secret().identity_line();
-    // Room for all of it: what grows leaves copies behind.
+    // Allocated in full: a growing buffer leaves copies in memory.
     let mut line = Zeroizing::new(Vec::with_capacity(text.len() + 1));
     line.extend_from_slice(text.as_bytes());
     line.push(b'\n');

@@ -56,7 +56,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (code, new) = args.code_and_new(path)?;
     let given = Secrets { recovery_code: Some(code), ..Secrets::default() };
     let failed = |error| key_unlock::failure(&place, error);
-    // A wrong code is told before anything else is asked, and before a second is spent on the new passphrase.
+    // A wrong code is reported before the next prompt, and before a second is spent on the new
+    // passphrase.
     let access = KeyAccess { secrets: &given, limits: args.limit.limits(), seen: args.seen.options(path) };
     let keys = keys::list(place.site(), &access).map_err(failed)?;
     let (name, new) = match new {
@@ -76,13 +77,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// The recovery code; and the new passphrase when it comes from where nobody can be asked.
+    /// Returns the recovery code; and the new passphrase when its source is not a prompt.
     fn code_and_new(&self, path: &Path) -> Result<(RecoveryCode, Option<Passphrase>), Failure> {
         let secret = self.sources();
         let terminal = std::io::stdin().is_terminal();
         if let Some(file) = &self.recovery_code {
             let code = RecoveryCode::parse(&secret.bytes(file)?)?;
-            // A command line that says everything is not stopped for a question.
+            // A complete command line is not interrupted by a prompt.
             let asks = terminal && self.new_passfile.is_none();
             return Ok((code, if asks { None } else { Some(self.new_passphrase(path)?) }));
         }
@@ -120,14 +121,15 @@ impl Args {
         PassphraseSources { passfile_any: self.passfile_any, quiet: self.quiet, ..PassphraseSources::default() }
     }
 
-    /// Whose passphrase is replaced; None for a new slot. A slot that somebody gave a name to is never taken without a word.
+    /// Returns the slot whose passphrase is replaced; None for a new slot. A slot with a name given
+    /// by a user is never taken without confirmation.
     fn slot(&self, keys: &[KeyInfo], ask: bool) -> Result<Option<KeyName>, Failure> {
         if let Some(given) = &self.slot {
             return Ok(Some(KeyName::parse(given)));
         }
         let with: Vec<&KeyInfo> = keys.iter().filter(|key| key.kind == KeyKind::Passphrase).collect();
         match &with[..] {
-            // The library says what is to be done when a key file goes with it.
+            // The library reports the remedy when a key file is required with it.
             [] => Ok(None),
             [one] if one.label().is_none() => Ok(Some(KeyName::Slot(one.slot))),
             [one] if ask => {

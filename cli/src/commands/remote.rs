@@ -14,7 +14,7 @@ use crate::open_archive::in_the_way;
 use crate::output::{self, Output, Reader, rfc3339};
 use crate::progress::Bar;
 
-/// The end of the year 9999: what a stranger says is told as a time.
+/// End of the year 9999, since a server's value is shown as a time.
 const LAST_TIME: u64 = 253_402_300_799;
 
 /// List, check and clean archives in object stores, without a key
@@ -239,7 +239,7 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
     out.finish()
 }
 
-/// Of an archive: size, time, address and state; dashes for what there is none of.
+/// Returns a row about an archive: size, time, address and state; dashes for missing values.
 fn row(reader: Reader, bytes: Option<u64>, time: Option<Timestamp>, address: &str, state: &str) -> String {
     let width = reader.time(Timestamp::default()).len();
     let none = || "-".to_owned();

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &key,
         &options,
         &mut |item| {
-            // Whatever happens to the list, the files are what matters.
+            // A failure of the list does not stop the rescue of files.
             let told = if args.json { out.json(&as_json(item)) } else { tell(&mut out, item) };
             failed = failed.take().or(told.err());
             Ok(())
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if report.complete() {
         return Ok(());
     }
-    // That the host had no room for it says more: elsewhere there is more to be had.
+    // A full host takes precedence: on another one more can be rescued.
     let code = exit::gravest(&report.problems).unwrap_or(DAMAGED).max(DAMAGED);
     Err(Failure::new(
         code,
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     ))
 }
 
-/// Or not there.
+/// Returns whether the directory is empty or missing.
 fn is_empty(directory: &Path) -> bool {
     std::fs::read_dir(directory).map_or(true, |mut entries| entries.next().is_none())
 }
@@ -149,7 +149,7 @@ fn as_json(item: &RescuedObject<'_>) -> serde_json::Value {
     object
 }
 
-/// `rescued`: it is a snapshot that was.
+/// `rescued`: a snapshot was rescued.
 fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Result<(), Failure> {
     for SnapshotCondition { name, time, state, reason, .. } in &report.snapshots {
         let mut line = format!("{:<8} snapshot {} of {}", word(*state), display(name), out.reader.time(*time));
@@ -175,7 +175,7 @@ fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Res
     Ok(())
 }
 
-/// `of_snapshot`: it is a snapshot that was rescued.
+/// `of_snapshot`: a snapshot was rescued.
 fn summary(report: &RescueReport, of_snapshot: bool) -> String {
     format!(
         "{} files, {} directories, {} links and special files whole ({} in an older version, {} perhaps in one, {} without a name); \
@@ -193,7 +193,7 @@ fn summary(report: &RescueReport, of_snapshot: bool) -> String {
     )
 }
 
-/// Whether that is all, as far as anybody can tell.
+/// Returns whether the rescue is complete, as far as can be determined.
 fn verdict(report: &RescueReport) -> &'static str {
     match report.later {
         LaterCommits::Seen => "data of a newer one is left, which was lost or never made",
@@ -207,7 +207,7 @@ fn verdict(report: &RescueReport) -> &'static str {
     }
 }
 
-/// Whether that is all that the snapshot showed.
+/// Returns whether the rescue of the snapshot is complete.
 fn verdict_of_snapshot(report: &RescueReport) -> &'static str {
     match report.complete() {
         true => "complete",
@@ -216,7 +216,7 @@ fn verdict_of_snapshot(report: &RescueReport) -> &'static str {
     }
 }
 
-/// For `newer_commits`.
+/// Returns the word for `newer_commits`.
 fn later_word(later: LaterCommits) -> &'static str {
     match later {
         LaterCommits::Never => "none",

@@ -30,7 +30,8 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// Returns only when the program could not be run: it takes this one's place, with its process id, signals and exit code.
+/// Replaces this process by the program, which keeps its process id, signals and exit code. Returns
+/// only when the program could not be run.
 pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     for name in &args.only {
         variables::check_name(name)?;
@@ -66,7 +67,8 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     Err(Failure::new(code, format!("cannot run {program}: {}", errno.desc())))
 }
 
-/// `NAME=value` each. The kernel drops the memory when another program takes the process; here it is cleared for the case that none does.
+/// Entries `NAME=value`. The kernel drops the memory when another program replaces the process; the
+/// destructor clears it in case none does.
 struct Environment(Vec<CString>);
 
 impl Environment {
@@ -76,7 +78,7 @@ impl Environment {
         while let Some(at) = self.0.iter().position(same) {
             clear(self.0.swap_remove(at));
         }
-        // Allocated at once, with the NUL: a vector that grows leaves copies behind.
+        // Allocated at once, with the NUL: a growing vector leaves copies in memory.
         let mut entry = Vec::with_capacity(name.len() + value.len() + 2);
         entry.extend_from_slice(name);
         entry.push(b'=');

@@ -15,7 +15,8 @@ use crate::exit::Failure;
 use crate::output::{Output, Reader, put_name, rfc3339};
 use crate::runtime::{self, Daemon};
 
-/// What a daemon reads of its archive to tell what snapshots hold takes less, unless the host is in trouble, which must not hide the rest.
+/// Deadline for the space that snapshots hold. The daemon reads its archive for less time than
+/// this, unless the host is in trouble, which must not hide the rest.
 const HELD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Show the mounted archives of this user, for root those of all users
@@ -42,11 +43,12 @@ enum Found {
 
 struct Served {
     status: Status,
-    /// Whether the mount is still in the tree, or detached until its last user is gone.
+    /// True if the mount is still in the tree, false if it is detached until its last user is gone.
     attached: bool,
     /// The processes that use it, as far as this user may see them.
     users: Vec<User>,
-    /// Bytes that only snapshots show. None where nobody asked, the daemon does not know the question, or the host that it asks is slow.
+    /// Bytes held by snapshots alone. None if not requested, if the daemon does not support the
+    /// request, or if its host is slow.
     held: Option<u64>,
 }
 
@@ -80,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     found.iter().find_map(Found::silent).map_or(Ok(()), |mounted| Err(runtime::unanswered(mounted)))
 }
 
-/// `whole`: also what takes its daemon some time to tell.
+/// `whole`: include values that take the daemon some time.
 fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
     let what = runtime::canonical(given);
     if let Some(daemon) = runtime::find(&what, given)? {
@@ -88,7 +90,8 @@ fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
     }
     let table = mounts::all();
     let root = located::root_at(given, &table);
-    // The name of an archive says something only of a mount of this user's own for which no daemon answers.
+    // The name of an archive identifies only a mount of this user's own for which no daemon
+    // answers.
     let me = Some(geteuid().as_raw());
     let answers = |mounted: &Mounted, (_, status): &Daemon| status.mount_point_path() == mounted.point;
     let unanswered =
@@ -211,7 +214,7 @@ fn moment(seconds: i64) -> String {
     rfc3339(Timestamp { seconds, nanos: 0 })
 }
 
-/// What a mount is and what is to be known of it at once, after its place and its archive.
+/// Returns the kind and state of a mount, after its place and its archive.
 fn row(found: &Found, reader: Reader) -> [String; 3] {
     match found {
         Found::Served(served) => {

@@ -1,4 +1,5 @@
-//! `lockbox umount`: ends a mount and returns when everything is on the medium and the daemon has gone.
+//! `lockbox umount`: unmounts an archive and returns when all data is on the medium and the daemon
+//! has exited.
 use std::cell::Cell;
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -24,14 +25,14 @@ use crate::exit::Failure;
 use crate::output;
 use crate::runtime::{self, Daemon};
 
-/// The daemon answers when the archive is closed; what it does after that takes moments.
+/// The daemon answers when the archive is closed; the rest of its exit takes moments.
 const EXIT_DEADLINE: Duration = Duration::from_secs(30);
 /// A daemon without users to wait for mostly closes its archive in less.
 const TELL_ELSEWHERE: Duration = Duration::from_secs(1);
 /// Between two attempts at a busy mount.
 const AGAIN: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(5);
-/// What helps when a mount is busy, and what of that a window tells: nobody types there.
+/// Remedies for a busy mount, at a terminal and in a window: the latter has no command line.
 const AT_TERMINAL: &str = "end that use, or use 'lockbox umount' with --wait or --lazy";
 const AT_DESKTOP: &str = "end that use, and unmount it again";
 
@@ -92,7 +93,7 @@ struct Umount8 {
     namespace: Option<PathBuf>,
 }
 
-/// What umount(8) wants done, as the command that does it.
+/// Parses the arguments of umount(8) into the equivalent command.
 pub(crate) fn parse_as_umount_8() -> Result<crate::Command, clap::Error> {
     let given = <Umount8 as clap::Parser>::try_parse()?;
     if let Some(namespace) = &given.namespace {
@@ -146,7 +147,8 @@ fn unmount(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// What is to be said when somebody else took the mount away. Its daemon is not asked again: that would cut off who still uses it.
+/// Returns the result when another program removed the mount. Its daemon is not asked again: that
+/// would cut off the remaining users.
 fn gone(point: &Path, given: &Path) -> Result<(), Failure> {
     match runtime::find(point, given)? {
         Some(_) => Err(Failure::new(IN_USE, format!("{} was detached, and its archive is still in use", shown(point)))),
@@ -154,8 +156,9 @@ fn gone(point: &Path, given: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Tries again for as long as it is busy. Nothing tells when the last user goes, so it is asked; a refused question changes nothing. An attempt is told
-/// whether somebody will read who uses the mount, for which all processes are looked at.
+/// Retries while the mount is busy. No event reports the last user's exit, so the mount is polled;
+/// a refused request changes nothing. An attempt is passed whether its message with the users of
+/// the mount will be shown, for which all processes are scanned.
 fn waited(
     limit: Option<Duration>,
     mut is_untold: bool,
@@ -177,7 +180,7 @@ fn waited(
     }
 }
 
-/// `named`: who keeps it is to be told.
+/// `named`: report the processes that keep it busy.
 fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
     let what = runtime::canonical(given);
     match runtime::find(&what, given)? {
@@ -189,8 +192,9 @@ fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
     }
 }
 
-/// Ends every mount of this user, for root of all users: each that cannot be ended is named, and the others go. All are ended side by side, so
-/// that a daemon that takes its time, or plays with ours, keeps no other mount from its end.
+/// Ends every mount of this user, for root of all users. Failures are reported for each mount, and
+/// the others still end. All end concurrently, so that a slow or hostile daemon delays no other
+/// mount.
 fn all(lazy: bool, named: bool) -> Result<(), Failure> {
     let daemons = runtime::believed()?;
     let table = mounts::mine();
@@ -205,7 +209,7 @@ fn all(lazy: bool, named: bool) -> Result<(), Failure> {
         jobs.push(Job { clear: binds, stop: Some((socket, status)) });
         left = others;
     }
-    // What lies over another at the same point goes first.
+    // The topmost mount at a point goes first.
     for mounted in left.into_iter().rev() {
         let same = |job: &&mut Job| job.stop.is_none() && job.clear.iter().any(|other| other.point == mounted.point);
         match jobs.iter_mut().find(same) {
@@ -223,7 +227,7 @@ fn all(lazy: bool, named: bool) -> Result<(), Failure> {
     together(failures)
 }
 
-/// One sentence with all of them: a window tells no more than one.
+/// Joins all failures in one sentence: a window shows no more than one.
 fn together(mut failures: Vec<Failure>) -> Result<(), Failure> {
     match failures.len() {
         0 => Ok(()),
@@ -236,7 +240,7 @@ fn together(mut failures: Vec<Failure>) -> Result<(), Failure> {
     }
 }
 
-/// What has to be done one after the other.
+/// Steps that run one after the other.
 struct Job {
     clear: Vec<Mounted>,
     stop: Option<Daemon>,
@@ -293,7 +297,7 @@ fn stop(socket: &Path, status: &Status, manner: Manner) -> Result<(), Failure> {
     let before = daemons::mount_of(status, &table).cloned();
     let point = &before.as_ref().map_or_else(|| status.mount_point_path(), |mounted| mounted.point.clone());
     let theirs = status.uid != geteuid().as_raw();
-    // Looked up before: of what is detached nothing is to be seen.
+    // Looked up before: the users of a detached mount cannot be found.
     let users = before.as_ref().filter(|_| lazy).and_then(busy::by_whom);
     let of_its_user = |error: &lockbox::Error| {
         let user = daemons::user_name(status.uid);
@@ -349,32 +353,34 @@ fn stop(socket: &Path, status: &Status, manner: Manner) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the mount is still there although another user's daemon says that it is not.
+/// Returns whether the mount still exists although another user's daemon denies it.
 fn is_left(theirs: bool, before: Option<&Mounted>) -> bool {
     theirs && before.is_some_and(|before| mounts::all().iter().any(|now| now.numbers() == before.numbers()))
 }
 
-/// Takes the mount out of the table in which umount(8) finds this program; only root's mounts are in it.
+/// Removes the mount from the table in which umount(8) finds this program; only root's mounts are
+/// in it.
 fn forget(point: &Path) {
     let registered = || fs::read_to_string("/run/mount/utab").is_ok_and(|table| table.contains("helper=lockbox"));
-    // Of what else may be mounted there now the table is to be left alone.
+    // If another mount is there now, its line in the table must stay.
     if !geteuid().is_root() || mounts::at(point).is_ok_and(|at| at.is_some()) || !registered() {
         return;
     }
     let mut forgetting = Command::new("umount");
     forgetting.args(["--fake", "--internal-only", "--"]).arg(point);
-    // What stays there is a line about a mount that is gone, which umount(8) passes over.
+    // On failure the table keeps a line about a mount that is gone, which umount(8) skips.
     let _ = forgetting.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
-/// Whether the process is there and not just waiting to be reaped.
+/// Returns whether the process exists and is not just waiting to be reaped.
 fn runs(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     // The name before the state may hold anything, so the last bracket counts.
     !matches!(stat.rsplit(')').next().map(str::trim_start), Some(rest) if rest.starts_with(['Z', 'X']))
 }
 
-/// Takes away a mount whose daemon died, one of several mounts of an archive, or, when that is wanted, one that does not answer.
+/// Unmounts a mount whose daemon died, one of several mounts of an archive, or, on request, one
+/// that does not answer.
 fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
     let at = shown(&mounted.point);
     let held = reach(mounted)?;
@@ -416,7 +422,7 @@ fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The mount behind its path, on which every directory may be one of somebody else's file system.
+/// Pins the mount at its path, on which every directory may belong to another user's file system.
 fn reach(mounted: &Mounted) -> Result<Arc<PinnedMount>, Failure> {
     let at = shown(&mounted.point);
     let found = mounted.clone();

@@ -1,6 +1,6 @@
-//! Archives that are no files of this host: how programs name them, and how they are read.
+//! Remote archives: their names in programs, and access to them.
 //!
-//! `lockbox_remote` does the work behind an address.
+//! `lockbox_remote` implements access to an address.
 
 mod remote_access;
 
@@ -23,12 +23,12 @@ pub struct Remote {
     /// Most bytes that are kept on disk.
     cache_bytes: Option<u64>,
     timeout: Option<ServerTimeout>,
-    /// What this host keeps of it is read.
+    /// True to read the data that this host caches of it.
     #[serde(default)]
     unsent: bool,
 }
 
-/// How long a read waits for a server that does not answer.
+/// Time that a read waits for a server that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum ServerTimeout {
     Until(Duration),
@@ -76,7 +76,7 @@ impl Remote {
 /// Returns the request metrics of a server, or `None` at once.
 pub type TrafficQuery = Arc<dyn Fn() -> Option<RemoteTraffic> + Send + Sync>;
 
-/// Ends the process that asks, which says to the store that nobody writes there any more.
+/// Ends the fetcher process, which reports to the store that the writer is gone.
 pub type FetcherShutdown = Arc<dyn Fn() + Send + Sync>;
 
 /// Spools on this host the uploads that the store does not accept in time.

@@ -69,8 +69,8 @@ pub(super) fn change(name: &Path, how: &Remote, take_over: bool) -> Result<(Arc<
 }
 
 pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, access: Access) -> Result<FetcherHandle> {
-    // Buffers of megabytes go through each of its threads, and an allocator with an arena for each keeps them all: 350 MiB where 60 are used.
-    // Whatever the daemon has itself.
+    // Buffers of megabytes pass through each of its threads, and an allocator with one arena per
+    // thread keeps them all: 350 MiB instead of 60. Set independently of the daemon's own value.
     command.env("MALLOC_ARENA_MAX", "1");
     let opened = lockbox_remote::open_in_fetcher(command, &address(name)?, &how.options(), access)?;
     let lockbox_remote::FetcherConnection { storage, control: asking, versions: news, notice } = opened;
@@ -104,10 +104,11 @@ pub(super) fn open_apart(command: &mut Command, name: &Path, how: &Remote, acces
     })
 }
 
-/// Comes as a writer to the archive at an address, or to a place for one. `is_ours`: nobody else gives names there.
+/// Opens the archive at an address, or a place for one, as a writer. `is_ours`: no other user gives
+/// names there.
 ///
 /// # Errors
-/// As of [`lockbox_remote::write`].
+/// Those of [`lockbox_remote::write`].
 pub fn write(name: &Path, how: &Remote, take_over: bool, is_ours: bool) -> Result<Bucket> {
     let names = if is_ours { DirectoryTrust::Trusted } else { DirectoryTrust::Untrusted };
     lockbox_remote::open_upload(&address(name)?, &how.options(), take_over, names)
@@ -134,8 +135,8 @@ pub fn spelled(name: &Path) -> Option<String> {
     address(name).ok().map(|address| address.text())
 }
 
-/// Serves [`ArchiveLocation::apart`] of the process at the other end, until that is gone. `confine` is called
-/// before the first request; from then on the process at the other end of `broker`, which
+/// Serves [`ArchiveLocation::apart`] of the process at the other end, until that is gone. `confine`
+/// is called before the first request; from then on the process at the other end of `broker`, which
 /// [`answer_fetcher`] is, looks up names and credentials.
 ///
 /// # Errors
@@ -160,10 +161,12 @@ pub fn kept() -> Result<Vec<CacheEntry>> {
     lockbox_remote::cache_entries(&RemoteOptions::default())
 }
 
-/// Removes what is kept of these archives, or of all. Gives what was removed, and of each whether somebody uses it still.
+/// Removes the cache of these archives, or of all. Returns the removed entries, each with whether
+/// it is still in use.
 ///
 /// # Errors
-/// As of [`lockbox_remote::remove_kept`]; `Invalid` for what is no address, before anything is removed.
+/// Those of [`lockbox_remote::remove_kept`]; `Invalid` for a name that is not an address, before
+/// anything is removed.
 pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(CacheEntry, bool)>> {
     let options = RemoteOptions::default();
     let Some(names) = of else { return lockbox_remote::remove_cache_entries(&options, None) };

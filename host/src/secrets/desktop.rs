@@ -1,8 +1,9 @@
-//! Prompts and reports errors in a window where there is no terminal, with zenity, kdialog or pinentry.
+//! Prompts and reports errors in a window where there is no terminal, with zenity, kdialog or
+//! pinentry.
 //!
-//! The typed secret comes through a pipe, and is in no argument and no variable. The shown text may hold
-//! untrusted names; each of these programs gives some characters a meaning, and gets them escaped in its
-//! own syntax.
+//! The typed secret is read from a pipe, and is in no argument and no variable. The shown text may
+//! hold untrusted names; each of these programs gives some characters a meaning, and gets them
+//! escaped in its own syntax.
 
 use std::io::{ErrorKind, Write};
 use std::process::{Child, Command, Stdio};
@@ -13,14 +14,16 @@ use super::error::{Error, Result};
 use super::read::PASSPHRASE;
 use super::{Bytes, program};
 
-/// Which of pinentry's answers is the one to its question: it greets, and then answers each line of the [`conversation`].
+/// Index of pinentry's answer to the question: it sends a greeting, and then answers each line of
+/// the [`conversation`].
 const TO_QUESTION: usize = 4;
-/// Why pinentry answers nothing when its window was closed, by itself or with the whole operation: codes of libgpg-error, without their source.
+/// Errors of pinentry when its window was closed, alone or with the whole operation: codes of
+/// libgpg-error, without their source.
 const CLOSED: [u32; 2] = [99, 198];
 
-/// How many characters a line of zenity's windows has.
+/// Number of characters in a line of zenity's windows.
 const COLUMNS: usize = 64;
-/// What titles the windows, and where a program shows no text, begins it.
+/// Title of the windows, and beginning of the title where a program shows no text.
 const TITLE: &str = "lockbox";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,25 +36,28 @@ enum Dialog {
 /// Asks for a secret.
 ///
 /// # Errors
-/// `Left` when the window is closed without an answer; one sentence without a desktop, or when nothing is there to ask with.
+/// `Left` when the window is closed without an answer; one sentence without a desktop, or when
+/// nothing is there to ask with.
 pub(crate) fn ask(question: &str) -> Result<Bytes> {
     let question = lockbox_terminal::sentence(question.trim_end_matches([':', ' ']));
     let (dialog, mut window) = open(|dialog| dialog.question(&question))?;
     if let Some(mut input) = window.stdin.take() {
-        // One that ended already says why by its end.
+        // A program that ended already reports the reason by its exit.
         let _ = input.write_all(conversation(&question).as_bytes());
     }
     let (answer, status) = program::answer_of(&mut window, dialog.name(), &PASSPHRASE)?;
     match dialog {
         Dialog::Pinentry => pin(&answer),
-        // Both say so when their window was closed, and when they could not open it, which they complain of themselves.
+        // Both exit with this code when their window was closed, and when they could not open it,
+        // which they report themselves.
         _ if status.code() == Some(1) => Err(Error::left()),
         _ if !status.success() => Err(Error::source(format!("{} failed: {status}", dialog.name()))),
         _ => Ok(answer),
     }
 }
 
-/// Tells somebody at a desktop why nothing came of what they wanted, until they have read it. Without a desktop nobody is there.
+/// Shows the user of a desktop why the operation failed, until it is dismissed. Does nothing
+/// without a desktop.
 pub fn tell(sentence: &str) {
     let sentence = lockbox_terminal::sentence(sentence);
     let Ok((_, mut window)) = open(|dialog| dialog.complaint(&sentence)) else { return };
@@ -61,12 +67,12 @@ pub fn tell(sentence: &str) {
     let _ = program::answer_of(&mut window, TITLE, &PASSPHRASE);
 }
 
-/// Whether there is a desktop, wherever its user is.
+/// Returns whether there is a desktop, wherever its user is.
 pub fn is_there() -> bool {
     ["WAYLAND_DISPLAY", "DISPLAY"].iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
 
-/// Starts the first of the programs that is there.
+/// Starts the first installed program of them.
 fn open(arguments: impl Fn(Dialog) -> Vec<String>) -> Result<(Dialog, Child)> {
     if !is_there() {
         return Err(Error::source("there is no desktop to ask on: neither DISPLAY nor WAYLAND_DISPLAY is set"));
@@ -102,7 +108,8 @@ impl Dialog {
         }
     }
 
-    /// The arguments with which it asks. Zenity's `--password` shows no text but in the title, so it asks for an entry that hides what is typed.
+    /// Returns the arguments of the question. Zenity's `--password` shows no text except in the
+    /// title, so an entry with hidden text is used.
     fn question(self, text: &str) -> Vec<String> {
         let title = format!("--title={TITLE}");
         match self {
@@ -119,7 +126,7 @@ impl Dialog {
         }
     }
 
-    /// The arguments with which it complains.
+    /// Returns the arguments of an error message.
     fn complaint(self, text: &str) -> Vec<String> {
         let title = format!("--title={TITLE}");
         match self {
@@ -133,7 +140,8 @@ impl Dialog {
     }
 }
 
-/// For zenity, whose window gets as wide as a line of its question: the buttons of one that names a long path would lie beyond the display.
+/// Breaks the text for zenity, whose window gets as wide as a line of its question: with a long
+/// path in it, the buttons would lie beyond the display.
 fn in_lines(text: &str) -> String {
     let mut rest = text;
     let mut lines = Vec::new();
@@ -154,7 +162,8 @@ fn compressed(text: &str) -> String {
     text.replace('\\', "\\\\")
 }
 
-/// For kdialog, which takes for HTML what looks like it, so that all is; and which breaks lines by itself.
+/// Escapes the text for kdialog, which interprets anything like HTML, so all of it is HTML; kdialog
+/// breaks lines automatically.
 fn rich(text: &str) -> String {
     let text = compressed(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     format!("<qt>{text}</qt>")
@@ -165,15 +174,16 @@ fn percent(text: &str) -> String {
     text.replace('%', "%25").replace('\n', "%0A").replace('\r', "%0D")
 }
 
-/// All that pinentry is told.
+/// Returns the whole input of pinentry.
 fn conversation(question: &str) -> String {
     format!("SETTITLE {TITLE}\nSETDESC {}\nSETPROMPT Passphrase:\nGETPIN\nBYE\n", percent(question))
 }
 
-/// What pinentry says was typed: lines of data, in which some bytes are written as `%NN`, before the line that ends the answer. What it does not
-/// know of the lines before its question, such as titles, is no failure.
+/// Returns the PIN from pinentry's answer: lines of data, in which some bytes are written as `%NN`,
+/// before the line that ends the answer. Errors about lines before the question, such as an
+/// unsupported title, are not failures.
 fn pin(answer: &[u8]) -> Result<Bytes> {
-    // As large as it can get: what grows leaves copies behind.
+    // Allocated at its largest possible size: a growing buffer leaves copies in memory.
     let mut pin = Bytes::new(Vec::with_capacity(answer.len()));
     let mut answers = 0;
     for line in answer.split(|&byte| byte == b'\n') {
@@ -199,7 +209,7 @@ fn pin(answer: &[u8]) -> Result<Bytes> {
     Err(Error::source("pinentry failed: it ended without an answer"))
 }
 
-/// Why pinentry has no answer: a code with what it means.
+/// Returns the reason why pinentry has no answer: a code and its meaning.
 fn unanswered(why: &[u8]) -> Error {
     let why = display(why);
     let (code, text) = why.split_once(' ').unwrap_or((&why, &why));

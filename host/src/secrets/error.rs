@@ -5,10 +5,10 @@ use std::io;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Who can mend it; programs choose the exit code by this.
+/// Party that can fix the error; programs choose the exit code by this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The command line asks for what does not go together.
+    /// The command line combines options that exclude each other.
     Usage,
     /// A source failed, or has nothing that could be a secret.
     Source,

@@ -1,11 +1,13 @@
 //! Caches keys of archives in the kernel's keyring of the user for a limited time.
 //!
-//! The program hands over the cached secret (the volume key, never a passphrase, which may open other
-//! things too); its name is made of the archive's id. Only processes whose file system uid owns the key
-//! can see, read or drop it. The possessor has no rights: possession comes by the session keyring, which
-//! su(1), sudo(8), runuser(1) and setpriv(1) hand on to processes of other users. The key is created in
-//! the keyring of this process, gets its permissions and its timeout there, and only then is linked into
-//! the user's keyring, so there is no moment at which it has no timeout.
+//! The cached secret is the volume key, never a passphrase, which may open other things too; its
+//! name is made of the archive's id. Only processes whose file system uid owns the key can see,
+//! read or drop it.
+//!
+//! The possessor has no rights: possession is granted by the session keyring, which su(1), sudo(8),
+//! runuser(1) and setpriv(1) pass to processes of other users. The key is created in the keyring of
+//! this process, gets its permissions and its timeout there, and only then is linked into the
+//! user's keyring, so there is no moment at which it has no timeout.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -27,7 +29,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The same again for the command line of another program of lockbox.
+    /// Returns the same options for the command line of another program of lockbox.
     pub fn arguments(&self) -> Option<OsString> {
         self.keyring_cache.map(|timeout| format!("--keyring-cache={}s", timeout.as_secs()).into())
     }
@@ -36,10 +38,10 @@ impl Cache {
 /// Begins the description of every key that is kept.
 const PREFIX: &str = "lockbox:";
 
-/// What programs keep is shorter: an archive id and a volume key.
+/// Upper bound; the secrets of programs are shorter: an archive id and a volume key.
 const MOST_BYTES: usize = 256;
 
-/// Nobody types such a time but by mistake, and the kernel's counter has an end too.
+/// A longer time is a mistake, and the kernel's counter has a limit too.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The keyring of this user, in the possession of this process.
@@ -55,12 +57,14 @@ impl Keyring {
         let none = |error| Error::source(format!("the kernel keeps no keys for this process: {}", reason(error)));
         let user = KeyRing::from_special_id(KeyRingIdentifier::User, true).map_err(none)?;
         let own = KeyRing::from_special_id(KeyRingIdentifier::Process, true).map_err(none)?;
-        // Possession comes by a link from a keyring of the process; sessions that did not begin with a login have none to the user's.
+        // Possession requires a link from a keyring of the process; sessions that did not begin
+        // with a login have none to the user's.
         own.link_keyring(user).map_err(none)?;
         Ok(Keyring { user, own })
     }
 
-    /// Keeps `secret` for the archive with this id, in place of what was kept for it, until `timeout` has passed.
+    /// Caches `secret` for the archive with this id, in place of an earlier one, until `timeout`
+    /// has passed.
     ///
     /// # Errors
     /// One sentence when the kernel refuses, such as for a quota.
@@ -79,17 +83,17 @@ impl Keyring {
         })
     }
 
-    /// What is kept for the archive with this id.
+    /// Returns the cached secret of the archive with this id.
     pub fn kept(&self, archive: &[u8; 16]) -> Option<Bytes> {
         let key = self.user.search(&name(archive)).ok()?;
         let mut bytes = Zeroizing::new(vec![0; MOST_BYTES]);
-        // The answer is the length of the key, whatever the room for it.
+        // The result is the length of the key, regardless of the size of the buffer.
         let length = key.read(&mut *bytes).ok().filter(|&length| (1..=MOST_BYTES).contains(&length))?;
         bytes.truncate(length);
         Some(bytes)
     }
 
-    /// Drops what is kept for the archive with this id; answers whether there was anything.
+    /// Removes the cached secret of the archive with this id; returns whether there was one.
     ///
     /// # Errors
     /// One sentence when the kernel refuses.
@@ -123,13 +127,14 @@ impl Keyring {
     }
 }
 
-/// A line of /proc/keys, when it is a key of ours that still counts: id, flags, usage, end, permissions, uid, gid, type, description.
+/// Parses a line of /proc/keys, if it is a valid key of ours: id, flags, usage, end, permissions,
+/// uid, gid, type, description.
 fn of_list(line: &str) -> Option<Key> {
     let mut fields = line.split_ascii_whitespace();
     let id = i32::from_str_radix(fields.next()?, 16).ok()?;
     let flags = fields.next()?;
     let mut fields = fields.skip(3);
-    // Somebody else's may be listed too.
+    // Keys of other users may be listed too.
     let owner = fields.next()?;
     let mut fields = fields.skip(1);
     let ours =
@@ -156,7 +161,7 @@ fn reason(error: KeyError) -> String {
     }
 }
 
-/// A time for which a key may be kept.
+/// Parses a time for which a key may be cached.
 ///
 /// # Errors
 /// A sentence for the command line.
@@ -170,7 +175,7 @@ pub fn parse_timeout(text: &str) -> std::result::Result<Duration, String> {
 mod tests {
     use super::*;
 
-    /// None on a machine without keyrings, which is said.
+    /// Returns None on a machine without keyrings, and prints that.
     fn keyring() -> Option<Keyring> {
         Keyring::open().map_err(|error| println!("not tested: {error}")).ok()
     }
@@ -189,7 +194,7 @@ mod tests {
         for secret in [&[7; 48][..], &[8; 48]] {
             keyring.keep(&archive, secret, Duration::from_secs(60)).unwrap();
             assert_eq!(&**keyring.kept(&archive).unwrap(), secret);
-            // Another process would open it anew.
+            // Another process would open it again.
             assert_eq!(&**Keyring::open().unwrap().kept(&archive).unwrap(), secret);
         }
         assert!(keyring.kept(&id(2)).is_none());

@@ -1,7 +1,7 @@
-//! Gets the secrets that open archives from where their owners keep them.
+//! Reads the secrets that open archives from their sources.
 //!
-//! Nothing in here knows archives: it hands out bytes that are wiped when dropped, or one sentence that says why there are none.
-//! No sentence contains any part of a secret.
+//! This module does not depend on archives: it returns bytes that are wiped when dropped, or one
+//! sentence with the reason of a failure. No sentence contains any part of a secret.
 
 pub mod desktop;
 mod error;

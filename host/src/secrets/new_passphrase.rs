@@ -8,16 +8,20 @@ use super::error::{Error, Result};
 use super::{Bytes, is_yes, prompt};
 use crate::shown;
 
-/// Guesses below which a passphrase is weak, and zxcvbn's own bound for hashes that are slow. A guess takes a core and some hundred MiB of
-/// memory for a second, so a machine with 64 cores and the memory for them needs five years for so many, and a hundred of them need three
-/// weeks: more than most archives are worth to who has a copy. A person who fears more has a generated one, which nobody can try through.
+/// Guesses below which a passphrase is weak, and zxcvbn's own bound for slow hashes.
+///
+/// A guess takes a core and some hundred MiB of memory for a second. A machine with 64 cores and
+/// enough memory needs five years for this many, and a hundred such machines need three weeks: more
+/// than most archives are worth to an attacker with a copy. Users with stronger attackers have a
+/// generated passphrase, which cannot be found by trying.
 const ENOUGH: u64 = 10_000_000_000;
 
-/// How often a generated passphrase may be typed: it is new to who types it.
+/// Number of tries for a generated passphrase: it is new to its user.
 const TRIES: u32 = 3;
 
-/// A passphrase of the archive at `path`, typed twice. With `advice` the person is told that one is weak, before it is typed again, and may take
-/// it all the same; who types nothing gets one that is generated.
+/// Reads a new passphrase of the archive at `path`, typed twice. With `advice` a weak one is
+/// reported before it is typed again, and may be taken nevertheless; an empty one is replaced by a
+/// generated one.
 ///
 /// # Errors
 /// Without a terminal, and when the two differ.
@@ -37,7 +41,7 @@ pub(crate) fn choose(path: &Path, advice: bool) -> Result<Bytes> {
     }
 }
 
-/// Shows a new passphrase and has it typed, so that it is known to have been read.
+/// Shows a new passphrase and prompts for it, which proves that it was read.
 fn generated() -> Result<Bytes> {
     let words = lockbox::keys::new_passphrase().map_err(|error| Error::source(error.to_string()))?;
     for text in ["Write this passphrase down; it is not shown again:\n\n    ", &words, "\n\n"] {
@@ -54,7 +58,7 @@ fn generated() -> Result<Bytes> {
     Err(Error::source("what was typed is not the generated passphrase; nothing was changed"))
 }
 
-/// Whether a passphrase is good enough, or good enough for the person who typed it.
+/// Returns whether a passphrase is strong enough, or its user takes it nevertheless.
 fn is_wanted(guesses: u64) -> bool {
     let weak = |many| format!("This passphrase is weak: {many} guesses find it. Use it anyway? [y/N] ");
     let question = match guesses {
@@ -67,14 +71,18 @@ fn is_wanted(guesses: u64) -> bool {
     prompt::ask_openly(&question).is_some_and(|answer| is_yes(&answer))
 }
 
-/// How many guesses find a passphrase of the archive at `path`, at a guess.
+/// Estimates the number of guesses that find a passphrase of the archive at `path`.
 ///
-/// The library copies what it is given, in parts and in small letters, and wipes none of that. The copies lie where the passphrase itself lies
-/// until its key is derived, in a program that ends seconds later, that leaves no core dump, that only root may look into, and that keeps its
-/// memory out of swap where it may ([`crate::harden`]). What remains is that swap space without encryption may have them, as it may have the
-/// buffers of the terminal: `lockbox doctor` warns of it. So the copies add nothing that an estimate of our own, a worse one, would be worth.
+/// The library copies its input, in parts and in lower case, and does not wipe the copies. They lie
+/// in the same memory as the passphrase until its key is derived. The program ends seconds later,
+/// leaves no core dump, may be inspected by root alone, and keeps its memory out of swap where it
+/// may ([`crate::harden`]).
+///
+/// The remaining risk is unencrypted swap space, which may hold the copies as it may hold the
+/// buffers of the terminal: `lockbox doctor` warns of it. So a weaker estimate of our own would not
+/// be safer.
 fn guesses(typed: &[u8], path: &Path) -> u64 {
-    // What is no text counts by the character.
+    // Bytes that are not text count by the character.
     let typed = zeroize::Zeroizing::new(String::from_utf8_lossy(typed).into_owned());
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     zxcvbn(&typed, &[&name]).guesses()

@@ -50,7 +50,7 @@ pub struct PassphraseSources {
     pub notice: Option<&'static str>,
 }
 
-/// Where the passphrase comes from.
+/// Source of the passphrase.
 enum Source<'a> {
     File(PathBuf),
     Descriptor(RawFd),
@@ -64,12 +64,12 @@ enum Source<'a> {
 }
 
 impl PassphraseSources {
-    /// Whether the command line names a source, and not just a way of asking.
+    /// Returns whether the command line names a source, and not just a way of asking.
     pub fn any_named(&self) -> bool {
         self.passfile.is_some() || self.passfd.is_some() || self.passcommand.is_some() || self.credential.is_some()
     }
 
-    /// Finds out what can never work, before anything is asked.
+    /// Rejects combinations that can never work, before any prompt.
     ///
     /// # Errors
     /// Usage, naming the options that do not go together.
@@ -99,7 +99,7 @@ impl PassphraseSources {
         Ok(())
     }
 
-    /// The same again for the command line of another program of lockbox.
+    /// Returns the same options for the command line of another program of lockbox.
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments = Vec::new();
         let mut push = |name: &str, value: Option<&OsStr>| {
@@ -125,7 +125,7 @@ impl PassphraseSources {
         arguments
     }
 
-    /// Replaces what `later` gives, as options do that come later.
+    /// Overrides fields with those set in `later`, as later options do.
     pub fn overridden_by(&mut self, later: &PassphraseSources) {
         fn replace<T: Clone>(mine: &mut Option<T>, later: &Option<T>) {
             if later.is_some() {
@@ -141,7 +141,7 @@ impl PassphraseSources {
         self.quiet |= later.quiet;
     }
 
-    /// The passphrase of the archive at `path`, without its line end.
+    /// Returns the passphrase of the archive at `path`, without its line end.
     ///
     /// # Errors
     /// As [`PassphraseSources::check`]; one sentence when the source fails or is empty.
@@ -156,17 +156,18 @@ impl PassphraseSources {
         }
     }
 
-    /// Whether somebody types it.
+    /// Returns whether the passphrase is typed by a person.
     pub fn is_typed(&self) -> bool {
         matches!(self.source(), Ok(Source::Prompt | Source::Window))
     }
 
-    /// The passphrase typed once more, after one that is wrong: `why` is said with the question, and nowhere else.
+    /// Prompts again after a wrong passphrase: `why` is part of the question, and printed nowhere
+    /// else.
     pub(crate) fn once_more(&self, why: &str, path: &Path) -> Result<Bytes> {
         self.source()?.asked(&format!("{why}. {}", question(path)))
     }
 
-    /// A passphrase to be set: typed twice at a prompt.
+    /// Returns a passphrase to be set: typed twice at a prompt.
     ///
     /// # Errors
     /// As [`PassphraseSources::passphrase`]; when the two differ.
@@ -177,8 +178,8 @@ impl PassphraseSources {
         }
     }
 
-    /// The old and the new passphrase; the new one from the file `new` if there is one. Standard input gives both when it has to, one a
-    /// line.
+    /// Returns the old and the new passphrase; the new one from the file `new` if there is one. If
+    /// both are read from standard input, each is one line.
     ///
     /// # Errors
     /// As [`PassphraseSources::new_passphrase`].
@@ -195,7 +196,7 @@ impl PassphraseSources {
         }
     }
 
-    /// Whether a person sees advice and signs of work.
+    /// Returns whether a person sees advice and progress.
     pub fn advises(&self) -> bool {
         !self.quiet && io::stderr().is_terminal()
     }
@@ -204,9 +205,10 @@ impl PassphraseSources {
         checked(new_passphrase::choose(path, self.advises())?, TYPED)
     }
 
-    /// What an identity or its plugin wants to know, such as the passphrase of an SSH key.
+    /// Answers a question of an identity or its plugin, such as for the passphrase of an SSH key.
     pub(crate) fn answer(&self, question: &str) -> Option<Bytes> {
-        // Never what opens the archive: a token would take it for its PIN, block itself, and know it.
+        // Never the secret that opens the archive: a token would take it for its PIN, block itself,
+        // and learn it.
         let answer = if self.desktop {
             Source::Window.asked(question)
         } else if prompt::has_terminal() {
@@ -219,7 +221,8 @@ impl PassphraseSources {
         answer.ok()
     }
 
-    /// A passphrase to be set by a command that does not need the one there is: from `file`, typed twice, or from standard input.
+    /// Returns a passphrase to be set by a command that does not need the current one: from `file`,
+    /// typed twice, or from standard input.
     ///
     /// # Errors
     /// As [`PassphraseSources::new_passphrase`].
@@ -231,10 +234,11 @@ impl PassphraseSources {
         }
     }
 
-    /// Another secret that is no longer than a passphrase: from `file`, or standard input for `-`.
+    /// Reads another secret that is no longer than a passphrase: from `file`, or standard input for
+    /// `-`.
     ///
     /// # Errors
-    /// One sentence when it cannot be read or others may read it.
+    /// One sentence when it cannot be read or other users may read it.
     pub fn bytes(&self, file: &Path) -> Result<Bytes> {
         if file == Path::new("-") { read::input(&PASSPHRASE) } else { read::file(file, &PASSPHRASE, self.privacy()) }
     }
@@ -297,7 +301,7 @@ impl PassphraseSources {
 }
 
 impl Source<'_> {
-    /// What somebody types, at a terminal unless it is in a window.
+    /// Prompts at the terminal, or in a window.
     fn asked(&self, question: &str) -> Result<Bytes> {
         let typed = if matches!(self, Source::Window) { desktop::ask(question) } else { prompt::ask(question) };
         checked(typed?, TYPED)
@@ -308,13 +312,14 @@ fn question(path: &Path) -> String {
     format!("Passphrase of {}: ", shown(path))
 }
 
-/// One part of a path, and not `.` or `..`.
+/// Returns whether the name is one part of a path, and not `.` or `..`.
 fn is_plain_name(name: &OsStr) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
-/// A file that the service manager made for this unit alone; its directory keeps others out.
+/// Reads a file that the service manager created for this unit alone; its directory keeps other
+/// users out.
 fn credential(name: &OsStr) -> Result<Bytes> {
     let directory = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from).filter(|path| path.is_absolute());
     let Some(directory) = directory else {
@@ -336,7 +341,7 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
     Ok((checked(both, TWO_LINES)?, checked(second, TWO_LINES)?))
 }
 
-/// What is said when there is nothing where a passphrase should be.
+/// Message for an empty passphrase.
 const TYPED: &str = "nothing was typed";
 const PASSFILE: &str = "LOCKBOX_PASSFILE";
 const PASSCOMMAND: &str = "LOCKBOX_PASSCOMMAND";
@@ -362,7 +367,7 @@ const TWO_LINES: &str = "standard input must have the old and the new passphrase
 /// Strips one trailing newline.
 ///
 /// # Errors
-/// `empty` for what is empty then.
+/// `empty` if nothing is left.
 pub fn checked(bytes: Bytes, empty: &str) -> Result<Bytes> {
     let bytes = read::without_line_end(bytes);
     if bytes.is_empty() {

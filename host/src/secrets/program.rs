@@ -8,7 +8,8 @@ use super::Bytes;
 use super::error::{Error, Result};
 use super::read::{self, SecretKind};
 
-/// What a shell command prints. `name` is where the command came from; the command itself may be nobody's business.
+/// Returns the output of a shell command. `name` is the source of the command; the command itself
+/// may be secret.
 pub(crate) fn shell(command: &OsStr, name: &str, what: &SecretKind) -> Result<Bytes> {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(command);
@@ -17,7 +18,7 @@ pub(crate) fn shell(command: &OsStr, name: &str, what: &SecretKind) -> Result<By
 
 const ASKER: &str = "systemd-ask-password";
 
-/// What somebody answers to systemd's password agents.
+/// Returns the answer given to systemd's password agents.
 pub(crate) fn ask(question: &str, what: &SecretKind) -> Result<Bytes> {
     let mut asker = Command::new(ASKER);
     asker
@@ -39,7 +40,7 @@ fn output_of(command: &mut Command, name: &str, what: &SecretKind) -> Result<Byt
     Ok(bytes)
 }
 
-/// What a program that was started prints, and how it ended.
+/// Returns the output of a started program and its exit status.
 pub(crate) fn answer_of(child: &mut Child, name: &str, what: &SecretKind) -> Result<(Bytes, ExitStatus)> {
     let bytes = match child.stdout.take() {
         Some(stdout) => read::all(stdout, what, name),

@@ -15,12 +15,12 @@ use super::Bytes;
 use super::error::{Error, Result};
 
 const TERMINAL: &str = "/dev/tty";
-/// What a terminal passes on as one line, with its end; it drops what is typed beyond that.
+/// Longest line that a terminal passes on, with its end; it drops further input.
 const MOST_LINE: usize = 4096;
-/// What ends or stops a program by default, and would leave the terminal without echo.
+/// Signals that by default end or stop a program, and would leave the terminal without echo.
 const SIGNALS: [Signal; 5] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGTSTP];
 
-/// Asks on the terminal without showing what is typed.
+/// Prompts on the terminal without echo.
 ///
 /// # Errors
 /// Without a terminal.
@@ -48,7 +48,7 @@ const PASTE_MARKS: [&[u8]; 2] = [b"\x1b[200~", b"\x1b[201~"];
 fn cut_paste_marks(line: &mut Bytes) {
     for mark in PASTE_MARKS {
         while let Some(at) = line.windows(mark.len()).position(|bytes| bytes == mark) {
-            // Within its own memory, and what is behind the end then is wiped with the rest.
+            // Within its own memory; the bytes after the new end are wiped with the rest.
             line.copy_within(at + mark.len().., at);
             let left = line.len() - mark.len();
             line[left..].fill(0);
@@ -57,7 +57,7 @@ fn cut_paste_marks(line: &mut Bytes) {
     }
 }
 
-/// A terminal without echo. Whatever ends the question, a signal too, it is as it was before.
+/// Terminal without echo. Its settings are restored however the question ends, by a signal too.
 struct NoEchoTerminal<'a> {
     terminal: &'a File,
     before: Termios,
@@ -70,7 +70,7 @@ impl NoEchoTerminal<'_> {
     fn over(terminal: &File) -> io::Result<NoEchoTerminal<'_>> {
         let before = tcgetattr(terminal)?;
         let blocked = SigSet::thread_get_mask()?;
-        // What was blocked before ends nothing: passed on, it would only come again, and again.
+        // Signals blocked before end nothing: passed on, they would only arrive again and again.
         let watched: SigSet = SIGNALS.into_iter().filter(|signal| !blocked.contains(*signal)).collect();
         let signals = SignalFd::with_flags(&watched, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let blocked = watched.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
@@ -79,7 +79,7 @@ impl NoEchoTerminal<'_> {
         Ok(quiet)
     }
 
-    /// Lines are edited by the terminal, and Ctrl-C is a signal, whatever it was set to.
+    /// Sets line editing by the terminal and Ctrl-C as a signal, overriding earlier settings.
     fn silence(&self) -> nix::Result<()> {
         let mut quiet = self.before.clone();
         quiet.local_flags.remove(LocalFlags::ECHO);
@@ -92,10 +92,10 @@ impl NoEchoTerminal<'_> {
         let _ = tcsetattr(self.terminal, SetArg::TCSANOW, &self.before);
     }
 
-    /// A line with its end, or what was typed before an end of input.
+    /// Returns a line with its end, or the text typed before an end of input.
     fn ask(&self, question: &str) -> io::Result<Bytes> {
         let mut terminal = self.terminal;
-        // Room for all of it: what grows leaves copies behind.
+        // Allocated in full: a growing buffer leaves copies in memory.
         let mut line = Zeroizing::new(Vec::with_capacity(2 * MOST_LINE));
         let mut part = Zeroizing::new([0; MOST_LINE]);
         terminal.write_all(question.as_bytes())?;
@@ -124,7 +124,8 @@ impl NoEchoTerminal<'_> {
         Ok(line)
     }
 
-    /// Lets a signal do what it does; returns when it was ignored, or when a stopped program goes on.
+    /// Applies the default action of a signal; returns when it was ignored, or when a stopped
+    /// program continues.
     fn pass_on(&self, signal: Signal) -> io::Result<()> {
         self.restore();
         let mut terminal = self.terminal;
@@ -143,7 +144,7 @@ impl Drop for NoEchoTerminal<'_> {
     }
 }
 
-/// Whether there is a terminal to ask on, wherever standard input comes from.
+/// Returns whether there is a terminal to prompt on, regardless of standard input.
 pub(crate) fn has_terminal() -> bool {
     File::open(TERMINAL).is_ok()
 }
@@ -167,7 +168,8 @@ pub fn ask_openly(question: &str) -> Option<String> {
     Some(line.trim_end_matches(['\n', '\r']).to_owned())
 }
 
-/// Asks for one of two choices that others may see, of which `no` may have a name too. None without a terminal.
+/// Prompts for one of two choices, with echo; `no` may have a name too. Returns None without a
+/// terminal.
 pub fn confirm_openly(question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
     let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
     Some(is_yes(&ask_openly(&format!("{question} {choice} "))?))
@@ -177,7 +179,7 @@ pub fn is_yes(answer: &str) -> bool {
     ["y", "yes"].iter().any(|word| answer.trim().eq_ignore_ascii_case(word))
 }
 
-/// Asks for what was typed once more, since nobody sees what is typed.
+/// Prompts a second time, since the input is not shown.
 pub(crate) fn again(first: Bytes) -> Result<Bytes> {
     let second = ask("The same again: ")?;
     if *first != *second {

@@ -15,10 +15,12 @@ use super::Bytes;
 use super::error::{Error, Result};
 use crate::shown;
 
-/// How long a FIFO may wait for somebody who writes to it. Whoever types there needs seconds; a boot must not wait for ever.
+/// Time that a FIFO may wait for a writer. A person who types there needs seconds; a boot must not
+/// wait for ever.
 const WRITER_DEADLINE: Duration = Duration::from_secs(60);
 
-/// One kind of secret: its name in sentences, and the most bytes that it can have. More is a mistake, such as a wrong file.
+/// Kind of secret: its name in messages, and its largest size in bytes. A larger one is a mistake,
+/// such as a wrong file.
 pub(crate) struct SecretKind {
     pub(crate) name: &'static str,
     pub(crate) most: usize,
@@ -29,7 +31,8 @@ pub(crate) const PASSPHRASE: SecretKind = SecretKind { name: "passphrase", most:
 /// Something secret that opens nothing.
 const VALUE: SecretKind = SecretKind { name: "value", most: 64 << 10 };
 
-/// Reads something secret that opens nothing, such as a token to keep, from `file` or standard input, and cuts one line end off.
+/// Reads a secret that opens nothing, such as a token to store, from `file` or standard input, and
+/// strips one line end.
 ///
 /// # Errors
 /// One sentence when it cannot be read or is longer than 64 KiB.
@@ -52,11 +55,11 @@ pub fn without_line_end(mut bytes: Bytes) -> Bytes {
     bytes
 }
 
-/// Whether a file that others may read is taken.
+/// Policy for files that other users may read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Privacy {
     Demanded,
-    /// The user said so, or the directory protects it.
+    /// The user allows it, or the directory protects the file.
     Waived,
 }
 
@@ -64,7 +67,7 @@ pub(crate) fn file(path: &Path, what: &SecretKind, privacy: Privacy) -> Result<B
     all(open(path, what, privacy)?, what, &shown(path))
 }
 
-/// A file to read a secret from: private, and with a writer if it is a FIFO.
+/// Opens a file to read a secret from: private, and with a writer if it is a FIFO.
 pub(crate) fn open(path: &Path, what: &SecretKind, privacy: Privacy) -> Result<File> {
     open_within(path, what, privacy, WRITER_DEADLINE)
 }
@@ -113,7 +116,8 @@ fn wait_again(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a descriptor that the program was started with, and closes it: nothing that is started later shall inherit it.
+/// Reads a descriptor inherited at the start of the program, and closes it, so that no child
+/// inherits it.
 pub(crate) fn descriptor(number: RawFd, what: &SecretKind) -> Result<Bytes> {
     let name = format!("descriptor {number}");
     let failed = |e: io::Error| Error::host(format!("cannot read the {} from {name}", what.name), &e);
@@ -132,12 +136,13 @@ fn take(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: used for one system call, which answers EBADF for a number that is not open.
     let inherited = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl(inherited, FcntlArg::F_GETFD)?;
-    // SAFETY: it is open, as was just answered, and the user says that it was opened for this program to read a secret from. The programs
-    // ask for secrets before they open anything that they keep, so nothing of their own has the number.
+    // SAFETY: the descriptor is open, as was just checked, and the user states that it was opened
+    // for this program to read a secret from. The programs ask for secrets before they open
+    // anything that they keep, so no descriptor of their own has the number.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Everything on standard input.
+/// Returns everything on standard input.
 pub(crate) fn input(what: &SecretKind) -> Result<Bytes> {
     let file = input_file().map_err(|e| Error::host(format!("cannot read the {}", what.name), &e))?;
     all(file, what, "standard input")
@@ -148,7 +153,8 @@ fn input_file() -> io::Result<File> {
     Ok(io::stdin().as_fd().try_clone_to_owned()?.into())
 }
 
-/// Reads to the end, into memory reserved beforehand: a vector that grew would leave copies behind.
+/// Reads to the end, into memory reserved beforehand: a growing vector would leave copies in
+/// memory.
 pub(crate) fn all(mut source: impl Read, what: &SecretKind, name: &str) -> Result<Bytes> {
     let mut bytes = Zeroizing::new(vec![0; what.most + 1]);
     let mut length = 0;

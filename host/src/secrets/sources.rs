@@ -14,7 +14,7 @@ use super::read::{self, Privacy, SecretKind};
 use crate::shown;
 
 const IDENTITY: SecretKind = SecretKind { name: "identity", most: 1 << 20 };
-/// Whoever reads it knows how much of it counts.
+/// The reader of the file applies the limit.
 const KEY_FILE: SecretKind = SecretKind { name: "key file", most: usize::MAX };
 
 /// Where the secrets that open an archive come from; nothing in here is secret.
@@ -41,17 +41,18 @@ impl Sources {
         self.passphrase.check()
     }
 
-    /// Whether the command line names anything that opens an archive, and not just a way of asking.
+    /// Returns whether the command line names any secret that opens an archive, and not just a way
+    /// of asking.
     pub(crate) fn any_named(&self) -> bool {
         self.passphrase.any_named() || self.names_file()
     }
 
-    /// Whether it names what opens an archive without any passphrase.
+    /// Returns whether it names a file that opens an archive without any passphrase.
     pub fn names_file(&self) -> bool {
         self.keyfile.is_some() || self.recovery_code.is_some() || !self.identity.is_empty()
     }
 
-    /// The same again for the command line of another program of lockbox.
+    /// Returns the same options for the command line of another program of lockbox.
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments = self.passphrase.arguments();
         let files = self.keyfile.iter().map(|path| ("--keyfile=", path));
@@ -64,7 +65,7 @@ impl Sources {
         arguments
     }
 
-    /// Replaces what `later` gives, as options do that come later; identities add up.
+    /// Overrides fields with those set in `later`, as later options do; identities add up.
     pub fn overridden_by(&mut self, later: &Sources) {
         self.passphrase.overridden_by(&later.passphrase);
         if later.keyfile.is_some() {
@@ -76,7 +77,7 @@ impl Sources {
         self.identity.extend_from_slice(&later.identity);
     }
 
-    /// The key file, opened, and its name for messages.
+    /// Returns the key file, opened, and its name for messages.
     ///
     /// # Errors
     /// One sentence when it cannot be opened or others may read it.
@@ -85,7 +86,7 @@ impl Sources {
         self.keyfile.as_ref().map(open).transpose()
     }
 
-    /// The recovery code.
+    /// Returns the recovery code.
     ///
     /// # Errors
     /// One sentence when it cannot be read or others may read it.
@@ -93,7 +94,7 @@ impl Sources {
         self.recovery_code.as_ref().map(|path| self.passphrase.bytes(path)).transpose()
     }
 
-    /// The content of each identity file and its name for messages.
+    /// Returns the content of each identity file and its name for messages.
     ///
     /// # Errors
     /// One sentence when one cannot be read or others may read it.
@@ -104,7 +105,8 @@ impl Sources {
 
     fn identity_file(&self, path: &Path) -> Result<Bytes> {
         let private = read::file(path, &IDENTITY, self.passphrase.privacy());
-        // The public half of a key may be read by others, and to protect it is no help: whoever tries it says what it is. A pipe would be waited for.
+        // The public half of a key may be readable by others, and protecting it is no remedy: the
+        // attempt to use it reports that it is public. A pipe would block.
         let public = || {
             let content = path.is_file().then(|| read::file(path, &IDENTITY, Privacy::Waived).ok()).flatten();
             content.filter(|content| is_public_key(content))
@@ -112,7 +114,8 @@ impl Sources {
         private.or_else(|error| public().ok_or(error))
     }
 
-    /// Answers a question of an identity or its plugin without showing the answer. None when there is nobody to ask.
+    /// Answers a question of an identity or its plugin without echo. Returns None when no person
+    /// can be asked.
     pub fn answer(&self, question: &str) -> Option<Bytes> {
         self.passphrase.answer(question)
     }

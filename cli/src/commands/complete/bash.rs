@@ -1,8 +1,9 @@
-//! Reads a line as bash and readline see it, and quotes what is put there.
+//! Parses a line as bash and readline do, and quotes insertions.
 //!
-//! Bash hands over words that are cut at colons and equals signs too, and inserts what it is given as it stands. So the line itself is read
-//! here, which is data and nothing else: nothing in it is expanded. To leave the quoting to readline (`-o filenames`) would have it look at
-//! each name, as a file of the current directory, and wait for what is mounted there.
+//! Bash also passes words that are cut at colons and equals signs, and inserts the answer
+//! unchanged. So the line itself is parsed here, as data: nothing in it is expanded. Leaving the
+//! quoting to readline (`-o filenames`) would make it look at each name, as a file of the current
+//! directory, and wait for mounts there.
 
 use super::Candidate;
 
@@ -12,7 +13,7 @@ pub(super) struct Typed {
     pub(super) words: Vec<Vec<u8>>,
     /// The quote in which the cursor is.
     quote: Option<u8>,
-    /// Where in the last word begins what bash replaces.
+    /// Start of the part of the last word that bash replaces.
     replaced: usize,
 }
 
@@ -28,7 +29,7 @@ impl Typed {
                     typed.replaced = 0;
                     continue;
                 }
-                // The last byte may be one whose partner is not typed yet.
+                // The last byte may be one that awaits its partner.
                 (None, b'\\') => word.get_or_insert_default().extend(bytes.next()),
                 (None, b'\'' | b'"') => {
                     typed.replaced = word.get_or_insert_default().len();
@@ -52,13 +53,14 @@ impl Typed {
             }
         }
         typed.words.push(word.unwrap_or_default());
-        // What is assigned before the command.
+        // Assignments before the command.
         let assigned = typed.words.iter().take_while(|word| word.contains(&b'=')).count();
         typed.words.drain(..assigned.min(typed.words.len() - 1));
         typed
     }
 
-    /// What takes the place of what bash replaces; None for what cannot be written within the quotes that are open.
+    /// Returns the replacement for the part that bash replaces; None if it cannot be written within
+    /// the open quotes.
     pub(super) fn completed_by(&self, candidate: &Candidate) -> Option<Vec<u8>> {
         let text = candidate.word.get(self.replaced..)?;
         let mut quoted = match self.quote {
@@ -80,7 +82,8 @@ impl Typed {
     }
 }
 
-/// Whether a byte may mean something outside of quotes. Those beyond ASCII are parts of letters.
+/// Returns whether a byte may be special outside of quotes. Those beyond ASCII are parts of
+/// letters.
 fn is_special(byte: u8) -> bool {
     !byte.is_ascii_alphanumeric() && byte.is_ascii() && !b"/._-:=,@%+".contains(&byte)
 }

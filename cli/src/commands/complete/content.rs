@@ -14,9 +14,10 @@ use super::{Candidate, host};
 use crate::paths::Named;
 use crate::variables;
 
-/// The key that is kept, if it still opens the archive. One that does not is left to a command that may change something.
+/// Returns the cached key, if it still opens the archive. One that does not is left to a command
+/// that may change something.
 fn kept(archive: &Path) -> Option<UnlockedKey> {
-    // Nobody is asked over the network for a key press.
+    // A key press sends nothing over the network.
     if remote::is_remote(archive) || !archive.is_file() {
         return None;
     }
@@ -24,14 +25,15 @@ fn kept(archive: &Path) -> Option<UnlockedKey> {
     keys::accept_kept(archive, &Keyring::open().ok()?.kept(&id)?)
 }
 
-/// The archive, as it is: nothing that this user saw of it is compared, and nothing of it is remembered.
+/// Opens the archive as it is: without a rollback check, and without recording its state.
 fn opened(archive: &OsStr) -> Option<Archive> {
     let archive = host::path(archive.as_bytes());
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
     Archive::open(&*archive, &kept(&archive)?, &options).ok()
 }
 
-/// What begins as `typed` does in the archive. The archive may be named together with a path, and then these are too.
+/// Returns the paths in the archive that begin with `typed`. The archive may be named together with
+/// a path; the results then are too.
 pub(super) fn paths(archive: &OsStr, typed: &OsStr) -> Vec<Candidate> {
     if matches!(named(archive), Some(Named::Within { .. })) {
         return whole_or_within(typed, true);
@@ -53,7 +55,7 @@ fn within(archive: &OsStr, typed: &[u8]) -> Vec<Candidate> {
     found.collect()
 }
 
-/// An archive, and behind a ':' what is in it. With `colon` the archive alone is not meant.
+/// Returns archives, and after a ':' paths in them. With `colon` an archive alone is not valid.
 pub(super) fn whole_or_within(typed: &OsStr, colon: bool) -> Vec<Candidate> {
     if let Some(found) = behind_colon(typed) {
         return found;
@@ -66,7 +68,7 @@ pub(super) fn whole_or_within(typed: &OsStr, colon: bool) -> Vec<Candidate> {
     found
 }
 
-/// A file of the host, or what is in an archive.
+/// Returns files of the host, or paths in an archive.
 pub(super) fn either(typed: &OsStr) -> Vec<Candidate> {
     behind_colon(typed).unwrap_or_else(|| host::files(typed).into_iter().map(Candidate::open).collect())
 }
@@ -75,7 +77,8 @@ fn named(word: &OsStr) -> Option<Named> {
     Named::of(host::path(word.as_bytes()).as_os_str()).ok()
 }
 
-/// What begins as the path behind the colon does; None when the word names nothing in an archive.
+/// Returns the paths that begin with the text after the colon; None when the word names nothing in
+/// an archive.
 fn behind_colon(typed: &OsStr) -> Option<Vec<Candidate>> {
     let Named::Within { path, .. } = named(typed)? else { return None };
     let (archive, _) = typed.as_bytes().split_at(typed.len() - path.len() - 1);

@@ -15,10 +15,11 @@ use rustix::fs::{FileType as FileKind, Mode, OFlags, fstat, open};
 
 use super::Candidate;
 
-/// Above so many files only their names tell which ones are archives: to open each would take longer than a person waits.
+/// Number of files above which only their names identify archives: opening each would take longer
+/// than a person waits.
 const MOST_OPENED: usize = 2000;
 
-/// What is listed beside directories.
+/// Kind of entries listed in addition to directories.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Listed {
     Files,
@@ -38,7 +39,7 @@ pub(super) fn directories(typed: &OsStr) -> Vec<Candidate> {
     list(typed, Listed::Nothing)
 }
 
-/// The path that a shell would make of a word.
+/// Returns the path that a shell would make of a word.
 pub(super) fn path(word: &[u8]) -> PathBuf {
     let home = || std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     match (word.strip_prefix(b"~/"), home()) {
@@ -47,19 +48,19 @@ pub(super) fn path(word: &[u8]) -> PathBuf {
     }
 }
 
-/// Directories, and what else is wanted, that begin as `typed` does.
+/// Lists directories, and the entries of the wanted kind, that begin with `typed`.
 fn list(typed: &OsStr, listed: Listed) -> Vec<Candidate> {
     let (stem, begun) = split(typed.as_bytes());
     let directory = if stem.is_empty() { PathBuf::from(".") } else { path(stem) };
     let Ok(entries) = directory.read_dir() else { return Vec::new() };
     let name = |entry: &DirEntry| entry.file_name().as_bytes().to_vec();
-    // Hidden ones are for who asks for them.
+    // Hidden names are listed after a typed dot.
     let fits = |name: &[u8]| name.starts_with(begun) && (begun.first() == Some(&b'.') || name.first() != Some(&b'.'));
     let fitting: Vec<_> = entries.flatten().map(|entry| (name(&entry), entry)).filter(|(name, _)| fits(name)).collect();
     let opened = fitting.len() <= MOST_OPENED;
     let mut found = Vec::new();
     for (name, entry) in fitting {
-        // What the directory itself says of an entry: one on which something dead is mounted is not touched.
+        // The kind is read from the directory itself: an entry under a dead mount is not touched.
         let Some(kind) = kind(&entry) else { continue };
         if kind.is_dir() {
             found.push(Candidate::new(stem, [&name[..], b"/"].concat()).open());
@@ -74,7 +75,7 @@ fn list(typed: &OsStr, listed: Listed) -> Vec<Candidate> {
     found
 }
 
-/// Behind a link, that of what it leads to.
+/// Returns the type of an entry, for a link that of its target.
 fn kind(entry: &DirEntry) -> Option<FileType> {
     let kind = entry.file_type().ok()?;
     if kind.is_symlink() { entry.path().metadata().ok().map(|it| Metadata::file_type(&it)) } else { Some(kind) }
@@ -85,7 +86,7 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1))
 }
 
-/// Whether a file begins as an archive does.
+/// Returns whether a file begins like an archive.
 fn is_archive(path: &Path) -> bool {
     // A FIFO or a device may have taken its place, and to open one may do something.
     let begin = || {
@@ -99,7 +100,8 @@ fn is_archive(path: &Path) -> bool {
     begin().is_ok_and(|begin| !matches!(recognize(&begin, 0), Err(Error::NotArchive(_))))
 }
 
-/// Where this user's archives are mounted. The kernel's table has them, so nothing is asked of the mounts.
+/// Returns the mount points of this user's archives. The kernel's table has them, so the mounts are
+/// not asked.
 pub(super) fn mounted(typed: &OsStr) -> Vec<Candidate> {
     let here = std::env::current_dir().map(|here| [here.as_os_str().as_bytes(), b"/"].concat()).unwrap_or_default();
     let typed = typed.as_bytes();
@@ -127,13 +129,13 @@ pub(super) fn mounted(typed: &OsStr) -> Vec<Candidate> {
     found
 }
 
-/// Addresses of which something is kept on disk: nobody is asked for others.
+/// Returns addresses with a cache on disk: for others a server would have to be asked.
 pub(super) fn addresses() -> Vec<Candidate> {
     let kept = remote::kept().unwrap_or_default();
     kept.into_iter().filter_map(|kept| kept.address).map(|address| Candidate::new(b"", address)).collect()
 }
 
-/// Words of a list with commas; what is there already is not offered once more.
+/// Completes a comma-separated list; words already in it are not offered again.
 pub(super) fn list_of_options(typed: &OsStr, mount: bool) -> Vec<Candidate> {
     let typed = typed.as_bytes();
     let (before, last) = typed.split_at(typed.iter().rposition(|&byte| byte == b',').map_or(0, |at| at + 1));

@@ -9,32 +9,32 @@ use clap::{Arg, Command};
 
 use super::value_kind::{self, ValueKind};
 
-/// What the words before the last one are.
+/// Parsed words before the last one.
 pub(super) struct Line<'a> {
     pub(super) command: &'a Command,
-    /// The option whose value is the next word.
+    /// Option that takes the next word as its value.
     pending: Option<&'a Arg>,
     /// Words that belong to no option.
     words: Vec<&'a OsStr>,
     /// Values of options.
     values: Vec<(&'a Arg, &'a OsStr)>,
-    /// After `--` there are no options.
+    /// True after `--`, which ends the options.
     escaped: bool,
 }
 
-/// What the last word is.
+/// Role of the last word.
 pub(super) enum CursorContext<'a, 'w> {
     /// The name of an option.
     Option,
-    /// The value of an option, behind a part of the word that is the option.
+    /// The value of an option; `stem` is the part of the word before it, which is the option.
     Value { argument: &'a Arg, stem: &'w [u8], typed: &'w [u8] },
     /// A command, or the value of an argument.
     Word { argument: Option<&'a Arg> },
 }
 
-/// What a word is, if it is no word of its own.
+/// Word that begins with a dash, by its role.
 enum Dashed<'a, 'w> {
-    /// An option, behind it its value if that is in the word; `usize` is where it begins.
+    /// An option, and its value if that is in the same word; `usize` is the start of the value.
     Known(&'a Arg, Option<(usize, &'w [u8])>),
     Unknown,
 }
@@ -67,7 +67,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// What may stand in the place of a command.
+    /// Returns the commands that are valid at this position.
     pub(super) fn commands(&self) -> impl Iterator<Item = &'a Command> + use<'a> {
         let none = self.escaped || !self.words.is_empty() || !self.values.is_empty();
         self.command.get_subcommands().filter(move |_| !none)
@@ -86,7 +86,8 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Whether a word there may begin with a dash: elsewhere the name of something would be an option, which may run a program.
+    /// Returns whether a word at this position may begin with a dash: at any other, a file name
+    /// would be an option, which may run a program.
     pub(super) fn takes_dash(&self, place: &CursorContext<'_, '_>) -> bool {
         match place {
             CursorContext::Option => true,
@@ -120,7 +121,7 @@ impl<'a> Line<'a> {
         last
     }
 
-    /// The argument that the next word is.
+    /// Returns the argument that the next word is.
     fn positional(&self) -> Option<&'a Arg> {
         let all = || self.command.get_positionals();
         if self.escaped
@@ -136,7 +137,7 @@ impl<'a> Line<'a> {
         plain().nth(self.words.len()).or_else(|| plain().last().filter(many))
     }
 
-    /// The archive that this is about.
+    /// Returns the archive that this is about.
     pub(super) fn archive(&self) -> Option<OsString> {
         let is_archive = |argument: &Arg| value_kind::of(self.command, argument) == Some(ValueKind::Archive);
         let named = self.values.iter().find(|(argument, _)| is_archive(argument)).map(|(_, value)| *value);
@@ -144,13 +145,13 @@ impl<'a> Line<'a> {
         named.or(placed.map(|(_, word)| *word)).map(OsStr::to_owned)
     }
 
-    /// Whether paths in the archive may follow it, and so stand in one word with it.
+    /// Returns whether paths in the archive may follow the argument, and so share one word with it.
     pub(super) fn takes_paths(&self) -> bool {
         self.command.get_positionals().any(|argument| value_kind::of(self.command, argument) == Some(ValueKind::Path))
     }
 }
 
-/// Whether the next word is the value, when none is in the same one.
+/// Returns whether the next word is the value, when none is in the same word.
 fn needs_value(argument: &Arg) -> bool {
     argument.get_action().takes_values()
         && !argument.is_require_equals_set()
@@ -163,7 +164,8 @@ mod tests {
 
     use super::*;
 
-    /// The argument that the last word is, or of whose value it is a part, and what of the word is before the value.
+    /// Returns the argument that is the last word, or has it as a part of its value, and the part
+    /// of the word before the value.
     fn place(line: &[&str]) -> (String, String) {
         let mut program = crate::Cli::command();
         program.build();

@@ -1,8 +1,10 @@
-//! `lockbox complete`: says what fits where somebody at a shell presses the key for it. The scripts of `lockbox completions` call it.
+//! `lockbox complete`: lists completions for a shell. The scripts of `lockbox completions` call it.
 //!
-//! It reads, and nothing else: it asks nobody, derives no key, changes nothing, and goes over no network. What is in an archive it knows while
-//! the keyring keeps the archive's key. Whatever fails, nothing is offered and nothing is said. What a terminal would obey is not offered
-//! either, so that names of strangers stay harmless wherever a shell shows them; and every shell gets them as data, or quoted for it.
+//! It only reads: it prompts for nothing, derives no key, changes nothing, and uses no network.
+//! Names in an archive are available while the keyring has the archive's key. On any failure
+//! nothing is offered and nothing is printed. Names with characters that a terminal would obey are
+//! not offered either, so that untrusted names are harmless in any shell; every shell gets them as
+//! data, or quoted for it.
 
 mod bash;
 mod content;
@@ -23,7 +25,8 @@ use lockbox_terminal::display;
 use line::{CursorContext, Line};
 use value_kind::ValueKind;
 
-/// After this nothing is offered: what is asked lies on a mount or a server that does not answer, and a shell waits for us.
+/// Deadline, after which nothing is offered: the mount or the server does not answer, and the shell
+/// waits.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Say what fits at the end of a command line
@@ -42,12 +45,12 @@ enum Shell {
     Fish,
 }
 
-/// What a word may be.
+/// Possible completion of a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Candidate {
     /// The whole word.
     word: Vec<u8>,
-    /// What of it need not be shown again.
+    /// Length of the part that need not be shown again.
     shared: usize,
     /// The word may go on, so no space follows.
     open: bool,
@@ -63,13 +66,14 @@ impl Candidate {
         Candidate { open: true, ..self }
     }
 
-    /// What may come of strangers is escaped: shells show it, and a line of it would be one more candidate.
+    /// Adds a description. Untrusted text is escaped: shells show it, and a newline would start
+    /// another candidate.
     fn about(self, about: impl AsRef<[u8]>) -> Candidate {
         Candidate { about: display(about.as_ref()), ..self }
     }
 }
 
-/// Never fails: there is nobody to tell.
+/// Never fails: a completion has no reader for errors.
 pub(crate) fn run(args: &Args) {
     let (shell, words) = (args.shell, args.words.clone());
     let (send, answer) = mpsc::channel();
@@ -80,7 +84,7 @@ pub(crate) fn run(args: &Args) {
     }
 }
 
-/// What the script of the shell reads.
+/// Returns the text that the script of the shell reads.
 fn text(shell: Shell, words: &[OsString]) -> Vec<u8> {
     let mut text = Vec::new();
     match (shell, words) {
@@ -114,7 +118,7 @@ fn text(shell: Shell, words: &[OsString]) -> Vec<u8> {
     text
 }
 
-/// What the last of the words behind the program's name may be.
+/// Returns the candidates for the last of the words after the program's name.
 fn offered(words: &[OsString]) -> Vec<Candidate> {
     let mut program = crate::Cli::command();
     program.build();
@@ -144,7 +148,7 @@ fn offered(words: &[OsString]) -> Vec<Candidate> {
     found
 }
 
-/// The candidate for the value of an option in the same word.
+/// Returns the candidate for the value of an option in the same word.
 fn behind(stem: &[u8], candidate: Candidate) -> Candidate {
     Candidate { word: [stem, &candidate.word].concat(), shared: stem.len() + candidate.shared, ..candidate }
 }
@@ -154,7 +158,7 @@ fn commands(line: &Line<'_>) -> Vec<Candidate> {
     commands.map(|command| Candidate::new(b"", command.get_name()).about(first_line(command.get_about()))).collect()
 }
 
-/// Names of options; the short ones to those who have not begun a long one.
+/// Returns names of options; the short ones unless a long one is begun.
 fn options(line: &Line<'_>, current: &[u8]) -> Vec<Candidate> {
     let mut found = Vec::new();
     for argument in line.command.get_arguments().filter(|argument| !argument.is_positional() && !argument.is_hide_set())
@@ -172,12 +176,13 @@ fn options(line: &Line<'_>, current: &[u8]) -> Vec<Candidate> {
     found
 }
 
-/// As help has it where there is room for a line.
+/// Returns the line that help shows in its short form.
 fn first_line(help: Option<&clap::builder::StyledStr>) -> String {
     help.map(|help| help.to_string().lines().next().unwrap_or_default().to_owned()).unwrap_or_default()
 }
 
-/// What the value of an argument may be. `before` is how much of the word is the option.
+/// Returns candidates for the value of an argument. `before` is the length of the option within the
+/// word.
 fn of_argument(line: &Line<'_>, argument: &clap::Arg, before: usize, typed: &OsStr) -> Vec<Candidate> {
     let values = argument.get_possible_values();
     if !values.is_empty() && argument.get_action().takes_values() {

@@ -14,20 +14,20 @@ pub(super) enum ValueKind {
     Either,
     /// In the archive that another argument names.
     Path,
-    /// Where an archive is mounted.
+    /// Mount point of an archive.
     Mounted,
     Slot,
     Snapshot,
     Variable,
-    /// Of an archive that is no file.
+    /// Address of an archive that is not a file.
     Address,
     MountOptions,
     RemoteOptions,
-    /// Nobody can know.
+    /// Text that cannot be predicted.
     Free,
 }
 
-/// None for an argument that nobody thought of, which a test finds.
+/// Returns None for an argument missing in the table, which a test finds.
 pub(super) fn of(command: &Command, argument: &Arg) -> Option<ValueKind> {
     let name = argument.get_value_names().and_then(<[_]>::first).map_or("", |name| name.as_str());
     let (id, command) = (argument.get_id().as_str(), command.get_name());

@@ -63,7 +63,7 @@ impl Confined {
     }
 }
 
-/// The processes of all mounts of this user.
+/// Returns the processes of all mounts of this user.
 pub(super) fn processes() -> Vec<Confined> {
     let mut found = Vec::new();
     for place in daemons::places() {
@@ -75,7 +75,7 @@ pub(super) fn processes() -> Vec<Confined> {
     found
 }
 
-/// That of a daemon; None where the kernel tells no children.
+/// Returns the fetcher of a daemon; None if the kernel does not list children.
 fn fetcher(daemon: u32) -> Option<u32> {
     // Each thread has children of its own.
     let threads = fs::read_dir(format!("/proc/{daemon}/task")).ok()?.flatten();

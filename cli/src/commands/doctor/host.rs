@@ -228,7 +228,7 @@ fn clock() -> Finding {
     )
 }
 
-/// Where this user's programs remember archives.
+/// Checks the directory in which this user's programs remember archives.
 fn state() -> Finding {
     const NAME: &str = "state directory";
     let root = geteuid().is_root();
@@ -277,7 +277,7 @@ fn in_path(program: impl AsRef<OsStr>) -> Option<PathBuf> {
     candidates.into_iter().find(|candidate| access(candidate, AccessFlags::X_OK).is_ok() && candidate.is_file())
 }
 
-/// The host's words without its number for them.
+/// Returns the host's words without its number for them.
 fn reason(error: &std::io::Error) -> String {
     lockbox_terminal::without_numbers(error.to_string())
 }

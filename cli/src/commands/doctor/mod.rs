@@ -28,13 +28,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What was found of one thing.
+/// Result of one check.
 struct Finding {
     /// Stable, for programs.
     name: &'static str,
     state: State,
     found: String,
-    /// What to do, in one sentence.
+    /// Remedy, in one sentence.
     advice: Option<String>,
 }
 

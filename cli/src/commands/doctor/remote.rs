@@ -38,7 +38,7 @@ pub(super) fn findings(address: &Path, how: &Remote) -> Result<Vec<Finding>, Fai
     Ok(findings)
 }
 
-/// What an opening finds.
+/// Reports the result of opening an archive.
 fn archive(address: &Path, how: &Remote) -> Finding {
     const NAME: &str = "archive";
     let opened = ArchiveLocation::at(address, &how.without_cache()).and_then(|place| {

@@ -45,7 +45,7 @@ fn is_encrypted(space: &Path) -> bool {
     crypt_below(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")), 0)
 }
 
-/// Whether dm-crypt is the device of this directory in /sys, or all that it consists of.
+/// Returns whether dm-crypt is the device of this directory in /sys, or all devices below it.
 fn crypt_below(device: &Path, depth: u32) -> bool {
     let uuid = fs::read_to_string(device.join("dm/uuid")).unwrap_or_default();
     if uuid.starts_with("CRYPT-") {

@@ -35,7 +35,8 @@ pub(crate) struct Args {
     #[arg(long, requires = "new_keyfile")]
     with_passphrase: bool,
     /// Add an age recipient (age1...) or an SSH public key
-    // A private key that is given by mistake begins with dashes: as an unexpected argument it would be shown.
+    // A private key that is given by mistake begins with dashes: as an unexpected argument it would
+    // be shown.
     #[arg(long, value_name = "RECIPIENT", allow_hyphen_values = true, conflicts_with_all = ["recipient_file", "new_passfile"])]
     recipient: Option<String>,
     /// Add the age recipient or SSH public key in FILE
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return tell(args.add_file(&place, &file)?);
     }
     generate(file)?;
-    // A file whose key may have been added stays, whatever else went wrong.
+    // A file whose key may have been added stays, even after another failure.
     tell(unlock.new_key_file(file).and_then(|read| args.add_file(&place, &read))?)
 }
 
@@ -159,7 +160,8 @@ pub(crate) fn print_recovery_code(path: &Path, slot: u8, code: &RecoveryCode) ->
     out.finish()
 }
 
-/// The slot will be durable, so the file must have its name then; half a key is none, and would be in the way of the next try.
+/// Writes the key file. The slot will be durable, so the file must have its name by then; half a
+/// key is useless, and would block the next try.
 fn generate(path: &Path) -> Result<(), Failure> {
     let bytes = keys::new_key_file()?;
     let made = HostEntry::of(path).and_then(|entry| entry.write_new(&*bytes));
@@ -172,14 +174,14 @@ fn generate(path: &Path) -> Result<(), Failure> {
     })
 }
 
-/// The first line that is no comment.
+/// Returns the first line that is not a comment.
 fn first_line(path: &Path) -> Result<String, Failure> {
     const MOST: u64 = 64 << 10;
     let failed = |e: std::io::Error| Failure::host(format!("cannot read the recipient from {}", shown(path)), &e);
     let file = std::fs::File::open(path).map_err(failed)?;
     let text = std::io::read_to_string(std::io::Read::take(file, MOST)).map_err(failed)?;
     if text.trim_start().starts_with("-----BEGIN") {
-        // Of several lines; whoever parses it says what it is.
+        // Text of several lines; its parser reports the error.
         return Ok(text);
     }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));

@@ -80,7 +80,7 @@ fn json_of(key: &KeyInfo) -> Value {
     })
 }
 
-/// A line of the list of keys.
+/// Returns a line of the list of keys.
 pub(crate) fn row(key: &KeyInfo, reader: Reader) -> String {
     let (created, label) = match &key.about {
         Some(about) => (reader.time(about.created), display(about.label.as_bytes())),
@@ -90,7 +90,7 @@ pub(crate) fn row(key: &KeyInfo, reader: Reader) -> String {
     format!("{:>2}  {:<24} {created:<width$}  {label}", key.slot, key.kind.name()).trim_end().to_owned()
 }
 
-/// `3 key file "usb stick"`
+/// Formats the key like `3 key file "usb stick"`.
 pub(crate) fn name_of(key: &KeyInfo) -> String {
     let label = key.label().map(|label| format!(" \"{}\"", display(label.as_bytes()))).unwrap_or_default();
     format!("{} {}{label}", key.slot, key.kind.name())

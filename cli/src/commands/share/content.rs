@@ -19,7 +19,7 @@ use crate::exit::Failure;
 use crate::open_archive::regular_file;
 use crate::output::complain;
 
-/// What a program writes at once into the tar, and parts that may wait to be sealed.
+/// Size of one write into the tar, and number of parts that may wait for encryption.
 const PART: usize = 256 << 10;
 const WAITING: usize = 4;
 
@@ -61,13 +61,13 @@ impl Source for ArchiveSource<'_> {
     }
 }
 
-/// The last part of a path, as others will see it.
+/// Returns the last part of a path, as others will see it.
 pub(super) fn last_name(path: &OsStr) -> String {
     let last = path.as_bytes().split(|&byte| byte == b'/').rfind(|part| !part.is_empty()).unwrap_or_default();
     String::from_utf8_lossy(last).into_owned()
 }
 
-/// A directory may be named by what is no name, such as `.`.
+/// A directory may be given by a path without a name, such as `.`.
 pub(super) fn directory_name(path: &Path) -> String {
     match path.file_name() {
         Some(name) => last_name(name),
@@ -75,7 +75,7 @@ pub(super) fn directory_name(path: &Path) -> String {
     }
 }
 
-/// A name that the receiver can see and that is none of a path.
+/// Refuses a name that the receiver could not see or that is not one part of a path.
 pub(super) fn check_name(name: &str) -> Result<(), Failure> {
     if name.is_empty() || matches!(name, "." | "..") || name.contains(['/', '\0']) {
         return Err(Failure::usage("it needs a name of one part for its receiver: give it one with --name"));
@@ -83,7 +83,7 @@ pub(super) fn check_name(name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a program before this one writes.
+/// Returns standard input as a source.
 pub(super) fn standard_input(name: String) -> Result<impl Source, Failure> {
     let stdin = io::stdin();
     if stdin.is_terminal() {
@@ -92,7 +92,8 @@ pub(super) fn standard_input(name: String) -> Result<impl Source, Failure> {
     StreamSource::begin(name, ContentKind::File, stdin.lock()).map_err(|error| serving::failure(&error))
 }
 
-/// A text that was typed, where nobody sees it, or that comes on standard input. It is no argument, which other users could see.
+/// Reads a text without echo, or from standard input. It is not an argument, which other users
+/// could see.
 pub(super) fn text(name: String) -> Result<impl Source, Failure> {
     let text = match io::stdin().is_terminal() {
         true => lockbox_host::secrets::ask_secretly("Text (one line, not shown): ")?,
@@ -118,7 +119,7 @@ pub(super) fn text(name: String) -> Result<impl Source, Failure> {
     source.map_err(|error| serving::failure(&error))
 }
 
-/// What the page shows, and what fits into a capsule with any name.
+/// Longest text that the page shows, and that fits into a capsule with any name.
 const MAX_TEXT: u64 = 6 << 10;
 
 /// Bytes that are wiped when they were read.
@@ -135,7 +136,8 @@ impl Read for Owned {
     }
 }
 
-/// Hands `work` the tar of a directory, which is made while it is read: nothing of it lies anywhere but in memory.
+/// Passes `work` the tar of a directory, which is created while it is read and exists in memory
+/// alone.
 pub(super) fn with_directory<T>(
     name: &str,
     pack: impl FnOnce(&[u8], &mut dyn Write) -> Result<PackReport, lockbox::Error> + Send,
@@ -173,7 +175,8 @@ fn part() -> Part {
     Zeroizing::new(Vec::with_capacity(PART))
 }
 
-/// Sends what is written in parts. An empty one is the end: a thread that ended otherwise has written no whole tar.
+/// Sends written bytes in parts. An empty part is the end: a thread that ended without one has not
+/// written a complete tar.
 struct Parts {
     sender: SyncSender<io::Result<Part>>,
     part: Part,
@@ -181,7 +184,7 @@ struct Parts {
 
 impl Parts {
     fn end(&mut self) {
-        // Nobody listens any more when it was the sealing that failed.
+        // The receiver is gone when sealing failed.
         let _ = self.flush().map(|()| self.sender.send(Ok(Zeroizing::default())));
     }
 }
@@ -256,7 +259,7 @@ mod tests {
                 Err(lockbox::Error::NotFound)
             };
             assert!(with_directory("a", fail, whole).is_err(), "{length}");
-            // What a thread leaves that ends without a word.
+            // Parts sent by a thread that ends without the end mark.
             let (sender, receiver) = sync_channel(WAITING + 9);
             Parts { sender, part: part() }.write_all(&content).unwrap();
             let cut = Joined { receiver, part: Zeroizing::default(), at: 0, ended: false };

@@ -1,4 +1,4 @@
-//! How a share is shown: words for people, values for programs.
+//! Output formats of a share: words for people, values for programs.
 use std::time::SystemTime;
 
 use lockbox_share_client::history::HistoryEntry;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// One word.
+/// Returns the state in one word.
 pub(super) fn state(state: ShareState) -> &'static str {
     match state {
         ShareState::Armed => "waiting",
@@ -19,7 +19,7 @@ pub(super) fn state(state: ShareState) -> &'static str {
     }
 }
 
-/// What happened, oldest first.
+/// Returns the events of a share, oldest first.
 pub(super) fn events(info: &ShareInfo) -> Vec<(u64, String)> {
     let mut events = vec![(info.created_at, "made".to_owned())];
     for claim in &info.claims {
@@ -40,7 +40,8 @@ pub(super) fn events(info: &ShareInfo) -> Vec<(u64, String)> {
     events
 }
 
-/// What is known of a share, for a program; without `info` the server has forgotten it or is out of reach.
+/// Returns the data about a share, for a program; without `info` the server has forgotten it or is
+/// out of reach.
 pub(super) fn json(entry: &HistoryEntry, info: Option<&ShareInfo>) -> Value {
     let mut object = json!({
         "id": entry.handle,

@@ -18,7 +18,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// What is asked.
+/// Request to the server.
 type Ask = fn(&ShareClient, &OwnerToken, Handle) -> Result<ShareInfo, Error>;
 
 pub(super) fn run(args: &Args, ask: Ask) -> Result<(), Failure> {

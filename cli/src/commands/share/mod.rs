@@ -1,4 +1,5 @@
-//! `lockbox share`: gives away one file, directory or text by a link that works once, and looks after such links.
+//! `lockbox share`: shares one file, directory or text by a link that works once, and manages such
+//! links.
 
 mod content;
 mod format;

@@ -1,4 +1,5 @@
-//! `lockbox share PATH`: seals a file, a directory or a text, hands it to the daemon and prints the link.
+//! `lockbox share PATH`: encrypts a file, a directory or a text, uploads it to the daemon and
+//! prints the link.
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -31,7 +32,8 @@ use crate::progress::Bar;
 /// The file, and how it may be used
 #[derive(clap::Args)]
 #[group(id = "new")]
-// The argument of other commands is an option here. Its group, which tells whether it was given, has no members of itself.
+// The argument of other commands is an option here. Its group, which tells whether it was given,
+// has no members of itself.
 #[command(mut_arg("archive", |arg| {
     arg.long("archive").value_name("ARCHIVE").required(false).help("Read PATH from this archive, without a mount")
 }))]
@@ -74,7 +76,7 @@ pub(crate) struct Args {
     moment: MomentArgs,
 }
 
-/// Whether there is `--quiet`, which comes with what opens archives and counts without one too.
+/// Presence of `--quiet`, an option of the archive arguments that applies without an archive too.
 struct Quiet(bool);
 
 impl clap::Args for Quiet {
@@ -125,7 +127,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             give(&mut content::standard_input(args.name.clone().unwrap_or_else(|| "stdin".into()))?)?
         }
         (Some(path), None) => {
-            // Before the thread that packs a directory is there.
+            // Installed before the thread that packs a directory exists.
             let interrupt = Interrupt::watch()?;
             from_host(args, Path::new(path), |source| share(args, &client, source, &interrupt))?
         }
@@ -171,12 +173,12 @@ fn share(
     let bar = Bar::new(args.quiet.0);
     let size = source.size();
     let terms = ShareTerms { expires_in: args.expires, max_claims: args.max_downloads };
-    // Of a small file it is not told when it goes.
+    // The upload of a small file is not reported.
     let whole = Arc::new(AtomicBool::new(true));
     let is_whole = whole.clone();
     let at_once = interrupt.ends_at_once(&bar, move || words(is_whole.load(Relaxed)).to_owned())?;
     let shared = shares::share(client, &owner, source, terms, &|done| {
-        // Of what has no known end the last piece may always be the one that went.
+        // Without a known size, any piece may have been the last one.
         whole.store(size.is_none_or(|size| done >= size), Relaxed);
         bar.bytes("shared", done, size);
     });
@@ -197,7 +199,7 @@ fn share(
     Ok(shared)
 }
 
-/// What an interruption leaves; `whole`: the server may have all of the file.
+/// Returns the state after an interruption; `whole`: the server may have all of the file.
 fn words(whole: bool) -> &'static str {
     match whole {
         true => {
@@ -249,7 +251,8 @@ fn show_qr(link: &Link) -> Result<(), Failure> {
     let mut picture = code.render::<Dense1x2>();
     let mut out = io::stderr().lock();
     let shown = if out.is_terminal() {
-        // Black squares on white whatever the colours of the terminal: not every telephone reads the inverse.
+        // Black squares on white, for terminals of any colours: not every telephone reads the
+        // inverse.
         let picture = picture.dark_color(Dense1x2::Dark).light_color(Dense1x2::Light).build();
         picture.lines().try_for_each(|line| writeln!(out, "\x1b[38;5;16;48;5;231m{line}\x1b[0m"))
     } else {
@@ -258,7 +261,7 @@ fn show_qr(link: &Link) -> Result<(), Failure> {
     shown.map_err(|error| Failure::host("cannot show the QR code", &error))
 }
 
-/// A time above 0.
+/// Parses a time above 0.
 fn lifetime(text: &str) -> Result<Span, String> {
     let span = Span::parse(text).filter(|span| !span.time().is_zero());
     span.ok_or_else(|| "a number above 0 and s, m, h or d, such as 15m".into())

@@ -17,7 +17,7 @@ use crate::exit::{self, Failure};
 use crate::output::Reader;
 use crate::runtime;
 
-/// Where a daemon listens that its systemd unit started.
+/// Socket of a daemon that its systemd unit started.
 const SYSTEM_SOCKET: &str = "/run/lockbox-share/lockbox-share.sock";
 
 /// Which share daemon to speak to
@@ -36,7 +36,7 @@ impl ServerArgs {
         self.server.is_some() || self.socket.is_some()
     }
 
-    /// The server that was named; None without any.
+    /// Returns the server that was named; None without any.
     pub(crate) fn named(&self) -> Result<Option<ServerAddress>, Failure> {
         match (&self.server, &self.socket) {
             (Some(url), _) => ServerAddress::parse(url).map(Some).map_err(|error| Failure::usage(error.to_string())),
@@ -45,7 +45,7 @@ impl ServerArgs {
         }
     }
 
-    /// The server that was named, else the daemon of this user or of this machine.
+    /// Returns the server that was named, else the daemon of this user or of this machine.
     pub(crate) fn find(&self) -> Result<ServerAddress, Failure> {
         if let Some(server) = self.named()? {
             return Ok(server);
@@ -77,7 +77,7 @@ pub(crate) fn client(book: &mut ShareHistory, server: ServerAddress, named: bool
     Ok(ShareClient::with_listener(server, noted))
 }
 
-/// Where this user's programs remember things.
+/// Returns the state directory of this user's programs.
 pub(crate) fn state() -> Result<PathBuf, Failure> {
     let environment = std::env::var_os;
     state_directory(environment("XDG_STATE_HOME"), environment("HOME"), geteuid().is_root())
@@ -85,12 +85,13 @@ pub(crate) fn state() -> Result<PathBuf, Failure> {
         .ok_or_else(|| Failure::other("neither XDG_STATE_HOME nor HOME says where to remember shares"))
 }
 
-/// The book of this user's shares.
+/// Opens the history of this user's shares.
 pub(crate) fn book() -> Result<ShareHistory, Failure> {
     ShareHistory::open(&state()?).map_err(|error| failure(&error))
 }
 
-/// A remembered share, with what is needed to ask about it. The book is closed again: other commands may run meanwhile.
+/// Returns a remembered share, with the client and token to query it. The history is closed again:
+/// other commands may run meanwhile.
 pub(crate) fn remembered(wanted: &str) -> Result<(HistoryEntry, ShareClient, OwnerToken), Failure> {
     let mut book = book()?;
     let entry = book.find(wanted).map_err(|error| failure(&error))?.clone();
@@ -105,7 +106,7 @@ pub(crate) fn owner(book: &mut ShareHistory, server: &ServerAddress) -> Result<O
     Ok(OwnerToken::new(*token.as_bytes()))
 }
 
-/// The sentence and the exit code for an error of a share.
+/// Returns the sentence and the exit code for an error of a share.
 pub(crate) fn failure(error: &Error) -> Failure {
     let code = match error {
         Error::NotALink(_) | Error::DamagedLink => exit::NO_LINK,

@@ -13,7 +13,7 @@ use crate::output::{Output, complain};
 
 /// One question is answered after so many seconds at the latest.
 const WAIT: u64 = 30;
-/// After the daemon was out of reach, such as while it is started anew.
+/// Delay after the daemon was out of reach, such as during a restart.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// Tell what happens to a share, until it is used up, taken back or expired
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Prints what was not told yet; a program gets the whole state each time.
+/// Prints new events; a program gets the whole state each time.
 fn tell(args: &Args, info: &ShareInfo, told: &mut usize) -> Result<(), Failure> {
     let mut out = Output::new();
     let events = format::events(info);
@@ -72,7 +72,8 @@ fn tell(args: &Args, info: &ShareInfo, told: &mut usize) -> Result<(), Failure> 
     out.finish()
 }
 
-/// A share that is used up may still be on its way to the last receiver.
+/// Returns whether no event will follow. A share that is used up may still be in transfer to the
+/// last receiver.
 fn has_ended(info: &ShareInfo) -> bool {
     let running = info.claims.iter().any(|claim| matches!(claim.state, ClaimState::Leased | ClaimState::Sending));
     matches!(info.state, ShareState::Consumed | ShareState::Revoked | ShareState::Expired) && !running

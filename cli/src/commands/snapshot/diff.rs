@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     out.finish()
 }
 
-/// One line, whatever is in the names: `git status --porcelain` has the same letters.
+/// Prints one line, with any names escaped: `git status --porcelain` has the same letters.
 fn line(differing: &PathChange, out: &mut Output) -> Result<(), Failure> {
     let letters = match differing.kind {
         PathChangeKind::Added => "A",

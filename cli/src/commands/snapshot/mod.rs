@@ -1,4 +1,4 @@
-//! `lockbox snapshot`: keeps moments of an archive, lists and removes them, compares them and brings them back.
+//! `lockbox snapshot`: creates, lists, removes, compares and restores snapshots of an archive.
 mod diff;
 mod prune;
 mod restore;
@@ -118,7 +118,7 @@ fn ls(args: &LsArgs) -> Result<(), Failure> {
     list(&args.archive, &args.names, args.json)
 }
 
-/// With names, only what they mean, and what that holds together.
+/// Lists snapshots; with names, only the matching ones, and the space that they hold together.
 fn list(archive: &ArchiveArgs, names: &[OsString], json: bool) -> Result<(), Failure> {
     let wanted = SnapshotSelector::new(names)?;
     let told = SnapshotBackend::of(archive)?;
@@ -178,7 +178,7 @@ fn rm(args: &RmArgs) -> Result<(), Failure> {
     out.finish()
 }
 
-/// What is to be removed, as it was given.
+/// Names and patterns of the snapshots to remove, as they were given.
 struct SnapshotSelector<'a>(Vec<(&'a [u8], Option<Gitignore>)>);
 
 impl SnapshotSelector<'_> {
@@ -187,7 +187,7 @@ impl SnapshotSelector<'_> {
             let Some(text) = name.to_str().filter(|text| text.contains(['*', '?', '['])) else { return Ok(None) };
             let wrong = |_| Failure::usage(format!("'{}' is no pattern", display(name.as_bytes())));
             let mut rules = GitignoreBuilder::new("/");
-            // From the beginning of the name on, whatever that begins with.
+            // Anchored at the beginning of the name, with any first character.
             rules.add_line(None, &format!("/{text}")).map_err(wrong)?;
             rules.build().map(Some).map_err(wrong)
         };
@@ -196,7 +196,8 @@ impl SnapshotSelector<'_> {
         ))
     }
 
-    /// The ids of all that is meant: what has the name, else what the pattern matches.
+    /// Returns the ids of all selected snapshots: the one with the name, or else those that the
+    /// pattern matches.
     fn among(&self, all: &[Snapshot]) -> lockbox::Result<Vec<u64>> {
         let mut ids = Vec::new();
         for (name, pattern) in &self.0 {

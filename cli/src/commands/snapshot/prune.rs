@@ -1,4 +1,4 @@
-//! `lockbox snapshot prune`: removes snapshots but for those that rules keep.
+//! `lockbox snapshot prune`: removes all snapshots except those that rules keep.
 use std::collections::HashSet;
 
 use lockbox::archive::{RetentionPolicy, RetentionRule, Snapshot};
@@ -11,7 +11,7 @@ use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name, rfc3339};
 use crate::snapshot_client::{self, Mounted, SnapshotBackend};
 
-/// Attempts beside others who remove snapshots of the same mount.
+/// Attempts while other programs remove snapshots of the same mount.
 const ATTEMPTS: usize = 10;
 
 /// Remove snapshots, but for the newest ones and one for each of the last hours, days, weeks, months or years that have any
@@ -105,13 +105,14 @@ fn plan(all: Vec<Snapshot>, keep: &RetentionPolicy) -> Plan {
     all.into_iter().zip(kept).collect()
 }
 
-/// The ids of what no rule keeps.
+/// Returns the ids of the snapshots that no rule keeps.
 fn gone(plan: &Plan) -> Vec<u64> {
     plan.iter().filter(|(_, rules)| rules.is_empty()).map(|(snapshot, _)| snapshot.id).collect()
 }
 
-/// Of two who prune at once, each would count on what the other one removes. So nothing is removed when something that was listed is gone: the rules are
-/// asked again.
+/// Prunes the snapshots of a mount. Two concurrent prunes would each rely on snapshots that the
+/// other one removes. So nothing is removed when a listed snapshot is gone: the rules are applied
+/// again.
 fn of_mounted(mounted: &Mounted, keep: &RetentionPolicy) -> Result<Plan, Failure> {
     for _ in 0..ATTEMPTS {
         let plan = plan(mounted.list(false)?, keep);

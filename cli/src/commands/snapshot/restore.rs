@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let (archive, interrupt) = args.archive.write_watched(args.writer)?;
             let restored = restore(args, &archive, &mut before, &mut || interrupt.check());
             let closed = archive.close();
-            // What was interrupted is closed all the same, and that it could not be closed says more.
+            // An interrupted archive is closed too, and a failure to close takes precedence.
             let restored = match restored {
                 Err(error @ Error::Interrupted(_)) => closed.and(Err(error)),
                 restored => restored.and(closed),
@@ -93,7 +93,7 @@ fn paths(args: &Args) -> Vec<Vec<u8>> {
     args.paths.iter().map(|path| path.as_bytes().to_vec()).collect()
 }
 
-/// `before` gets the name of the snapshot that is taken of what may be replaced.
+/// `before` gets the name of the snapshot that is taken of the paths to be replaced.
 fn restore(
     args: &Args,
     archive: &Archive,
