@@ -57,7 +57,7 @@ fn options(data: &[u8]) {
     static DEFAULT: OnceLock<MountOptions> = OnceLock::new();
     let Ok(text) = std::str::from_utf8(data) else { return };
     let mut options = DEFAULT.get_or_init(MountOptions::default).clone();
-    if options.read(&[text]).is_ok_and(|unknown| unknown.is_empty()) {
+    if options.apply(&[text]).is_ok_and(|unknown| unknown.is_empty()) {
         let message = serde_json::to_vec(&options).expect("options are text");
         let mut again: MountOptions = serde_json::from_slice(&message).expect("options that were written read");
         // Where secrets come from is nothing for the daemon.
