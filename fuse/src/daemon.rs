@@ -191,6 +191,7 @@ fn serve(reported: &mut bool) -> Result<(), Failure> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
     let log = logging::start(&LogTarget::of(&config.options), config.verbose)?;
+    lockbox_terminal::abort_on_panic();
     let ready = |notices: &[String]| {
         write_report(&StartReport::Ready { notices: notices.to_vec() }).map_err(failed)?;
         *reported = true;

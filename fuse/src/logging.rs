@@ -111,7 +111,8 @@ impl<S: Subscriber> Layer<S> for IgnoreLostReplies {
     }
 }
 
-/// Logs panics. A panic ends the daemon, whose standard error may lead nowhere. Only the source
+/// Logs panics, in place of the previous hook: a program whose panics must end it calls
+/// `abort_on_panic` afterwards. The daemon's standard error may lead nowhere. Only the source
 /// location is logged, since a message could quote content of the archive.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {

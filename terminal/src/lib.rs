@@ -21,7 +21,7 @@ use std::os::unix::ffi::OsStrExt;
 const MOST: usize = 9 << 10;
 
 /// Makes every panic end the process after its report, also in test builds, whose panics unwind.
-/// Each program calls this first.
+/// Each program calls this first, and again when it has replaced the hook that reports.
 pub fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -120,6 +120,7 @@ mod tests {
     #[test]
     #[ignore = "ends its process"]
     fn panic_in_a_thread() {
+        std::panic::set_hook(Box::new(|_| complain("test", "reported by its own hook")));
         abort_on_panic();
         let _ = std::thread::spawn(|| panic!("in a thread")).join();
     }
@@ -128,9 +129,10 @@ mod tests {
     fn a_panic_in_any_thread_ends_the_program() {
         use std::os::unix::process::ExitStatusExt;
         let test = env::current_exe().unwrap();
-        let arguments = ["--exact", "tests::panic_in_a_thread", "--ignored"];
+        let arguments = ["--exact", "tests::panic_in_a_thread", "--ignored", "--nocapture"];
         let output = std::process::Command::new(test).args(arguments).output().unwrap();
         assert_eq!(output.status.signal(), Some(6), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("reported by its own hook"), "{output:?}");
     }
 
     /// Returns all of C0 and C1, DEL, and the marks that reorder text or end lines.

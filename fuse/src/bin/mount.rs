@@ -366,6 +366,7 @@ fn serve(config: &DaemonConfig, key: &UnlockedKey, namespaces: Option<&Namespace
     if config.options.foreground {
         daemon::close_inherited();
         logging::start(&LogTarget::of(&config.options), config.verbose)?;
+        lockbox_terminal::abort_on_panic();
         let notify = Notify::connect(std::env::var_os("NOTIFY_SOCKET"))?;
         let ready = |_: &[String]| {
             notify.notify_ready(&config.point().to_string_lossy());
