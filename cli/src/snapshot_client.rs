@@ -147,7 +147,7 @@ impl Mounted {
     pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
         let all = control::list_snapshots(&self.socket, self.status.uid, held)
             .map_err(|error| Failure::of(self.point(), &error))?;
-        let snapshot = |listed: control::SnapshotInfo| Snapshot {
+        let snapshot = |listed: control::ListedSnapshot| Snapshot {
             id: listed.id,
             time: listed.time(),
             inodes: listed.inodes,

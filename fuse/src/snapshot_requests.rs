@@ -11,7 +11,7 @@
 
 use lockbox::Error;
 use lockbox::archive::{Archive, Snapshot, SnapshotManager};
-use lockbox::control::{ExpectedSnapshots, PAGE, RefusalReason, Response, SnapshotInfo, SnapshotName};
+use lockbox::control::{ExpectedSnapshots, ListedSnapshot, PAGE, RefusalReason, Response, SnapshotName};
 use lockbox::error::Refusal;
 use lockbox_terminal::display;
 
@@ -82,7 +82,14 @@ pub(crate) fn list_page(moments: &SnapshotManager, after: u64, with_held: bool) 
     let describe = |snapshot: Snapshot| {
         let held_bytes = with_held.then(|| moments.held_bytes(&|id| id == snapshot.id)).transpose()?;
         let Snapshot { id, name, time, inodes, .. } = snapshot;
-        Ok(SnapshotInfo { id, name: SnapshotName(name), seconds: time.seconds, nanos: time.nanos, inodes, held_bytes })
+        Ok(ListedSnapshot {
+            id,
+            name: SnapshotName(name),
+            seconds: time.seconds,
+            nanos: time.nanos,
+            inodes,
+            held_bytes,
+        })
     };
     Ok(Response::Snapshots { snapshots: all.into_iter().map(describe).collect::<lockbox::Result<_>>()?, more })
 }

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use libfuzzer_sys::fuzz_target;
 use lockbox::archive::fuzzing::{FuzzTarget, TARGETS, seeds, target};
 use lockbox::control::{
-    BackupDone, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, ScheduleStatus, SnapshotInfo,
+    BackupDone, ExpectedSnapshots, ListedSnapshot, PathDifference, RefusalReason, Request, Response, ScheduleStatus,
     SnapshotName, Status, TreePath,
 };
 use lockbox::error::LogStats;
@@ -86,8 +86,13 @@ fn messages() -> Vec<Vec<u8>> {
         Request::SnapshotDiff { older: name("monday"), newer: None },
         Request::SnapshotRestore { name: name("monday"), paths: vec![path("a/b"), path("")], to: Some(path("back")) },
     ];
-    let listed =
-        SnapshotInfo { id: 7, name: name("monday"), seconds: -5, held_bytes: Some(4096), ..SnapshotInfo::default() };
+    let listed = ListedSnapshot {
+        id: 7,
+        name: name("monday"),
+        seconds: -5,
+        held_bytes: Some(4096),
+        ..ListedSnapshot::default()
+    };
     let found = PathDifference { path: path("a"), from: Some(path("b")), change: message("renamed"), changed: true };
     let status = Status {
         pid: 7,

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lockbox::Result;
 
 use crate::address::{Address, Cloud};
-use crate::bucket::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore, random_bytes};
+use crate::bucket::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, random_bytes};
 use crate::hex::hex;
 use crate::http::{HttpSource, RangeResponse};
 use crate::range_source::{FileVersion, RemoteError, RemoteResult};
@@ -245,11 +245,11 @@ pub(crate) fn probe_store(
     let mut created = ProbeObjects { objects, timeout, prefix, names: Vec::new() };
     let (first, bytes) = (created.next(), content(0));
     let date = match created.request(|objects| objects.create(&first, &bytes)) {
-        Ok(CreateReply::Created(date)) => {
+        Ok(ObjectCreation::Created(date)) => {
             findings.push(ProbeFinding::good("writes", "objects can be made"));
             date
         }
-        Ok(CreateReply::Exists) => {
+        Ok(ObjectCreation::Exists) => {
             let found = "it says of a name that nobody has used that it is taken";
             findings.push(ProbeFinding::bad("writes", found, USE_ANOTHER));
             return Ok(());
@@ -301,8 +301,10 @@ fn probe_conditional(created: &ProbeObjects<'_>, first: &str) -> ProbeFinding {
     const NAME: &str = "conditions";
     let other = content(1);
     match created.request(|objects| objects.create(first, &other)) {
-        Ok(CreateReply::Exists) => ProbeFinding::good(NAME, "an object is made only where there is none of its name"),
-        Ok(CreateReply::Created(_)) => ProbeFinding::bad(
+        Ok(ObjectCreation::Exists) => {
+            ProbeFinding::good(NAME, "an object is made only where there is none of its name")
+        }
+        Ok(ObjectCreation::Created(_)) => ProbeFinding::bad(
             NAME,
             "what is there is overwritten although it was asked not to be (If-None-Match)",
             USE_ANOTHER,
@@ -317,7 +319,7 @@ fn probe_race(created: &mut ProbeObjects<'_>) -> ProbeFinding {
     let name = created.next();
     let created = &*created;
     let name = &*name;
-    let answers: Vec<RemoteResult<CreateReply>> = thread::scope(|scope| {
+    let answers: Vec<RemoteResult<ObjectCreation>> = thread::scope(|scope| {
         let make = move |writer| created.request(|objects| objects.create(name, &content(writer)));
         let started: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(move || make(writer))).collect();
         let lost = |_| Err(RemoteError::Transient("it was not asked".into()));
@@ -325,7 +327,7 @@ fn probe_race(created: &mut ProbeObjects<'_>) -> ProbeFinding {
     });
     let winners: Vec<u8> = (0..)
         .zip(&answers)
-        .filter(|(_, answer)| matches!(answer, Ok(CreateReply::Created(_))))
+        .filter(|(_, answer)| matches!(answer, Ok(ObjectCreation::Created(_))))
         .map(|(writer, _)| writer)
         .collect();
     let there = match created.request(|objects| objects.get(name, ObjectRange::All(BYTES as u64))) {

@@ -14,7 +14,7 @@ mod socket_paths;
 pub use client::{connect_within, exchange_messages, list_daemons, send_request, send_request_with_file};
 pub use names::{PathBytes, SnapshotName, TreePath};
 pub use server::{ClientConnection, ControlListener, ControlServer, listen};
-pub use snapshots::{ExpectedSnapshots, PAGE, SnapshotInfo, id_ranges, list_snapshots, query_held_bytes};
+pub use snapshots::{ExpectedSnapshots, ListedSnapshot, PAGE, id_ranges, list_snapshots, query_held_bytes};
 pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir, runtime_dirs};
 
 use std::ffi::OsStr;
@@ -140,7 +140,7 @@ pub enum Response {
     },
     /// One page of snapshots; `more` when further pages follow.
     Snapshots {
-        snapshots: Vec<SnapshotInfo>,
+        snapshots: Vec<ListedSnapshot>,
         more: bool,
     },
     /// Bytes that removing the requested snapshots would free.

@@ -29,7 +29,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Snapshot as a daemon lists it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct SnapshotInfo {
+pub struct ListedSnapshot {
     pub id: u64,
     pub name: SnapshotName,
     pub seconds: i64,
@@ -39,7 +39,7 @@ pub struct SnapshotInfo {
     pub held_bytes: Option<u64>,
 }
 
-impl SnapshotInfo {
+impl ListedSnapshot {
     pub fn time(&self) -> Timestamp {
         Timestamp { seconds: self.seconds, nanos: self.nanos.min(999_999_999) }
     }
@@ -74,9 +74,9 @@ impl ExpectedSnapshots {
 /// # Errors
 /// As [`super::send_request`]; `Invalid` when the daemon is too old for the request, refuses it, or
 /// exceeds the bounds.
-pub fn list_snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<SnapshotInfo>> {
+pub fn list_snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<ListedSnapshot>> {
     let until = (owner != geteuid().as_raw()).then(|| Instant::now() + LIST_TIMEOUT);
-    let mut all: Vec<SnapshotInfo> = Vec::new();
+    let mut all: Vec<ListedSnapshot> = Vec::new();
     loop {
         let after = all.last().map_or(0, |last| last.id);
         let remaining =
@@ -131,7 +131,7 @@ pub fn id_ranges(all: impl Iterator<Item = u64>, is_in: impl Fn(u64) -> bool) ->
 }
 
 /// Appends a page; returns whether it is valid as the next one.
-fn append_page(all: &mut Vec<SnapshotInfo>, page: Vec<SnapshotInfo>, more: bool) -> bool {
+fn append_page(all: &mut Vec<ListedSnapshot>, page: Vec<ListedSnapshot>, more: bool) -> bool {
     let mut last = all.last().map_or(0, |last| last.id);
     let rises = page.iter().all(|one| std::mem::replace(&mut last, one.id) < one.id);
     let follows = rises && page.len() <= PAGE && all.len() + page.len() <= MOST && (!more || !page.is_empty());
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_longest_page_fits_into_a_line() {
-        let one = SnapshotInfo {
+        let one = ListedSnapshot {
             id: u64::MAX,
             name: SnapshotName(vec![0xff; MAX_NAME]),
             seconds: i64::MIN,
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn pages_that_do_not_rise_or_do_not_end_are_refused() {
         let page =
-            |ids: &[u64]| ids.iter().map(|&id| SnapshotInfo { id, ..SnapshotInfo::default() }).collect::<Vec<_>>();
+            |ids: &[u64]| ids.iter().map(|&id| ListedSnapshot { id, ..ListedSnapshot::default() }).collect::<Vec<_>>();
         let mut all = Vec::new();
         assert!(append_page(&mut all, page(&[1, 4]), true) && append_page(&mut all, page(&[5]), true));
         assert!(append_page(&mut all, page(&[]), false));

@@ -343,9 +343,12 @@ fn a_list_comes_in_pages_and_a_strangers_endless_one_is_left() {
     let server = serve(runtime.path(), &name(), |request| match request {
         Request::SnapshotList { after, .. } => {
             let ids = (after + 1..=200).take(PAGE);
-            let listed =
-                ids.map(|id| SnapshotInfo { id, name: SnapshotName(vec![0xff, id as u8]), ..SnapshotInfo::default() });
-            let snapshots: Vec<SnapshotInfo> = listed.collect();
+            let listed = ids.map(|id| ListedSnapshot {
+                id,
+                name: SnapshotName(vec![0xff, id as u8]),
+                ..ListedSnapshot::default()
+            });
+            let snapshots: Vec<ListedSnapshot> = listed.collect();
             Response::Snapshots { more: snapshots.last().is_some_and(|last| last.id < 200), snapshots }
         }
         _ => Response::Done,
@@ -356,7 +359,7 @@ fn a_list_comes_in_pages_and_a_strangers_endless_one_is_left() {
     assert_eq!(all[76].name, SnapshotName(vec![0xff, 77]));
     server.finish();
     let endless =
-        |_| Response::Snapshots { snapshots: vec![SnapshotInfo { id: 1, ..SnapshotInfo::default() }], more: true };
+        |_| Response::Snapshots { snapshots: vec![ListedSnapshot { id: 1, ..ListedSnapshot::default() }], more: true };
     let server = serve(runtime.path(), &name(), endless).unwrap();
     let error = list_snapshots(server.socket(), me(), true).unwrap_err();
     assert!(error.to_string().contains("has no end"), "{error}");

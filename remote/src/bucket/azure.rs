@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
-use super::objects::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore};
+use super::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore};
 use super::response::{self, MAX_LIST, MAX_PAGES, request_timeout};
 use crate::RemoteOptions;
 use crate::azure::{AzureContainer, AzureRequest, AzureSigner};
@@ -65,7 +65,7 @@ impl AzureStore {
 }
 
 impl ObjectStore for AzureStore {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         let hash = STANDARD.encode(Md5::digest(bytes));
         self.container.with(|signer| self.create_signed(signer, name, bytes, &hash))
     }
@@ -98,7 +98,7 @@ impl AzureStore {
         name: &str,
         bytes: &[u8],
         hash: &str,
-    ) -> RemoteResult<CreateReply> {
+    ) -> RemoteResult<ObjectCreation> {
         let headers = [
             ("content-md5", hash.to_owned()),
             ("content-type", "application/octet-stream".to_owned()),
@@ -114,9 +114,9 @@ impl AzureStore {
         let response = request.send(bytes).map_err(|error| http::transport_error(&error))?;
         let response = provenance::check_azure(RequestKind::Create(hash), response)?;
         match (response.status(), error_code(&response)) {
-            (StatusCode::CREATED, _) => Ok(CreateReply::Created(response::store_time(&response))),
+            (StatusCode::CREATED, _) => Ok(ObjectCreation::Created(response::store_time(&response))),
             (StatusCode::CONFLICT, "BlobAlreadyExists") | (StatusCode::PRECONDITION_FAILED, _) => {
-                Ok(CreateReply::Exists)
+                Ok(ObjectCreation::Exists)
             }
             // The outcome of the other request, or of the container's deletion, is unknown.
             (StatusCode::CONFLICT, code) => {

@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat,
 use rustix::io::Errno;
 
 use super::object_names::hex;
-use super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore, UnreadableDir};
+use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir};
 use crate::DirectoryTrust;
 use crate::http::printable;
 use crate::range_source::{RemoteError, RemoteResult};
@@ -191,7 +191,7 @@ fn create_dir_durable(above: &OwnedFd, name: impl rustix::path::Arg) -> rustix::
 }
 
 impl ObjectStore for DirectoryStore {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         let (parent, name) = self.open_parent(name, true)?;
         let temp = TempObject::new(&parent, self.has_tmpfile).map_err(from_errno)?;
         let date = temp.write(bytes).map_err(|error| from_io(&error))?;
@@ -200,12 +200,12 @@ impl ObjectStore for DirectoryStore {
         match linked {
             Ok(()) => {
                 host_call::sync(&parent).map_err(from_errno)?;
-                Ok(CreateReply::Created(date))
+                Ok(ObjectCreation::Created(date))
             }
             Err(Errno::EXIST) => {
                 // It may be the caller's own, of an attempt with a lost result.
                 host_call::sync(&parent).map_err(from_errno)?;
-                Ok(CreateReply::Exists)
+                Ok(ObjectCreation::Exists)
             }
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => Err(RemoteError::Unsupported(
                 "its file system has no hard links, without which two writers could destroy each other's work".into(),
@@ -376,12 +376,12 @@ mod tests {
                     for writer in 0..8_u8 {
                         let (directory, name, won) = (&directory, &name, &won);
                         scope.spawn(move || match directory.create(name, &[writer; 5000]).unwrap() {
-                            CreateReply::Created(date) => {
+                            ObjectCreation::Created(date) => {
                                 assert!(date.is_some());
                                 won.fetch_add(1, Ordering::Relaxed);
                                 assert_eq!(directory.get(name, ObjectRange::Last(1)).unwrap(), [writer]);
                             }
-                            CreateReply::Exists => {}
+                            ObjectCreation::Exists => {}
                         });
                     }
                 });

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::layout::{self, BLOCK, Incarnation, RecordKind, TRAILER_BYTES, Tombstone, Trailer};
 use super::object_names::{describe, hex, object_path, parse_path};
 use super::object_ref::ObjectId;
-use super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore, UnreadableDir};
+use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir};
 use super::store::{BucketStore, MARKER};
 use super::version::BucketVersion;
 use crate::RemoteOptions;
@@ -84,7 +84,7 @@ impl PrefixedStore {
 }
 
 impl ObjectStore for PrefixedStore {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.objects.create(&format!("{}{name}", self.prefix), bytes)
     }
 

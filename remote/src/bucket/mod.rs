@@ -54,7 +54,7 @@ pub use self::inventory::{CollectReport, NewestRecord, ObjectCheck, ObjectTotals
 pub(crate) use self::inventory::{check_objects, list_archives, verify_objects};
 use self::layout::WriterIdentity;
 pub(crate) use self::object_names::random_bytes;
-pub(crate) use self::objects::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore};
+pub(crate) use self::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore};
 pub(crate) use self::s3::S3Store;
 use self::session::WriterSession;
 pub use self::spool::PendingUpload;

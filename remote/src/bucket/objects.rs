@@ -50,7 +50,7 @@ pub(crate) type UnreadableDir<'a> = dyn FnMut(&str, RemoteError) -> RemoteResult
 
 /// Reply to a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CreateReply {
+pub(crate) enum ObjectCreation {
     /// The object is durable; with the store's time in seconds since 1970, if it is sent.
     Created(Option<u64>),
     /// The name exists. It may come from an earlier attempt of the same request, so this alone does
@@ -68,7 +68,7 @@ pub(crate) enum CreateReply {
 /// OBJECTS-3  After `RemoteError::Transient` nothing is known: the request may have been executed,
 ///     may still be, or not.
 pub(crate) trait ObjectStore: Send + Sync {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply>;
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation>;
 
     /// Returns whether a denial may mean that the object does not exist.
     fn can_hide_missing(&self) -> bool {
@@ -108,7 +108,7 @@ pub(crate) trait ObjectStore: Send + Sync {
 }
 
 impl ObjectStore for Metered<dyn ObjectStore> {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.metrics.record_outcome(self.inner.create(name, bytes))
     }
 

@@ -13,7 +13,7 @@ use rusty_s3::actions::ListObjectsV2;
 use ureq::http::{Response, StatusCode, header};
 use ureq::{Agent, Body};
 
-use super::objects::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore};
+use super::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore};
 use super::response::{self, MAX_LIST, MAX_PAGES, request_timeout};
 use crate::RemoteOptions;
 use crate::address::Cloud;
@@ -51,7 +51,7 @@ impl S3Store {
 }
 
 impl ObjectStore for S3Store {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         let hash = STANDARD.encode(Md5::digest(bytes));
         self.bucket.with(|signer| self.create_signed(signer, name, bytes, &hash))
     }
@@ -75,7 +75,13 @@ impl ObjectStore for S3Store {
 }
 
 impl S3Store {
-    fn create_signed(&self, signer: &S3Signer<'_>, name: &str, bytes: &[u8], hash: &str) -> RemoteResult<CreateReply> {
+    fn create_signed(
+        &self,
+        signer: &S3Signer<'_>,
+        name: &str,
+        bytes: &[u8],
+        hash: &str,
+    ) -> RemoteResult<ObjectCreation> {
         let (url, headers) = signer.put(&self.key(name), bytes, hash);
         let request = s3::with_headers(self.agent.put(url.as_str()), headers);
         let request = request.config().timeout_global(request_timeout(bytes.len() as u64)).build();
@@ -83,9 +89,9 @@ impl S3Store {
         let response = signer.check_provenance(RequestKind::Create(hash), response)?;
         match response.status() {
             StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => {
-                Ok(CreateReply::Created(response::store_time(&response)))
+                Ok(ObjectCreation::Created(response::store_time(&response)))
             }
-            StatusCode::PRECONDITION_FAILED => Ok(CreateReply::Exists),
+            StatusCode::PRECONDITION_FAILED => Ok(ObjectCreation::Exists),
             // Another request for the name is in progress; its outcome is unknown.
             StatusCode::CONFLICT => Err(RemoteError::Transient("another request is under way (status 409)".into())),
             StatusCode::NOT_IMPLEMENTED => Err(RemoteError::Unsupported(

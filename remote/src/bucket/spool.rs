@@ -41,7 +41,7 @@ use sha2::{Digest, Sha256};
 use super::layout::Incarnation;
 use super::object_names::{hex, parse_path, random_bytes};
 use super::object_ref::ObjectId;
-use super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore, UnreadableDir};
+use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir};
 use crate::cache::{cannot_read_dir, create_private_dir, is_own_file, open_own_file, open_private_dir};
 use crate::range_source::{RemoteError, RemoteResult};
 
@@ -491,7 +491,7 @@ impl SpoolOverlay {
 }
 
 impl ObjectStore for SpoolOverlay {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.inner.create(name, bytes)
     }
 

@@ -16,7 +16,7 @@ use super::layout::{self, Incarnation, MAX_BODY, RecordBody, TRAILER_BYTES, Trai
 use super::map::BlockMap;
 use super::object_names::{describe, hex, object_path, parse_path};
 use super::object_ref::{Hash, ObjectId, ObjectRef};
-use super::objects::{CreateReply, ListedObject, MAX_LIST_ENTRIES, ObjectRange, ObjectStore, UnreadableDir};
+use super::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir};
 use super::parallel::{collect_all, run_both, run_on_threads};
 use super::spool::{SpoolOverlay, UploadSpool};
 use crate::range_source::{RemoteError, RemoteResult};
@@ -273,7 +273,7 @@ impl BucketStore {
     }
 
     fn create_once(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateOutcome> {
-        if let CreateReply::Created(date) = self.request(&mut |objects| objects.create(name, bytes))? {
+        if let ObjectCreation::Created(date) = self.request(&mut |objects| objects.create(name, bytes))? {
             return Ok(CreateOutcome::Created(date));
         }
         // The end of each object has a hash or a nonce, and the hash of a record's pages.
@@ -304,8 +304,8 @@ impl BucketStore {
     /// `Unsupported`; errors of requests.
     pub(super) fn check_conditional_create(&self, name: &str, bytes: &[u8]) -> Result<()> {
         match self.request(&mut |objects| objects.create(name, bytes)).map_err(|error| self.to_error(error))? {
-            CreateReply::Exists => Ok(()),
-            CreateReply::Created(_) => Err(Error::Unsupported(format!(
+            ObjectCreation::Exists => Ok(()),
+            ObjectCreation::Created(_) => Err(Error::Unsupported(format!(
                 "{}: the store overwrites what is there although it was asked not to (If-None-Match), so two writers could destroy each other's work",
                 self.name
             ))),

@@ -27,7 +27,7 @@ pub(super) struct VersionStep<'v> {
 }
 
 /// Iterator over the differing records of a step.
-pub(super) struct DifferenceWalk<'s> {
+pub(super) struct VersionDifference<'s> {
     differing: DifferenceCursor<'s>,
     batch: std::vec::IntoIter<Difference>,
 }
@@ -84,9 +84,9 @@ impl VersionStep<'_> {
         self.newer.view()
     }
 
-    pub(super) fn walk(&self) -> DifferenceWalk<'_> {
+    pub(super) fn walk(&self) -> VersionDifference<'_> {
         let differing = self.newer().differences_since(self.older().as_ref());
-        DifferenceWalk { differing, batch: Vec::new().into_iter() }
+        VersionDifference { differing, batch: Vec::new().into_iter() }
     }
 
     /// Adds the snapshot's name to a damage error, because removing that snapshot is the remedy.
@@ -100,7 +100,7 @@ impl VersionStep<'_> {
     }
 }
 
-impl DifferenceWalk<'_> {
+impl VersionDifference<'_> {
     /// Returns the next differences; empty at the end.
     pub(super) fn batch(&mut self) -> Result<Vec<Difference>> {
         loop {

@@ -24,7 +24,7 @@ const PART: usize = 256 << 10;
 const WAITING: usize = 4;
 
 /// A file of an archive. The archive is locked against writers as long as it is read.
-pub(super) struct ArchiveSource<'a> {
+pub(super) struct SharedArchiveFile<'a> {
     archive: &'a Archive,
     name: String,
     ino: Ino,
@@ -32,14 +32,14 @@ pub(super) struct ArchiveSource<'a> {
     at: u64,
 }
 
-impl<'a> ArchiveSource<'a> {
-    pub(super) fn open(archive: &'a Archive, path: &[u8], name: String) -> Result<ArchiveSource<'a>, Failure> {
+impl<'a> SharedArchiveFile<'a> {
+    pub(super) fn open(archive: &'a Archive, path: &[u8], name: String) -> Result<SharedArchiveFile<'a>, Failure> {
         let attributes = regular_file(archive.file_system(), path)?;
-        Ok(ArchiveSource { archive, name, ino: attributes.ino, size: attributes.size, at: 0 })
+        Ok(SharedArchiveFile { archive, name, ino: attributes.ino, size: attributes.size, at: 0 })
     }
 }
 
-impl Source for ArchiveSource<'_> {
+impl Source for SharedArchiveFile<'_> {
     fn name(&self) -> &str {
         &self.name
     }

@@ -21,7 +21,7 @@ use qrcode::QrCode;
 use qrcode::render::unicode::Dense1x2;
 use serde_json::json;
 
-use super::content::{self, ArchiveSource};
+use super::content::{self, SharedArchiveFile};
 use super::serving::{self, ServerArgs};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -159,7 +159,7 @@ fn from_archive<T>(
     if found.is_ok_and(|found| found.is_directory()) {
         return content::with_directory(&name, |top, out| exchange::export_tree(fs, path.as_bytes(), top, out), give);
     }
-    give(&mut ArchiveSource::open(archive, path.as_bytes(), name)?)
+    give(&mut SharedArchiveFile::open(archive, path.as_bytes(), name)?)
 }
 
 fn share(

@@ -18,7 +18,7 @@ use url::Url;
 use crate::RemoteOptions;
 use crate::address::Cloud;
 use crate::azure::{AzureAccount, AzureContainer};
-use crate::bucket::objects::{CreateReply, MAX_LIST_ENTRIES, ObjectRange, ObjectStore};
+use crate::bucket::objects::{MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore};
 use crate::bucket::store::BucketStore;
 use crate::bucket::{AzureStore, S3Store};
 use crate::credentials::CredentialCache;
@@ -389,9 +389,9 @@ fn what_azure_answers_is_taken_for_what_it_is() {
         server.scripted.lock().push((status, code));
         azure.create("name", b"bytes")
     };
-    assert_eq!(create(409, "BlobAlreadyExists"), Ok(CreateReply::Exists));
-    assert_eq!(create(412, "ConditionNotMet"), Ok(CreateReply::Exists));
-    assert_eq!(create(201, ""), Ok(CreateReply::Created(Some(1_795_654_800))));
+    assert_eq!(create(409, "BlobAlreadyExists"), Ok(ObjectCreation::Exists));
+    assert_eq!(create(412, "ConditionNotMet"), Ok(ObjectCreation::Exists));
+    assert_eq!(create(201, ""), Ok(ObjectCreation::Created(Some(1_795_654_800))));
     let passing = |created| matches!(created, Err(RemoteError::Transient(_)));
     for (status, code) in [
         (409, "ContainerBeingDeleted"),
@@ -431,7 +431,7 @@ fn who_is_refused_is_asked_for_another_token_once() {
         let look = move || Ok(Some(account(&endpoint, proof(tokens[looks.fetch_add(1, Ordering::Relaxed)]))));
         AzureStore::of(AzureContainer::at("b", known, look, &options()).unwrap(), "p", &options())
     };
-    assert!(matches!(container(&["sv=1&sig=old", "sv=1&sig=new"]).create("one", b"x"), Ok(CreateReply::Created(_))));
+    assert!(matches!(container(&["sv=1&sig=old", "sv=1&sig=new"]).create("one", b"x"), Ok(ObjectCreation::Created(_))));
     assert_eq!((looks.swap(0, Ordering::Relaxed), server.asked.lock().len()), (2, 2));
     server.asked.lock().clear();
     // The same once more is not sent.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::super::layout::{BLOCK, RecordKind};
-use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::parallel::ORDER;
 use super::super::session::{GRACE, InlinePages, WriterSession};
 use super::super::store::{BucketStore, CreateOutcome};
@@ -25,7 +25,7 @@ struct Hooked {
 }
 
 impl ObjectStore for Hooked {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         if name.contains("/log/") {
             if let Some(hook) = self.before.lock().take() {
                 hook();
@@ -140,7 +140,7 @@ impl Busy {
 }
 
 impl ObjectStore for Busy {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.objects.create(name, bytes)
     }
 

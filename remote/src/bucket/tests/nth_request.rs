@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::simulated::World;
 use crate::range_source::{RemoteError, RemoteResult};
 
@@ -57,7 +57,7 @@ impl Counting {
 }
 
 impl ObjectStore for Counting {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.ask(|objects| objects.create(name, bytes))
     }
 

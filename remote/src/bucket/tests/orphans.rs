@@ -14,7 +14,7 @@ use super::super::layout::{
 };
 use super::super::object_names::{hex, object_path};
 use super::super::object_ref::ObjectId;
-use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::session::{GRACE, InlinePages, WriterSession};
 use super::super::store::BucketStore;
 use super::simulated::World;
@@ -154,7 +154,7 @@ struct Grudging {
 }
 
 impl ObjectStore for Grudging {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.objects.create(name, bytes)
     }
 
@@ -257,7 +257,7 @@ fn a_writer_that_commits_all_day_makes_small_records_and_leaves_none_of_them() {
 struct Silent(mpsc::Sender<()>);
 
 impl ObjectStore for Silent {
-    fn create(&self, _name: &str, _bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, _name: &str, _bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         let _ = self.0.send(());
         Err(RemoteError::Transient("no answer".into()))
     }
@@ -302,7 +302,7 @@ fn who_waits_without_end_goes_when_it_has_to() {
 struct Endless(Box<dyn ObjectStore>, Mutex<usize>);
 
 impl ObjectStore for Endless {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.0.create(name, bytes)
     }
 

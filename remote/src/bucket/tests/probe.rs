@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::simulated::World;
 use crate::diagnostics::probe_store;
 use crate::range_source::{RemoteError, RemoteResult};
@@ -42,16 +42,16 @@ enum How {
 }
 
 impl ObjectStore for Odd {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         match (self.how, self.objects.create(name, bytes)?) {
             (How::ReadOnly, _) => {
                 self.objects.remove(name)?;
                 Err(RemoteError::Denied("you may not".into()))
             }
-            (How::NoClock, CreateReply::Created(_)) => Ok(CreateReply::Created(None)),
+            (How::NoClock, ObjectCreation::Created(_)) => Ok(ObjectCreation::Created(None)),
             // Not the one that comes after the first, but in the race.
-            (How::TwoWinners, CreateReply::Exists) if asked > 2 => Ok(CreateReply::Created(Some(1))),
+            (How::TwoWinners, ObjectCreation::Exists) if asked > 2 => Ok(ObjectCreation::Created(Some(1))),
             (_, created) => Ok(created),
         }
     }

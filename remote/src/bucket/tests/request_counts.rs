@@ -14,7 +14,7 @@ use lockbox::keys::{Secrets, UnlockLimits, UnlockedKey, unlock_with};
 use lockbox::storage::Storage;
 use parking_lot::{Condvar, Mutex};
 
-use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::session::WriterSession;
 use super::super::writable::BucketWriter;
 use super::super::{Bucket, open};
@@ -128,7 +128,7 @@ impl Together {
 }
 
 impl ObjectStore for Together {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.objects.create(name, bytes)
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::parallel::ORDER;
 use super::super::session::GRACE;
 use crate::range_source::{RemoteError, RemoteResult};
@@ -241,7 +241,7 @@ impl Seen {
 }
 
 impl ObjectStore for Seen {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.request(format!("create {name}"), |state, fault| {
             state.sent += bytes.len() as u64;
             match fault {
@@ -253,7 +253,7 @@ impl ObjectStore for Seen {
                 Fault::None | Fault::Silent => {}
             }
             let made = state.put(name, bytes);
-            Ok(if made { CreateReply::Created(Some(state.clock)) } else { CreateReply::Exists })
+            Ok(if made { ObjectCreation::Created(Some(state.clock)) } else { ObjectCreation::Exists })
         })
     }
 

@@ -11,7 +11,7 @@ use lockbox::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::super::layout::Incarnation;
-use super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::session::GRACE;
 use super::super::spool::{PendingUpload, UploadSpool, discard, pending_uploads};
 use super::super::writable::BucketWriter;
@@ -430,7 +430,7 @@ struct Silent {
 }
 
 impl ObjectStore for Silent {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         let mut silent = self.silent.lock();
         while *silent {
             self.goes_on.wait(&mut silent);
@@ -502,7 +502,7 @@ struct Answering {
 }
 
 impl ObjectStore for Answering {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         let instead = self.creations.lock().pop();
         if self.is_done || instead.is_none() {
             let created = self.inner.create(name, bytes)?;

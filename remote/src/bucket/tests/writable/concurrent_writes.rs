@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
-use super::super::super::objects::{CreateReply, ListedObject, ObjectRange, ObjectStore};
+use super::super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::super::session::WriterSession;
 use super::super::super::store::BucketStore;
 use super::super::super::writable::BucketWriter;
@@ -68,7 +68,7 @@ struct Meeting {
 }
 
 impl ObjectStore for Meeting {
-    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateReply> {
+    fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.objects.create(name, bytes)
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use lockbox_terminal::sentence;
 
 /// Interactive user, or its absence.
-pub(super) trait Prompter {
+pub(super) trait SetupDialog {
     /// Returns whether a user can answer questions.
     fn is_interactive(&self) -> bool;
 
@@ -51,7 +51,7 @@ impl Terminal {
     }
 }
 
-impl Prompter for Terminal {
+impl SetupDialog for Terminal {
     fn is_interactive(&self) -> bool {
         self.is_interactive
     }

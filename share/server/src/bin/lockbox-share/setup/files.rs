@@ -7,7 +7,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::Proxy;
-use super::asking::Prompter;
+use super::asking::SetupDialog;
 
 /// The unit of the package, for machines where no package brought it.
 const UNIT: &str = include_str!("../../../../../../packaging/lockbox-share.service");
@@ -227,7 +227,7 @@ impl<'a> TargetRoot<'a> {
     ///
     /// # Errors
     /// When the existing file cannot be read, or is not a regular file.
-    pub(super) fn show(&mut self, file: &SetupFile, person: &mut dyn Prompter) -> Result<FileStatus, String> {
+    pub(super) fn show(&mut self, file: &SetupFile, person: &mut dyn SetupDialog) -> Result<FileStatus, String> {
         let path = self.path(file);
         let outcome = match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => FileStatus::New,

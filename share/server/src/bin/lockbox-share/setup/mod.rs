@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use lockbox_share_protocol::link_scope::LinkScope;
 
-use self::asking::Prompter;
+use self::asking::SetupDialog;
 use self::files::{CertificatePaths, FileStatus, SetupPlan, TargetRoot};
 
 /// Lead through name, certificate, proxy and unit, so that others can open the links
@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &Setup) -> Result<(), String> {
     setup(arguments, &mut asking::Terminal::new())
 }
 
-fn setup(arguments: &Setup, person: &mut dyn Prompter) -> Result<(), String> {
+fn setup(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<(), String> {
     let plan = plan(arguments, person)?;
     for advice in plan.advice(&arguments.root) {
         person.print(&advice);
@@ -101,7 +101,7 @@ fn setup(arguments: &Setup, person: &mut dyn Prompter) -> Result<(), String> {
 }
 
 /// Builds the plan from the options and the user's answers.
-fn plan(arguments: &Setup, person: &mut dyn Prompter) -> Result<SetupPlan, String> {
+fn plan(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<SetupPlan, String> {
     let name = match &arguments.name {
         Some(name) => name.clone(),
         None => person.ask(
@@ -162,7 +162,7 @@ fn user_name(text: &str) -> Result<String, String> {
 }
 
 /// Where certbot and most others that get certificates put them.
-fn certificate(arguments: &Setup, name: &str, person: &mut dyn Prompter) -> Result<CertificatePaths, String> {
+fn certificate(arguments: &Setup, name: &str, person: &mut dyn SetupDialog) -> Result<CertificatePaths, String> {
     let mut file = |given: &Option<PathBuf>, usual: &str, what: &str, option: &str| match given {
         Some(path) => Ok(path.clone()),
         None => {

@@ -20,7 +20,7 @@ impl Person {
     }
 }
 
-impl Prompter for Person {
+impl SetupDialog for Person {
     fn is_interactive(&self) -> bool {
         self.is_there
     }
