@@ -101,12 +101,17 @@ fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
     silent.cloned().map(Found::Silent).ok_or_else(|| runtime::not_found(&what, given))
 }
 
+/// The kernel's table is read before and after asking: a mount that begins or ends in between is
+/// not taken for one without a daemon.
 fn all(whole: bool) -> Result<Vec<Found>, Failure> {
+    let before = mounts::mine();
+    let daemons = runtime::believed()?;
     let table = mounts::all();
-    let served = |daemon| Found::served(daemon, &table, whole);
-    let mut found: Vec<Found> = runtime::believed()?.into_iter().map(served).collect();
+    let mut found: Vec<Found> = daemons.into_iter().map(|daemon| Found::served(daemon, &table, whole)).collect();
     let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.is_at(&mounted.point));
-    let silent: Vec<Found> = mounts::mine().into_iter().filter(unanswered).map(Found::Silent).collect();
+    let is_left = |mounted: &Mounted| table.iter().any(|now| now.numbers() == mounted.numbers());
+    let silent: Vec<Found> =
+        before.into_iter().filter(|mounted| is_left(mounted) && unanswered(mounted)).map(Found::Silent).collect();
     found.extend(silent);
     Ok(found)
 }

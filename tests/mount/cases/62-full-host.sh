@@ -526,6 +526,9 @@ case_an_archive_on_a_full_btrfs_is_emptied() {
     for name in {1..6}; do
         dd if=/dev/urandom of="$WORK/box/file$name" bs=1M count=10 conv=fsync status=none
     done
+    # A daemon with nothing left to write, whose background work cannot use the reserve while the disk is filled.
+    lockbox umount "$WORK/box"
+    attach_hosted
     fill_btrfs
     rm "$WORK/box/file1" "$WORK/box/file2"
     sync "$WORK/box"
