@@ -4,20 +4,32 @@
 #   tests/fuzz.sh [SECONDS [TARGET...]]     replays the corpus and explores: 10 seconds for a target that takes whole archives or operations, a fifth for a decoder
 #
 # BUILD_ONLY=1 builds and runs nothing. JOBS=N runs N targets at a time (default 2). CORPUS=DIRECTORY keeps what was learned (default: below the target directory).
-# For a long run: FULL=1 tests/fuzz.sh 3600    gives decoders the whole time as well.
+# For a long run: FULL=1 tests/fuzz.sh 3600    gives decoders the whole time as well, and builds for speed.
 # For hundreds of millions: EXECUTIONS=100000000 tests/fuzz.sh 0 header slot     without libFuzzer's loop, coverage and sanitizer, some fifty times
 # as fast, on inputs of the corpus changed at random (SEED=N, default 1); without named targets all that decode one thing.
 # Needs no nightly toolchain: RUSTC_BOOTSTRAP lets the stable one use its sanitizer. An input may take 1 second and 256 MiB.
+#
+# Only the members of the workspace are instrumented; their dependencies are those that the other tests use, built once. Cargo calls this
+# script in place of the compiler for the members (RUSTC_WORKSPACE_WRAPPER).
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
+if [[ ${1-} == *rustc ]]; then
+    plain=(--cfg fuzzing --cap-lints=allow)
+    # The counters and comparisons that libFuzzer reads. The dependencies have no sanitizer, which is a part of no interface here.
+    instrumented=(-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+        -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares)
+    [[ -n ${EXECUTIONS-} ]] || plain+=("${instrumented[@]}")
+    RUSTC_BOOTSTRAP=1 exec "$@" "${plain[@]}"
+fi
+
+script=$(realpath "${BASH_SOURCE[0]}")
+cd "${script%/*}/.." || exit 1
 seconds=${1:-10}
 shift || true
 jobs=${JOBS:-2}
-base=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
+target=${CARGO_TARGET_DIR:-$PWD/target}
+base=$target/fuzz
 corpus=${CORPUS:-$base/corpus}
-host=$(rustc -vV | sed -n 's/^host: //p')
-program=$base/$host/release/lockbox-fuzz
 wide=(whole operations page segment connection)
 decoders=(header framing slot identity record delta entry prologue head node directory values xattr space acl seen control options marker storelog checkpoint range capsule request)
 targets=("$@")
@@ -26,19 +38,15 @@ if [[ $# -eq 0 ]]; then
     [[ -n ${EXECUTIONS-} ]] || targets=("${wide[@]}" "${decoders[@]}")
 fi
 
-plain="--cfg fuzzing"
-
-# The counters and comparisons that libFuzzer reads; code generation units keep the link short.
-flags="-Zsanitizer=address -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
-    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
-    -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=4"
-if [[ -n ${EXECUTIONS-} ]]; then
-    program=$base/plain/release/lockbox-fuzz
-    CARGO_TARGET_DIR=$base/plain RUSTFLAGS=$plain cargo build --quiet --locked --release --manifest-path fuzz/Cargo.toml || exit 1
-else
-    RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$base RUSTFLAGS=$(tr -s '\n ' ' ' <<<"$flags") \
-        cargo build --quiet --locked --release --manifest-path fuzz/Cargo.toml --target "$host" || exit 1
+profile=dev program=$target/debug/lockbox-fuzz
+if [[ -n ${EXECUTIONS-}${FULL-} ]]; then
+    # Cargo does not see that the flags differ. Checks stay on in a long run as well.
+    target=$base/${EXECUTIONS:+plain}${FULL:+full}
+    profile=release program=$target/release/lockbox-fuzz
+    export CARGO_TARGET_DIR=$target CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true CARGO_PROFILE_RELEASE_LTO=off
 fi
+# With the whole workspace and a test, so that dependencies have the features of the other builds.
+RUSTC_WORKSPACE_WRAPPER=$script cargo build --quiet --locked --profile "$profile" --workspace --bin lockbox-fuzz --test layering --features lockbox-fuzz/libfuzzer || exit 1
 [[ -z ${BUILD_ONLY-} ]] || exit 0
 
 rm -rf "$base/seeds"

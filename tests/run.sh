@@ -7,7 +7,7 @@
 # After install and build the stages run in two lanes at once. One lane waits for mounts, servers and disks:
 #   mount share page suites store package
 # The other lane computes, at low priority:
-#   tools format lint test model portable reader fuzz licences
+#   tools format lint test portable reader fuzz licences
 #
 # Each stage writes its output to target/tests/STAGE.log; target/tests/summary.tsv has seconds, processor seconds, cases and seed of each.
 # SEED=N repeats the random tests of a run; the long forms are tests/nightly.sh. Needs a Rust toolchain and root (directly or by sudo)
@@ -23,7 +23,7 @@ PACKAGES=(acl age attr binutils btrfs-progs ca-certificates curl dbench dbus deb
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
 WAITING=(mount share page suites store package)
-COMPUTING=(tools format lint test model portable reader fuzz licences)
+COMPUTING=(tools format lint test portable reader fuzz licences)
 
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=1 DEBIAN_FRONTEND=noninteractive
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -145,11 +145,6 @@ stage_smoke() {
     cargo build --quiet --workspace --bins --test layering || return 1
     PROGRAMS=$target/debug as_root tests/mount/run.sh "${cases[@]}" | tee "$logs/smoke" &&
         awk -v least="${#cases[@]}" '/ passed, 0 failed$/ && $1 >= least { all = 1 } END { exit !all }' "$logs/smoke"
-}
-
-# Every interleaving of the claims on one share: the feature replaces the locks, so that nothing else runs with it.
-stage_model() {
-    cargo test --quiet --package lockbox-share --features model --lib store::model::
 }
 
 # The pure-Rust cipher reads archives that the other engine sealed. That both engines agree on every message is a unit test of each build.

@@ -65,7 +65,7 @@ fn lay(entries: &[MapEntry]) {
 }
 
 /// The first object of a prefix.
-pub fn marker(data: &[u8]) {
+pub(crate) fn marker(data: &[u8]) {
     if let Ok(incarnation) = layout::decode_marker(&hashed(data, MARKER_BYTES)) {
         assert_eq!(layout::decode_marker(&layout::encode_marker(&incarnation)).ok(), Some(incarnation));
     }
@@ -73,7 +73,7 @@ pub fn marker(data: &[u8]) {
 }
 
 /// The end of a record: what it says, and its trailer behind that.
-pub fn log(data: &[u8]) {
+pub(crate) fn log(data: &[u8]) {
     let _ = Trailer::decode(data, &INCARNATION);
     let at = data.len().saturating_sub(TRAILER_BYTES);
     let (said, trailer) = data.split_at(at);
@@ -97,7 +97,7 @@ pub fn log(data: &[u8]) {
 }
 
 /// The map of a moment.
-pub fn checkpoint(data: &[u8]) {
+pub(crate) fn checkpoint(data: &[u8]) {
     let name: Hash = Sha256::digest(data).into();
     let Ok(entries) = layout::decode_checkpoint(&INCARNATION, &name, data) else { return };
     lay(&entries);
@@ -115,7 +115,7 @@ fn entries() -> Vec<MapEntry> {
     ]
 }
 
-pub fn seeds(name: &str) -> Vec<Vec<u8>> {
+pub(crate) fn seeds(name: &str) -> Vec<Vec<u8>> {
     let record = |kind, changes: Vec<MapEntry>| {
         let trailer = Trailer {
             kind,

@@ -12,10 +12,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use super::error::{Result, StoreError};
-#[cfg(all(test, feature = "model"))]
-use super::loom_sync::{Condvar, Mutex};
-#[cfg(not(all(test, feature = "model")))]
-use parking_lot::{Condvar, Mutex};
+use super::sync::{Condvar, Mutex};
 
 /// Something that a barrier can make durable.
 pub(crate) trait Syncable: Send + Sync {

@@ -75,11 +75,9 @@ pub mod env;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-#[cfg(all(test, feature = "model"))]
-mod loom_sync;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod memory;
-#[cfg(all(test, feature = "model"))]
+#[cfg(test)]
 mod model;
 mod record;
 pub mod segments;
@@ -88,6 +86,8 @@ mod share;
 pub(crate) mod simulated;
 pub mod spool;
 pub mod valkey;
+
+use parking_lot as sync;
 
 pub use barrier_group::PendingReply;
 pub use contract::{

@@ -1,5 +1,5 @@
-//! Every interleaving of claims and barriers, by loom: `cargo test -p lockbox-share --features
-//! model --lib model`.
+//! Every interleaving of claims and barriers, by loom. Compiles the group commit once more, against
+//! loom's locks.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -8,13 +8,19 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-use super::barrier_group::{BarrierGroup, BarrierTicket, Syncable};
 use super::conformance::{auth, id, large, small};
 use super::env::StoreClock;
-use super::loom_sync::Mutex;
 use super::share::{Share, StoreTiming};
 use super::simulated::ManualClock;
-use super::{NewShare, Periods, Result, StoreError};
+use super::{NewShare, Periods, Result, StoreError, error};
+use barrier_group::{BarrierGroup, BarrierTicket, Syncable};
+use sync::Mutex;
+
+#[allow(clippy::duplicate_mod, dead_code, unreachable_pub)]
+#[path = "barrier_group.rs"]
+mod barrier_group;
+#[path = "loom_sync.rs"]
+mod sync;
 
 /// Explores all interleavings with at most `preemptions` preemptions.
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
