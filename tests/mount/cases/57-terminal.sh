@@ -4,6 +4,7 @@
 # What is said for as long as a key is derived, which depends on the machine.
 SIGN=$'Deriving the key...\r\e[K'
 
+# Secrets begin with a word that no generated passphrase contains.
 # seen CODE PATTERN [QUESTION ANSWER]... -- COMMAND...: as the terminal shows it, in $WORK/screen, without the sign that a key is derived. No secret
 # stands there.
 seen() {
@@ -14,7 +15,7 @@ seen() {
     printf '%s\n' "${screen//"$SIGN"/}" >"$WORK/screen"
     [[ $got -eq $code ]] || fail "exit code $got instead of $code: $(cat "$WORK/screen")"
     grep -Eq -- "$pattern" "$WORK/screen" || fail "nothing like '$pattern' in: $(cat "$WORK/screen")"
-    ! grep -Eq 'hush|panicked' "$WORK/screen" || fail "a secret or a panic on the terminal: $(cat "$WORK/screen")"
+    ! grep -Eq 'xyzzy|panicked' "$WORK/screen" || fail "a secret or a panic on the terminal: $(cat "$WORK/screen")"
 }
 
 case_passphrases_are_asked_for_and_never_shown() {
@@ -22,9 +23,9 @@ case_passphrases_are_asked_for_and_never_shown() {
     local ask='Passphrase of box.lbx: ' plain='New passphrase of box.lbx: ' again='The same again: '
     local new='New passphrase of box.lbx \(Enter for a generated one\): '
     # Good enough that nobody is asked whether it is wanted.
-    local good='hush mural stardust pluck'
+    local good='xyzzy mural stardust pluck'
     local create=(lockbox create --weak-kdf --kdf-memory 1 box.lbx)
-    seen 2 '^lockbox: the two passphrases differ; nothing was changed$' "$new" "$good" "$again" hush-hush -- "${create[@]}"
+    seen 2 '^lockbox: the two passphrases differ; nothing was changed$' "$new" "$good" "$again" xyzzy-xyzzy -- "${create[@]}"
     seen 2 '^lockbox: nothing was typed' "$plain" '' "$again" '' -- "${create[@]}" --quiet
     seen 130 '^New' "$new" ^C -- "${create[@]}"
     [[ ! -e box.lbx ]] || fail 'something was made'
@@ -35,70 +36,70 @@ Without its passphrase nobody can open it, neither you nor anybody else: there i
 A second way is a recovery code on paper: lockbox key recovery box.lbx
 Use it as a folder: lockbox mount box.lbx"
     rm box.lbx
-    seen 0 "^$plain\$" "$plain" hush "$again" hush -- "${create[@]}" --quiet
+    seen 0 "^$plain\$" "$plain" xyzzy "$again" xyzzy -- "${create[@]}" --quiet
     same "$(cat screen)" "$plain
 $again"
     # Three tries, each said to be wrong where it is asked; who types nothing gives up.
     local wrong="Wrong passphrase. $ask"
-    seen 10 '^lockbox: box.lbx: wrong passphrase or key$' "$ask" hush-hush "$wrong" hushes "$wrong" hushed -- lockbox ls box.lbx
+    seen 10 '^lockbox: box.lbx: wrong passphrase or key$' "$ask" xyzzy-xyzzy "$wrong" xyzzyes "$wrong" xyzzyed -- lockbox ls box.lbx
     same "$(grep -c "$ask" screen)" 3
-    seen 10 '^lockbox: box.lbx: wrong passphrase or key$' "$ask" hush-hush "$wrong" ^D -- lockbox ls box.lbx
-    seen 130 "^$wrong" "$ask" hush-hush "$wrong" ^C -- lockbox ls box.lbx
-    seen 0 "^$wrong\$" "$ask" hush-hush "$wrong" hushes "$wrong" hush -- lockbox ls box.lbx
+    seen 10 '^lockbox: box.lbx: wrong passphrase or key$' "$ask" xyzzy-xyzzy "$wrong" ^D -- lockbox ls box.lbx
+    seen 130 "^$wrong" "$ask" xyzzy-xyzzy "$wrong" ^C -- lockbox ls box.lbx
+    seen 0 "^$wrong\$" "$ask" xyzzy-xyzzy "$wrong" xyzzyes "$wrong" xyzzy -- lockbox ls box.lbx
     seen 2 '^lockbox: nothing was typed$' "$ask" ^D -- lockbox ls box.lbx
-    seen 0 "^$ask\$" "$ask" hush -- lockbox ls box.lbx
+    seen 0 "^$ask\$" "$ask" xyzzy -- lockbox ls box.lbx
     mkdir box
-    seen 10 '^mount.lockbox: .*wrong passphrase' "$ask" hush-hush "$wrong" hushes "$wrong" hushed -- mount.lockbox -o "log=$WORK/box.log" box.lbx box
-    seen 0 "^$ask\$" "$ask" hush -- lockbox mount -o "log=$WORK/box.log" box.lbx box
+    seen 10 '^mount.lockbox: .*wrong passphrase' "$ask" xyzzy-xyzzy "$wrong" xyzzyes "$wrong" xyzzyed -- mount.lockbox -o "log=$WORK/box.log" box.lbx box
+    seen 0 "^$ask\$" "$ask" xyzzy -- lockbox mount -o "log=$WORK/box.log" box.lbx box
     # What is asked for nothing is not asked for.
     seen 13 'already mounted at' -- lockbox mount box.lbx box
     seen 13 'is in use: process' -- lockbox passwd box.lbx
     seen 0 '^[^ ]*/box  [^ ]*/box.lbx  mounted$' -- lockbox status box
     detach box
-    seen 0 'The passphrase is changed' "$ask" hush "$plain" hushed "$again" hushed -- lockbox passwd --quiet --weak-kdf --kdf-memory 1 box.lbx
-    seen 0 'Key slot 1 opens' "$ask" hushed "$plain" hush "$again" hush -- lockbox key add --quiet --weak-kdf --kdf-memory 1 --label 'a label' box.lbx
-    seen 0 '^ 1  passphrase  .* \+00:00  a label$' "$ask" hush -- lockbox key ls box.lbx
+    seen 0 'The passphrase is changed' "$ask" xyzzy "$plain" xyzzyed "$again" xyzzyed -- lockbox passwd --quiet --weak-kdf --kdf-memory 1 box.lbx
+    seen 0 'Key slot 1 opens' "$ask" xyzzyed "$plain" xyzzy "$again" xyzzy -- lockbox key add --quiet --weak-kdf --kdf-memory 1 --label 'a label' box.lbx
+    seen 0 '^ 1  passphrase  .* \+00:00  a label$' "$ask" xyzzy -- lockbox key ls box.lbx
     # What else opens it: kinds, and no labels. A program is told the same as ever, at once.
-    printf 'hush\n' >hush
-    chmod 600 hush
-    lockbox key recovery --passfile hush --label 'in the drawer' box.lbx >/dev/null
-    lockbox key add --passfile hush --new-keyfile stick --generate --label 'the stick' box.lbx >/dev/null
+    printf 'xyzzy\n' >xyzzy
+    chmod 600 xyzzy
+    lockbox key recovery --passfile xyzzy --label 'in the drawer' box.lbx >/dev/null
+    lockbox key add --passfile xyzzy --new-keyfile stick --generate --label 'the stick' box.lbx >/dev/null
     seen 10 'or key; it also opens with a recovery code, typed in place of the passphrase, or a key file \(--keyfile\)$' \
-        "$ask" hushes "$wrong" hushes "$wrong" hushes -- lockbox ls box.lbx
+        "$ask" xyzzyes "$wrong" xyzzyes "$wrong" xyzzyes -- lockbox ls box.lbx
     ! grep -q 'drawer\|the stick' screen || fail 'a label shows'
-    expect 10 'box.lbx: wrong passphrase or key$' sh -c 'echo hushes | lockbox ls box.lbx'
+    expect 10 'box.lbx: wrong passphrase or key$' sh -c 'echo xyzzyes | lockbox ls box.lbx'
     # Standard input is something else, so the terminal itself is asked.
-    seen 0 "^$ask\$" "$ask" hush -- sh -c 'echo value | lockbox env set box.lbx NAME'
-    seen 0 '^value$' "$ask" hush -- lockbox env get box.lbx NAME
+    seen 0 "^$ask\$" "$ask" xyzzy -- sh -c 'echo value | lockbox env set box.lbx NAME'
+    seen 0 '^value$' "$ask" xyzzy -- lockbox env get box.lbx NAME
 }
 
 case_a_weak_passphrase_is_told_and_taken_when_it_is_wanted() {
     cd "$WORK"
-    local new='New passphrase of box.lbx.*: ' again='The same again: ' good='hush mural stardust pluck'
+    local new='New passphrase of box.lbx.*: ' again='The same again: ' good='xyzzy mural stardust pluck'
     local weak='This passphrase is weak: [a-z ]+ guesses find it\. Use it anyway\? \[y/N\] '
     local create=(lockbox create --weak-kdf --kdf-memory 1 box.lbx)
     # Who does not want it is asked for another, as often as needed.
-    seen 0 "^$again\$" "$new" hush "$weak" '' "$new" hush "$weak" n "$new" "$good" "$again" "$good" -- "${create[@]}"
+    seen 0 "^$again\$" "$new" xyzzy "$weak" '' "$new" xyzzy "$weak" n "$new" "$good" "$again" "$good" -- "${create[@]}"
     rm box.lbx
-    seen 2 'nothing was typed' "$new" hush "$weak" ^D "$new" ^D -- "${create[@]}"
-    seen 130 'is weak' "$new" hush "$weak" ^C -- "${create[@]}"
+    seen 2 'nothing was typed' "$new" xyzzy "$weak" ^D "$new" ^D -- "${create[@]}"
+    seen 130 'is weak' "$new" xyzzy "$weak" ^C -- "${create[@]}"
     [[ ! -e box.lbx ]] || fail 'something was made'
-    seen 0 "^$again\$" "$new" hush "$weak" y "$again" hush -- "${create[@]}"
-    seen 0 'Key slot 1 opens' 'Passphrase of' hush "$new" hushed "$weak" y "$again" hushed -- lockbox key add --weak-kdf --kdf-memory 1 box.lbx
-    seen 0 'is changed' 'Passphrase of' hush "$new" hushes 'is weak' y "$again" hushes -- lockbox passwd --weak-kdf --kdf-memory 1 box.lbx
+    seen 0 "^$again\$" "$new" xyzzy "$weak" y "$again" xyzzy -- "${create[@]}"
+    seen 0 'Key slot 1 opens' 'Passphrase of' xyzzy "$new" xyzzyed "$weak" y "$again" xyzzyed -- lockbox key add --weak-kdf --kdf-memory 1 box.lbx
+    seen 0 'is changed' 'Passphrase of' xyzzy "$new" xyzzyes 'is weak' y "$again" xyzzyes -- lockbox passwd --weak-kdf --kdf-memory 1 box.lbx
     # The name of the archive is guessed first.
     rm box.lbx
     seen 130 'a few guesses find it' "$new" box "$weak" ^C -- "${create[@]}"
     # Nobody who is no person on a terminal is asked.
     # shellcheck disable=SC2016
-    seen 0 "^$again\$" "$new" hush "$again" hush -- sh -c '"$@" 2>said' - "${create[@]}"
+    seen 0 "^$again\$" "$new" xyzzy "$again" xyzzy -- sh -c '"$@" 2>said' - "${create[@]}"
     same "$(cat said)" ''
-    same "$(printf 'hush\nhush\n' | lockbox passwd --weak-kdf --kdf-memory 1 box.lbx 2>&1 >said)" ''
+    same "$(printf 'xyzzy\nxyzzy\n' | lockbox passwd --weak-kdf --kdf-memory 1 box.lbx 2>&1 >said)" ''
 }
 
 case_a_derivation_that_takes_long_is_told_and_programs_see_nothing() {
     cd "$WORK"
-    local good='hush mural stardust pluck' new='New passphrase of box.lbx.*: ' again='The same again: ' ask='Passphrase of box.lbx: '
+    local good='xyzzy mural stardust pluck' new='New passphrase of box.lbx.*: ' again='The same again: ' ask='Passphrase of box.lbx: '
     # 6 GiB go through memory, which takes some seconds.
     seen 0 'Use it as a folder' "$new" "$good" "$again" "$good" -- lockbox create --kdf-memory 128 --kdf-passes 48 box.lbx
     grep -qF "$SIGN" all || fail "no sign of work: $(cat all)"
@@ -107,9 +108,9 @@ case_a_derivation_that_takes_long_is_told_and_programs_see_nothing() {
     grep -qF "$SIGN" all || fail "no sign of work: $(cat all)"
     seen 0 "^$ask\$" "$ask" "$good" -- lockbox ls --quiet box.lbx
     ! grep -q 'Deriving' all || fail 'not quiet'
-    printf '%s\n' "$good" >hush
-    chmod 600 hush
-    same "$(lockbox ls --passfile hush box.lbx 2>&1)" ''
+    printf '%s\n' "$good" >xyzzy
+    chmod 600 xyzzy
+    same "$(lockbox ls --passfile xyzzy box.lbx 2>&1)" ''
     mkdir box
     seen 0 "^$ask\$" "$ask" "$good" -- lockbox mount -o "log=$WORK/box.log" box.lbx box
     grep -qF "$SIGN" all || fail "no sign of work: $(cat all)"
@@ -122,10 +123,10 @@ case_who_types_nothing_gets_words_to_write_down() {
     local options=(--weak-kdf --kdf-memory 1)
     # Who cannot type it has not written it down.
     local not='That is another one. Type it as it stands there: '
-    seen 2 'not the generated passphrase; nothing was changed' "$new" '' "$words" 'hush \1' "$not" '' "$not" hush -- lockbox create "${options[@]}" box.lbx
+    seen 2 'not the generated passphrase; nothing was changed' "$new" '' "$words" 'xyzzy \1' "$not" '' "$not" xyzzy -- lockbox create "${options[@]}" box.lbx
     seen 2 'nothing was typed' "$new" '' "$words" ^D -- lockbox create "${options[@]}" box.lbx
     [[ ! -e box.lbx ]] || fail 'something was made'
-    seen 0 'Write this passphrase down' "$new" '' "$words" hush "$not" '\1' -- lockbox create "${options[@]}" box.lbx
+    seen 0 'Write this passphrase down' "$new" '' "$words" xyzzy "$not" '\1' -- lockbox create "${options[@]}" box.lbx
     printed=$(grep -E '^    ' screen)
     same "$(grep -c "${printed:4}" screen)" 1 'it is shown once'
     lockbox ls box.lbx <<<"${printed:4}"
@@ -152,7 +153,7 @@ case_who_types_nothing_gets_words_to_write_down() {
 case_changes_of_keys_have_three_tries_too() {
     new_archive box
     cd "$WORK"
-    local ask='Passphrase of box.lbx: ' new='New passphrase of box.lbx.*: ' again='The same again: ' good='hush mural stardust pluck'
+    local ask='Passphrase of box.lbx: ' new='New passphrase of box.lbx.*: ' again='The same again: ' good='xyzzy mural stardust pluck'
     local wrong="Wrong passphrase. $ask" right secret command
     right=$(cat "$PASSFILE")
     secret=(--weak-kdf --kdf-memory 1)
@@ -164,22 +165,22 @@ case_changes_of_keys_have_three_tries_too() {
         [[ $command != 'header restore' ]] || rest=(header)
         # shellcheck disable=SC2086
         seen 10 'box.lbx: wrong passphrase or key \(it opens with: passphrase\)$' \
-            "$ask" hush "$wrong" hushes "$wrong" hushed -- lockbox $command box.lbx "${rest[@]}"
+            "$ask" xyzzy "$wrong" xyzzyes "$wrong" xyzzyed -- lockbox $command box.lbx "${rest[@]}"
         ! grep -q "$new" screen || fail "asked for a new one: $command"
     done
-    seen 10 'wrong passphrase' "$ask" hush "$wrong" hushes "$wrong" ^D -- lockbox key rm box.lbx 0
+    seen 10 'wrong passphrase' "$ask" xyzzy "$wrong" xyzzyes "$wrong" ^D -- lockbox key rm box.lbx 0
     same_file box.lbx before.lbx
     # A mistyped recovery code is told as what it is.
     seen 10 'group 1 of the recovery code has a typing error. Passphrase of' \
         "$ask" 123456-123456-123456-123456-123456-123456-123456-123456-123456 'typing error. Passphrase of box.lbx: ' ^D -- lockbox key ls box.lbx
-    seen 0 'is changed' "$ask" hush "$wrong" "$right" "$new" "$good" "$again" "$good" -- lockbox passwd "${secret[@]}" box.lbx
-    seen 0 'slot 1 opens' "$ask" hushed "$wrong" hush "$wrong" "$good" "$new" "$good" "$again" "$good" -- lockbox key add "${secret[@]}" box.lbx
-    seen 0 '^opens key slot 1 ' "$ask" hush "$wrong" "$good" -- lockbox key test box.lbx
-    seen 0 'slot 1 passphrase is removed' "$ask" hush "$wrong" "$good" -- lockbox key rm box.lbx 1
-    seen 0 'new volume key' "$ask" hush "$wrong" "$good" -- lockbox key rekey box.lbx
+    seen 0 'is changed' "$ask" xyzzy "$wrong" "$right" "$new" "$good" "$again" "$good" -- lockbox passwd "${secret[@]}" box.lbx
+    seen 0 'slot 1 opens' "$ask" xyzzyed "$wrong" xyzzy "$wrong" "$good" "$new" "$good" "$again" "$good" -- lockbox key add "${secret[@]}" box.lbx
+    seen 0 '^opens key slot 1 ' "$ask" xyzzy "$wrong" "$good" -- lockbox key test box.lbx
+    seen 0 'slot 1 passphrase is removed' "$ask" xyzzy "$wrong" "$good" -- lockbox key rm box.lbx 1
+    seen 0 'new volume key' "$ask" xyzzy "$wrong" "$good" -- lockbox key rekey box.lbx
     # The new one may come from a file, and a program has one try.
-    seen 0 'is changed' "$ask" hush "$wrong" "$good" -- lockbox passwd "${secret[@]}" --new-passfile "$PASSFILE" box.lbx
-    expect 10 'wrong passphrase' sh -c 'printf "hush\nhush\n" | lockbox passwd box.lbx'
+    seen 0 'is changed' "$ask" xyzzy "$wrong" "$good" -- lockbox passwd "${secret[@]}" --new-passfile "$PASSFILE" box.lbx
+    expect 10 'wrong passphrase' sh -c 'printf "xyzzy\nxyzzy\n" | lockbox passwd box.lbx'
     lockbox ls --passfile "$PASSFILE" box.lbx
 }
 
@@ -187,7 +188,7 @@ case_a_recovery_asks_whose_passphrase_is_replaced() {
     new_archive box
     cd "$WORK"
     local code='Recovery code of box.lbx: ' new='New passphrase of box.lbx.*: ' again='The same again: '
-    local recover=(lockbox recovery --weak-kdf --kdf-memory 1 box.lbx) good='hush mural stardust pluck' digits wrong
+    local recover=(lockbox recovery --weak-kdf --kdf-memory 1 box.lbx) good='xyzzy mural stardust pluck' digits wrong
     digits=$(lockbox key recovery --passfile "$PASSFILE" box.lbx | grep -oE '[0-9]{6}(-[0-9]{6}){8}')
     wrong=$(((${digits:2:1} + 1) % 10))
     cp box.lbx before.lbx
@@ -212,12 +213,12 @@ case_a_recovery_asks_whose_passphrase_is_replaced() {
     seen 0 '^Key slot 2 passphrase "partner" has the new' "$code" "$digits" '\+00:00  partner\r\nNumber or label.*: ' partner \
         "$new" "$good" "$again" "$good" -- "${recover[@]}"
     ! grep -q "$digits" screen || fail 'the code shows'
-    printf '%s\n' "$good" >hush
-    chmod 600 hush
-    same "$(lockbox key test --json --passfile hush box.lbx | grep -o '"slot":[0-9]*')" '"slot":2'
+    printf '%s\n' "$good" >xyzzy
+    chmod 600 xyzzy
+    same "$(lockbox key test --json --passfile xyzzy box.lbx | grep -o '"slot":[0-9]*')" '"slot":2'
     lockbox ls --passfile "$PASSFILE" box.lbx
     # One is taken after a yes.
-    seen 0 '^Key slot 0 passphrase has the new' "$code" "$digits" 'Number or label.*: ' 0 "$new" hush 'is weak' y "$again" hush -- "${recover[@]}"
+    seen 0 '^Key slot 0 passphrase has the new' "$code" "$digits" 'Number or label.*: ' 0 "$new" xyzzy 'is weak' y "$again" xyzzy -- "${recover[@]}"
 }
 
 # What is left of a screen on which a bar was drawn: after its last wiping there is text alone.
