@@ -193,7 +193,7 @@ server {{
             Proxy::None => None,
         });
         next.push(format!(
-            "then, as root: lockbox share FILE; others open https://{name}, see WHO MAY MAKE SHARES in lockbox-share(8)"
+            "then, as root: lockbox share FILE; others open https://{name}, see CREATORS in lockbox-share(8)"
         ));
         next
     }
