@@ -64,7 +64,6 @@ impl NodeStore {
         self.nodes.usage()
     }
 
-    /// Evicts all nodes.
     pub(crate) fn clear(&self) {
         self.nodes.clear();
     }

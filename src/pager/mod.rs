@@ -90,7 +90,6 @@ impl Pager {
         &self.sticky_error
     }
 
-    /// Returns the statistics of the cell cache and the head cache.
     pub(crate) fn cache_use(&self) -> (CacheStats, CacheStats) {
         (self.cells.usage(), self.heads.usage())
     }
@@ -145,7 +144,6 @@ impl Pager {
         }
     }
 
-    /// Seals `page` for `run`.
     pub(crate) fn seal(&self, page: &PlainPage<'_>, run: Run, generation: Generation) -> Result<SealedPage> {
         self.cipher.seal(page, run, generation)
     }

@@ -38,7 +38,6 @@ pub(crate) struct Operation<'v> {
 }
 
 impl<'v> Operation<'v> {
-    /// Begins an operation on the state `base`.
     pub(super) fn new(store: &'v NodeStore, generation: Generation, base: &State) -> Operation<'v> {
         Operation {
             store,

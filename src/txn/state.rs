@@ -128,7 +128,6 @@ impl Versions {
         self.published.load_full()
     }
 
-    /// The number of the version that is published now.
     pub(super) fn sequence(&self) -> u64 {
         self.published.load().sequence
     }

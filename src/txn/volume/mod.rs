@@ -165,7 +165,6 @@ impl Volume {
         &self.medium.store
     }
 
-    /// Every record of the history.
     pub(crate) fn history(&self) -> Result<Vec<(Key, Vec<u8>)>> {
         self.history_of(&self.state())
     }

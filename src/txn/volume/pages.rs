@@ -35,7 +35,6 @@ impl Volume {
         self.medium.pager.prefetch_pages(pages);
     }
 
-    /// Returns whether the archive is remote.
     pub(crate) fn is_remote(&self) -> bool {
         self.medium.pager.is_remote()
     }
@@ -176,7 +175,6 @@ pub(crate) struct UnreferencedPages {
 }
 
 impl UnreferencedPages {
-    /// Returns an empty set.
     pub(crate) fn new(volume: &Volume) -> UnreferencedPages {
         let allocator = volume.allocator.clone();
         UnreferencedPages { allocator, pieces: Vec::new(), publication: Publication::default() }
@@ -192,7 +190,6 @@ impl UnreferencedPages {
         self.pieces.append(&mut other.pieces);
     }
 
-    /// The pieces that lie on the pages.
     pub(crate) fn pieces(&self) -> &[WrittenPiece] {
         &self.pieces
     }

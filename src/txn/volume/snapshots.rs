@@ -263,7 +263,6 @@ impl Operation<'_> {
         self.trees.snapshots.insert(self.store, &mut self.global_edits, key, &snapshot.encode()).map(drop)
     }
 
-    /// Clears the names of these snapshots.
     fn forget_snapshots(&mut self, ids: &[u64]) -> Result<()> {
         // Which one is newest and which one is before it, is asked within the operation.
         let mut all = snapshots_of(&self.trees.snapshots, self.store)?;
@@ -352,8 +351,6 @@ impl<'v> ReadView<'v> {
         ReadView { volume, state, kept: None, finger: Finger::default() }
     }
 
-    /// Returns a view of the snapshot with this id.
-    ///
     /// # Errors
     /// `Stale` when it is gone, or its removal has begun.
     pub(crate) fn of_snapshot(volume: &'v Volume, id: u64) -> Result<ReadView<'v>> {
