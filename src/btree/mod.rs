@@ -17,19 +17,16 @@
 mod cursor;
 mod difference;
 mod edit;
-mod finger;
-mod flush;
 mod node;
 mod node_store;
-mod search;
 #[cfg(test)]
 mod tests;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+pub(crate) use cursor::Finger;
 pub(crate) use difference::{DifferenceVisitor, DifferenceWalk, RangeVisitor};
-pub(crate) use finger::Finger;
 use node::Bounds;
 pub(crate) use node::Node;
 pub(crate) use node_store::NodeStore;
@@ -200,7 +197,7 @@ impl Tree {
         let pointer = match &self.root {
             None => return Ok(Root::default()),
             Some(Child::Stored(pointer)) => *pointer,
-            Some(Child::Resident(root)) => flush::flush(store, root, write)?,
+            Some(Child::Resident(root)) => node_store::flush(store, root, write)?,
         };
         Ok(Root { pointer, level: self.level })
     }
@@ -209,14 +206,14 @@ impl Tree {
     /// Visits only nodes that are not stored, and their children.
     pub(crate) fn forget_written(&mut self) {
         if let Some(root) = &mut self.root {
-            flush::forget_written(root);
+            node_store::forget_written(root);
         }
     }
 
     /// Returns the number of resident nodes that no commit has written.
     #[cfg(test)]
     pub(crate) fn count_dirty(&self) -> u64 {
-        self.root.as_ref().map_or(0, flush::count_dirty)
+        self.root.as_ref().map_or(0, node_store::count_dirty)
     }
 
     /// Calls `f` with pointer and level of every stored node, for `check` and for rebuilding the
@@ -230,7 +227,7 @@ impl Tree {
     ) -> Result<()> {
         match &self.root {
             None => Ok(()),
-            Some(root) => flush::visit_pages(store, root, Bounds::root(self.id as u8, self.level), f, lost),
+            Some(root) => cursor::visit_pages(store, root, Bounds::root(self.id as u8, self.level), f, lost),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Node store: loads nodes through the pager, caches decoded ones and prefetches from remote
-//! storage.
+//! Node store: loads nodes through the pager, caches decoded ones, prefetches from remote storage,
+//! and writes dirty nodes bottom-up.
 
 use std::sync::{Arc, OnceLock};
 
@@ -64,7 +64,6 @@ impl NodeStore {
         self.nodes.usage()
     }
 
-    /// Evicts all nodes.
     pub(crate) fn clear(&self) {
         self.nodes.clear();
     }
@@ -161,4 +160,73 @@ fn check_bounds(node: &Node, pointer: &Pointer, bounds: Bounds) -> Result<()> {
 
 fn mismatch_error(detail: &str, pointer: &Pointer) -> Error {
     Error::damaged(format!("{detail}: block={} generation={}", pointer.run.address, pointer.generation.0))
+}
+
+// ---- writing ----
+
+/// Writes `node` and unstored nodes below it; returns its pointer.
+pub(super) fn flush(
+    store: &NodeStore,
+    node: &Arc<Node>,
+    write: &mut dyn FnMut(u8, Vec<u8>) -> Result<Pointer>,
+) -> Result<Pointer> {
+    if let Some(pointer) = node.stored.get() {
+        // Children of a stored node are stored: its page names them.
+        return Ok(*pointer);
+    }
+    let mut pointers = Vec::new();
+    if let Body::Internal(children) = &node.body {
+        pointers.reserve_exact(children.len());
+        for (_, child) in children {
+            pointers.push(match child {
+                Child::Stored(pointer) => *pointer,
+                Child::Resident(child) => flush(store, child, write)?,
+            });
+        }
+    }
+    let pointer = write(node.level, node.encode(&pointers))?;
+    // TREE-1, TREE-2: newer versions share the node, so only its `stored` cell is set. The cell was
+    // empty above, and this commit is the only writer.
+    let _ = node.stored.set(pointer);
+    match &node.body {
+        Body::Leaf(_) => store.cache_node(&pointer, node),
+        Body::Internal(children) => {
+            let children = children.iter().zip(&pointers).map(|((key, _), child)| (*key, Child::Stored(*child)));
+            let mut written = Node::new(node.born, node.bounds(), Body::Internal(children.collect()));
+            written.stored = OnceLock::from(pointer);
+            store.cache_node(&pointer, &Arc::new(written));
+        }
+    }
+    Ok(pointer)
+}
+
+/// Replaces stored resident nodes in and below `child` by their pointers.
+pub(super) fn forget_written(child: &mut Child) {
+    let Child::Resident(node) = child else { return };
+    if let Some(pointer) = node.stored.get() {
+        *child = Child::Stored(*pointer);
+        return;
+    }
+    let Body::Internal(children) = &node.body else { return };
+    if !children.iter().any(|(_, child)| matches!(child, Child::Resident(_))) {
+        return;
+    }
+    // TREE-1: copied when a published version shares it. The node belongs to the open transaction,
+    // so nothing is superseded (TREE-3).
+    if let Body::Internal(children) = &mut Arc::make_mut(node).body {
+        children.iter_mut().for_each(|(_, child)| forget_written(child));
+    }
+}
+
+#[cfg(test)]
+pub(super) fn count_dirty(child: &Child) -> u64 {
+    match child {
+        Child::Resident(node) if node.stored.get().is_none() => {
+            1 + match &node.body {
+                Body::Leaf(_) => 0,
+                Body::Internal(children) => children.iter().map(|(_, child)| count_dirty(child)).sum(),
+            }
+        }
+        _ => 0,
+    }
 }

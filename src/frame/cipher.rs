@@ -4,8 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::compression::decompress;
-use super::{PageContent, PlainPage};
+use super::{PageContent, PlainPage, decompress};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
 use crate::crypto::kdf::hkdf;

@@ -316,3 +316,26 @@ fn every_flipped_bit_up_to_the_cells_is_refused_by_the_head_alone() {
     let page_start = cipher.open_start(&list.pointer, &list.bytes).unwrap();
     assert!(cipher.open_head(&list.pointer, &page_start, &mut list.bytes.clone()).is_err(), "no data page");
 }
+
+/// Specification 5.1: other implementations need not accept more than this.
+#[test]
+fn what_is_decompressed_is_one_frame_and_nothing_beside_it() {
+    let frame = |data: &[u8]| zstd::bulk::compress(data, 1).unwrap();
+    let (first, second) = (frame(&[7; 500]), frame(&[8; 500]));
+    let skipped = [&SKIPPABLE.to_le_bytes()[..], &3u32.to_le_bytes(), b"abc"].concat();
+    let mut out = [0; 500];
+    decompress(&first, &mut out).unwrap();
+    assert_eq!(out, [7; 500]);
+    for wrong in [
+        [&skipped[..], &first].concat(),
+        [&first[..], &skipped].concat(),
+        [&first[..], &[0]].concat(),
+        [&first[..], &frame(&[])].concat(),
+        first[..first.len() - 1].to_vec(),
+        skipped,
+        Vec::new(),
+    ] {
+        assert!(decompress(&wrong, &mut out).is_err(), "{wrong:?}");
+    }
+    assert!(decompress(&[first, second].concat(), &mut [0; 1000]).is_err());
+}

@@ -1,8 +1,6 @@
 //! Page I/O by pointer: cached reads, write-once pages, commit ring, barriers, sticky write error
-//! and
-//! space map.
+//! and space map.
 
-mod buffer_pool;
 mod cache;
 mod data;
 mod journal;
@@ -14,8 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-pub(crate) use buffer_pool::BufferPool;
-pub(crate) use cache::ShardedCache;
+pub(crate) use cache::{BufferPool, ShardedCache};
 pub(crate) use journal::AuthenticRecord;
 pub(crate) use sticky_error::StickyError;
 
@@ -93,7 +90,6 @@ impl Pager {
         &self.sticky_error
     }
 
-    /// Returns the statistics of the cell cache and the head cache.
     pub(crate) fn cache_use(&self) -> (CacheStats, CacheStats) {
         (self.cells.usage(), self.heads.usage())
     }
@@ -148,7 +144,6 @@ impl Pager {
         }
     }
 
-    /// Seals `page` for `run`.
     pub(crate) fn seal(&self, page: &PlainPage<'_>, run: Run, generation: Generation) -> Result<SealedPage> {
         self.cipher.seal(page, run, generation)
     }

@@ -11,8 +11,6 @@ pub mod ipc;
 mod memory;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod simulated;
-#[cfg(any(test, fuzzing))]
-mod sparse_image;
 
 #[cfg(test)]
 pub(crate) use counting::CountingStorage;

@@ -7,15 +7,12 @@ use std::sync::Arc;
 
 use super::allocator::Allocator;
 use super::commit::CommitTail;
-use super::context::VolumeContext;
 use super::counters::{known, last_ino};
 use super::finding::{Finding, FindingKind, Severity};
 use super::recovery::in_space;
 use super::references;
-use super::snapshot_list::{is_being_removed, snapshot_tree, snapshots_of};
-use super::state::State;
-use super::stray_records::find_strays;
-use crate::btree::{LostNode, Tree};
+use super::state::{State, VolumeContext, is_being_removed, snapshot_tree, snapshots_of};
+use crate::btree::{LostNode, NodeStore, Tree};
 use crate::error::{Error, Result};
 use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::values::{DeadValue, Extent, ReferenceValue};
@@ -528,6 +525,42 @@ fn report(result: Result<()>, kind: FindingKind, census: &mut Census) -> Result<
         }
         other => other,
     }
+}
+
+// ---- records in trees where no writer puts them (specification 6.2); readers skip them ----
+
+/// Returns whether a key of this kind belongs to the tree. The tree of files is checked by the walk
+/// over the files.
+fn belongs(tree: TreeId, key: Key) -> bool {
+    match (tree, key.kind) {
+        (TreeId::Live, _) | (TreeId::References, kind::DEAD) => true,
+        (TreeId::References, kind::REFERENCE) | (TreeId::History, kind::HISTORY) => key.object == 0,
+        (TreeId::Snapshots, kind::SNAPSHOT) | (TreeId::Space, kind::SPACE) => key.sub == 0,
+        _ => false,
+    }
+}
+
+/// Reports each record that does not belong into its tree. Unreadable nodes are reported by the
+/// page count.
+fn find_strays(store: &NodeStore, state: &State, space: &Tree, found: &mut dyn FnMut(Finding)) -> Result<()> {
+    let trees = &state.trees;
+    for (tree, id) in [
+        (&trees.references, TreeId::References),
+        (&trees.snapshots, TreeId::Snapshots),
+        (&trees.history, TreeId::History),
+        (space, TreeId::Space),
+    ] {
+        let look = &mut |key: Key, _: &[u8]| {
+            if !belongs(id, key) {
+                let (number, Key { object, kind, sub }) = (id as u8, key);
+                let text = format!("tree {number} has a record that does not belong there: ({object}, {kind}, {sub})");
+                found(Finding::new(FindingKind::Record, Severity::Wrong, text));
+            }
+            Ok(())
+        };
+        tree.scan_surviving(store, look, &mut |_| Ok(()))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -10,8 +10,7 @@
 
 use super::finding::{Finding, FindingKind, Severity};
 use super::log::Logged;
-use super::snapshot_list::{is_being_removed, snapshots_of};
-use super::state::{Counters, Trees};
+use super::state::{Counters, Trees, is_being_removed, snapshots_of};
 use crate::btree::{NodeStore, Tree};
 use crate::error::{Error, Result};
 use crate::format::record::CommitRecord;

@@ -87,7 +87,6 @@ impl Changes {
         self.keys.is_empty() && self.dropped.is_empty() && !self.needs_commit
     }
 
-    /// Merges later changes.
     pub(super) fn absorb(&mut self, later: Changes) {
         if later.needs_commit {
             self.need_commit();
@@ -133,7 +132,6 @@ impl Logged {
         (!entries.is_empty()).then(|| Logged { records: LoggedRecords::of(&entries), entries })
     }
 
-    /// Next inode number in the last entry.
     pub(super) fn next_ino(&self) -> u64 {
         self.records.next_ino
     }
@@ -163,7 +161,6 @@ impl LoggedRecords {
         all
     }
 
-    /// Returns the number of records.
     pub(super) fn len(&self) -> u64 {
         self.records.len() as u64
     }

@@ -18,7 +18,7 @@
 //!     commit never meets a full disk, but for TXN-9. An operation that finds none first waits for
 //!     pending frees (`space_wait`).
 //! TXN-6  An operation is published whole or not at all, and its publication mark tells for each
-//!     state whether it contains the operation (`publication`).
+//!     state whether it contains the operation (`Publication`).
 //! TXN-7  The space map of checkpoint c together with the lists of the records c..=g is exactly the
 //!     set of pages of root g. A record that no such chain leads to names checkpoint 0; then that
 //!     set is the pages that the trees reference.
@@ -36,25 +36,17 @@ mod allocator;
 mod ancestry;
 mod audit;
 mod commit;
-mod context;
 mod counters;
 mod finding;
 mod log;
 mod operation;
-mod publication;
-mod read_view;
 mod recovery;
 mod references;
-mod replay;
-mod snapshot_list;
 mod space_wait;
 mod stale;
 mod state;
-mod stray_records;
 #[cfg(test)]
 mod tests;
-mod unreferenced_pages;
-mod view;
 mod volume;
 mod writer;
 
@@ -64,11 +56,7 @@ pub(crate) use audit::{Audit, DataPages};
 pub(crate) use commit::CommitTicket;
 pub use finding::{Finding, FindingKind, Lost, Severity};
 pub(crate) use operation::Operation;
-pub(crate) use publication::Publication;
-pub(crate) use read_view::ReadView;
 pub(crate) use recovery::{LostPage, has_entries};
 pub(crate) use space_wait::Reclaimer;
-pub(crate) use state::State;
-pub(crate) use unreferenced_pages::{UnreferencedPages, WrittenPiece};
-pub(crate) use view::{Difference, DifferenceCursor, View};
-pub(crate) use volume::{Choice, OpenOptions, Pinned, Volume};
+pub(crate) use state::{Difference, DifferenceCursor, Publication, State, View};
+pub(crate) use volume::{Choice, OpenOptions, Pinned, ReadView, UnreferencedPages, Volume, WrittenPiece};

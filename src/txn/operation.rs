@@ -3,14 +3,13 @@
 
 use std::ops::Range;
 
-use super::log::Changes;
-use super::publication::Publication;
-use super::state::{Counters, State, Trees};
-use super::view::View;
+use super::log::{Changes, LoggedRecords};
+use super::state::{Counters, Publication, State, Trees, View};
 use crate::btree::{Edits, NodeStore};
 use crate::error::{Error, Result};
 use crate::format::log::DroppedRange;
-use crate::format::{Generation, Ino, Key, MAX_INO, Pointer, Run, Tag};
+use crate::format::values::Extent;
+use crate::format::{Generation, Ino, Key, MAX_INO, Pointer, Run, Tag, kind};
 
 /// The working copy of an operation; see `Volume::operate`.
 pub(crate) struct Operation<'v> {
@@ -39,7 +38,6 @@ pub(crate) struct Operation<'v> {
 }
 
 impl<'v> Operation<'v> {
-    /// Begins an operation on the state `base`.
     pub(super) fn new(store: &'v NodeStore, generation: Generation, base: &State) -> Operation<'v> {
         Operation {
             store,
@@ -160,5 +158,65 @@ impl<'v> Operation<'v> {
             self.bury(pointer.run, pointer.generation)?;
         }
         Ok(())
+    }
+}
+
+impl Operation<'_> {
+    /// Applies the records and the counters to tree 1, and derives their effect on pages (LOG-2).
+    /// Idempotent.
+    ///
+    /// # Errors
+    /// `Damaged` where a record has no place, or does not decode: no writer continues with a part
+    /// of them.
+    pub(super) fn replay(&mut self, logged: &LoggedRecords) -> Result<()> {
+        self.needs_commit();
+        self.count(logged);
+        let mut released: Vec<(Pointer, Generation)> = Vec::new();
+        for (key, value) in &logged.records {
+            if key.kind == kind::EXTENT {
+                let old = self.view().get(*key, Extent::decode)?;
+                let new = value.as_deref().map(Extent::decode).transpose()?;
+                let name = |extent: &Extent| (extent.page, extent.born);
+                if old.as_ref().map(name) != new.as_ref().map(name) {
+                    if let Some(new) = &new {
+                        self.share(&new.page, 1)?;
+                    }
+                    released.extend(old.as_ref().map(name));
+                }
+            }
+            let _there = match value {
+                Some(value) => self.insert(*key, value)?,
+                None => self.remove(*key)?,
+            };
+        }
+        // After all new references are counted, so that no page loses its last count in between.
+        for (page, born) in released {
+            self.release(&page, born)?;
+            self.note_stale(&page);
+        }
+        Ok(())
+    }
+
+    /// Like [`Self::replay`], for read-only volumes. Skips records of a damaged node; that node is
+    /// lost with all its records (LOG-6).
+    pub(super) fn replay_read_only(&mut self, logged: &LoggedRecords) -> Result<()> {
+        self.count(logged);
+        let mut damage = Vec::new();
+        for (key, value) in &logged.records {
+            match self.trees.live.overlay(self.store, &mut self.live_edits, *key, value.as_deref()) {
+                Err(Error::Damaged(reason)) => damage.push(reason),
+                laid => laid?,
+            }
+        }
+        if let Some(first) = damage.first() {
+            tracing::warn!("records of the log that lie on what is damaged: {}, the first one: {first}", damage.len());
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, logged: &LoggedRecords) {
+        self.changed = true;
+        self.counters.next_ino = self.counters.next_ino.max(logged.next_ino);
+        self.counters.inodes = logged.inodes;
     }
 }

@@ -1,15 +1,23 @@
-//! Published versions of the archive, and which of them readers still hold.
+//! Versions of the archive: the published one, those that readers hold, and read access to their
+//! trees.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
-use crate::btree::Tree;
+use crate::btree::{
+    DifferenceVisitor, DifferenceWalk, Finger, LostVisitor, NodeStore, RangeVisitor, ScanVisitor, Tree,
+};
+use crate::env::Environment;
+use crate::error::{Error, Result};
 use crate::format::record::{BackupOrigin, CommitRecord};
-use crate::format::{Generation, TreeId};
+use crate::format::values::SnapshotValue;
+use crate::format::{Generation, Key, MAX_NAME, TreeId, kind};
+use crate::pager::Pager;
 
 /// The trees that operations change; the space tree belongs to commits alone.
 #[derive(Clone)]
@@ -120,7 +128,6 @@ impl Versions {
         self.published.load_full()
     }
 
-    /// The number of the version that is published now.
     pub(super) fn sequence(&self) -> u64 {
         self.published.load().sequence
     }
@@ -158,4 +165,197 @@ impl Versions {
     pub(super) fn set_open_generation(&self, generation: Generation) {
         self.open_generation.store(generation.0, Ordering::Release);
     }
+}
+
+/// Shared context of a volume.
+pub(super) struct VolumeContext {
+    pub(super) pager: Arc<Pager>,
+    pub(super) store: NodeStore,
+    pub(super) versions: Versions,
+    pub(super) environment: Arc<dyn Environment>,
+}
+
+/// Publication mark: tells whether a state contains an operation, without a search of the trees.
+///
+/// # The argument
+/// A publication is a cell that holds 0 until an operation that carries it is published, and the
+/// number of that operation's state from then on. `OpenTransaction::publish` takes the number when
+/// nothing can fail any more, and `announce` writes it into the cells before it has the state
+/// stored. Both happen under the writers' lock, so that states are stored in the order of their
+/// numbers. Nothing returns between the two stores.
+///
+/// - A failed operation leaves its cells at 0, whether it failed itself, found no space for its
+///   nodes, or was the flush of a commit that was given up. It never counts as done, and another
+///   operation may carry the same cell. A crash leaves neither cells nor callers that wait for
+///   them.
+/// - A holder of a state of this number or a later one finds the number in the cell. It was written
+///   before that state was stored; storing releases and loading acquires (each is a sequentially
+///   consistent exchange of `ArcSwap`). So the cell itself needs no order of its own.
+/// - A reader of the cell between the two stores, or a holder of an older state, has a state of a
+///   lower number: "not yet" is true of that state.
+/// - A published operation is never undone: the cell is written once, and later states have higher
+///   numbers. A state that a commit stores again (`OpenTransaction::forget_written`) has the same
+///   trees and the same number.
+/// - The result of an operation that changed nothing is true of the state that it began with, whose
+///   number its cells get. A caller that loaded that state earlier may see "not yet", and sees the
+///   same content in it.
+///
+/// So `is_in` is exact for every state, and costs one load.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Publication(Arc<AtomicU64>);
+
+impl Publication {
+    /// Returns whether the state contains the operation.
+    pub(crate) fn is_in(&self, state: &State) -> bool {
+        (1..=state.sequence).contains(&self.0.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether an operation that carried this was published; under the writers' lock, the
+    /// present state then contains it.
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+
+    /// Writes the number into the cells of an operation that cannot fail any more, and then stores
+    /// its state.
+    pub(super) fn announce(carried: &[Publication], sequence: u64, store: impl FnOnce()) {
+        carried.iter().for_each(|publication| publication.0.store(sequence, Ordering::Relaxed));
+        store();
+    }
+}
+
+/// Read access to one version of the live tree; the same for readers and inside an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub(crate) tree: &'a Tree,
+    pub(crate) store: &'a NodeStore,
+    /// Belongs to this version of the tree.
+    pub(crate) finger: Option<&'a Finger>,
+}
+
+impl<'a> View<'a> {
+    pub(crate) fn get<R>(&self, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
+        match self.finger {
+            Some(finger) => self.tree.get_near(self.store, finger, key, f),
+            None => self.tree.get(self.store, key, f),
+        }
+    }
+
+    pub(crate) fn floor<R>(&self, key: Key, f: impl FnOnce(Key, &[u8]) -> Result<R>) -> Result<Option<R>> {
+        match self.finger {
+            Some(finger) => self.tree.floor_near(self.store, finger, key, f),
+            None => self.tree.floor(self.store, key, f),
+        }
+    }
+
+    pub(crate) fn scan(&self, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<()> {
+        match self.finger {
+            Some(finger) => self.tree.scan_near(self.store, finger, from, to, f),
+            None => self.tree.scan(self.store, from, to, f),
+        }
+    }
+
+    /// See [`Tree::fences_before`].
+    pub(crate) fn fences_before(&self, key: Key, f: &mut dyn FnMut(Key) -> ControlFlow<()>) -> Result<()> {
+        self.tree.fences_before(self.store, key, f)
+    }
+
+    /// Visits the differences from an older version of the same archive, without reading shared
+    /// nodes: see [`Tree::differences`].
+    pub(crate) fn differences(&self, older: &View<'_>, f: &mut DifferenceVisitor<'_>) -> Result<()> {
+        self.tree.differences(older.tree, self.store, f)
+    }
+
+    /// Visits the key ranges that may differ from the ancestor of generation `since`: see
+    /// [`Tree::changed_since`].
+    pub(crate) fn changed_since(&self, since: Generation, f: &mut RangeVisitor<'_>) -> Result<()> {
+        self.tree.changed_since(self.store, since, f)
+    }
+
+    /// Requests the nodes of these ranges together, if the archive is remote: see
+    /// [`Tree::prefetch`].
+    pub(crate) fn prefetch(&self, ranges: &[(Key, Key)]) -> Result<()> {
+        self.tree.prefetch(self.store, ranges)
+    }
+
+    /// Returns the differences as a cursor; without an older version, every record of this one.
+    pub(crate) fn differences_since(&self, older: Option<&View<'a>>) -> DifferenceCursor<'a> {
+        DifferenceCursor { walk: self.tree.differences_since(older.map(|older| older.tree)), store: self.store }
+    }
+
+    /// Every entry that can still be read; `lost` gets each node that cannot.
+    pub(crate) fn scan_surviving(
+        &self,
+        f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
+        lost: &mut LostVisitor<'_>,
+    ) -> Result<()> {
+        self.tree.scan_surviving(self.store, f, lost)
+    }
+}
+
+/// A record that differs between two versions, with both values.
+#[derive(Debug)]
+pub(crate) struct Difference {
+    pub(crate) key: Key,
+    pub(crate) old: Option<Vec<u8>>,
+    pub(crate) new: Option<Vec<u8>>,
+}
+
+/// Cursor over the differences of two versions, by ascending key.
+pub(crate) struct DifferenceCursor<'a> {
+    walk: DifferenceWalk<'a>,
+    store: &'a NodeStore,
+}
+
+impl DifferenceCursor<'_> {
+    /// Up to `most` further records; fewer only at the end.
+    pub(crate) fn batch(&mut self, most: usize) -> Result<Vec<Difference>> {
+        let mut batch = Vec::new();
+        self.walk.resume(self.store, &mut |key, old, new| {
+            batch.push(Difference { key, old: old.map(<[u8]>::to_vec), new: new.map(<[u8]>::to_vec) });
+            Ok(if batch.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        })?;
+        Ok(batch)
+    }
+}
+
+/// Returns all snapshots of the tree of snapshots, by ascending id; one with an empty name is being
+/// removed and its tree must not be read.
+pub(super) fn snapshots_of(snapshots: &Tree, store: &NodeStore) -> Result<Vec<(u64, SnapshotValue)>> {
+    let mut found = Vec::new();
+    snapshots.scan(store, Key::MIN, Key::MAX, &mut |key, value| {
+        // Stray records are skipped regardless of their content (specification 6.2).
+        if key.kind == kind::SNAPSHOT && key.sub == 0 {
+            found.push((key.object, SnapshotValue::decode(value)?));
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(found)
+}
+
+/// Id and generation of the newest one before `id` that is not being removed.
+pub(super) fn before(all: &[(u64, SnapshotValue)], id: u64) -> Option<(u64, Generation)> {
+    let older = all.iter().rev().find(|(other, snapshot)| *other < id && !is_being_removed(snapshot));
+    older.map(|(older, snapshot)| (*older, snapshot.generation))
+}
+
+pub(super) fn is_being_removed(snapshot: &SnapshotValue) -> bool {
+    snapshot.name.is_empty()
+}
+
+/// Returns the live tree as the snapshot keeps it. The snapshot must not be removed while the tree
+/// is in use.
+pub(super) fn snapshot_tree(snapshot: &SnapshotValue) -> Tree {
+    Tree::from_root(TreeId::Live, &snapshot.root)
+}
+
+/// Rejects invalid snapshot names: a name may become that of a directory.
+pub(super) fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > MAX_NAME {
+        return Err(Error::invalid("the name of a snapshot has 1 to 255 bytes"));
+    }
+    if name == b"." || name == b".." || name.iter().any(|&byte| byte == b'/' || byte == 0) {
+        return Err(Error::invalid("the name of a snapshot has no slash and no NUL, and is neither '.' nor '..'"));
+    }
+    Ok(())
 }

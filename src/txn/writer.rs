@@ -8,12 +8,10 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::{Allocator, Reservation, keep_of};
-use super::context::VolumeContext;
 use super::log::Changes;
 use super::operation::Operation;
-use super::publication::Publication;
 use super::stale::StalePages;
-use super::state::State;
+use super::state::{Publication, State, VolumeContext};
 use crate::btree::Node;
 use crate::error::{Error, Result};
 use crate::format::log::{LogEntry, LogPiece};

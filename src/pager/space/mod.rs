@@ -42,7 +42,7 @@ struct PendingFree {
     runs: Vec<Run>,
 }
 
-/// Reason why a reservation or allocation is not possible yet. `txn::shortage` waits for it to
+/// Reason why a reservation or allocation is not possible yet. `txn::space_wait` waits for it to
 /// pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AllocationFailure {

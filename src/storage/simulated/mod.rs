@@ -15,7 +15,7 @@
 //! HOST-5  Storage with atomic barriers (STORAGE-4) keeps all pending operations or none in a
 //!     crash, and none when the process dies.
 //! HOST-6  Copy-on-write storage needs new space for each write, even over allocated ranges; the
-//!     space of replaced or freed blocks is available after a barrier (`copy_on_write`).
+//!     space of replaced or freed blocks is available after a barrier (`fault`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,11 +24,10 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-use super::sparse_image::{HOST_BLOCK, SparseImage};
+use super::memory::{HOST_BLOCK, SparseImage};
 use super::{Storage, end_of};
 use crate::error::{Error, Result};
 
-mod copy_on_write;
 mod fault;
 mod trace;
 
@@ -91,7 +90,7 @@ struct State {
     ordered: bool,
     fail_barrier: bool,
     /// Space of a copy-on-write host (HOST-6).
-    room: Option<copy_on_write::CowSpace>,
+    room: Option<fault::CowSpace>,
     faults: Option<fault::ActiveFault>,
     trace: Option<Trace>,
     numbered: u64,

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use super::super::sparse_image::SparseImage;
 use super::{Fate, OpKind, PendingOp, SimulatedStorage, State, apply, apply_fate, apply_parts};
+use crate::storage::memory::SparseImage;
 
 /// Operations requested since recording began; see [`SimulatedStorage::record`].
 #[derive(Clone)]
@@ -36,7 +36,6 @@ impl Trace {
         }
     }
 
-    /// Returns the number of recorded operations.
     pub(crate) fn len(&self) -> usize {
         self.ops.len()
     }
@@ -62,12 +61,10 @@ impl SimulatedStorage {
         state.trace = Some(trace);
     }
 
-    /// Returns the number of operations recorded so far.
     pub(crate) fn position(&self) -> usize {
         self.state.lock().trace.as_ref().map_or(0, Trace::len)
     }
 
-    /// Ends the recording.
     pub(crate) fn recorded(&self) -> Option<Trace> {
         self.state.lock().trace.take()
     }
@@ -90,7 +87,6 @@ pub(crate) struct TraceReplay<'a> {
 }
 
 impl<'a> TraceReplay<'a> {
-    /// Returns the number of completed operations.
     pub(crate) fn position(&self) -> usize {
         self.at
     }
@@ -100,7 +96,6 @@ impl<'a> TraceReplay<'a> {
         &self.trace.ops[self.window..self.at]
     }
 
-    /// Returns whether the next operation is a barrier.
     pub(crate) fn at_barrier(&self) -> bool {
         matches!(self.trace.ops.get(self.at), Some(OpKind::Barrier))
     }

@@ -9,17 +9,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::chain_tail::{CommitReason, CommitTail};
+use super::chain_tail::{CommitReason, CommitTail, LogState, LogTail};
 use super::commit_delay::CommitDelay;
-use super::log_reservation::LogReservation;
-use super::record::RecordWriter;
-use super::reserved::ReservedPages;
+use super::record::{RecordWriter, ReservedPages};
 use crate::error::{Error, LogStats, Result};
-use crate::format::{BLOCK, Generation, SessionId};
-use crate::txn::allocator::Allocator;
+use crate::format::log::{EntryHead, LogEntry, entry_blocks, entry_capacity};
+use crate::format::{BLOCK, Generation, LOG, SessionId};
+use crate::txn::allocator::{Allocator, Reservation, keep_of};
 use crate::txn::ancestry::{Durable, Mark};
-use crate::txn::context::VolumeContext;
+use crate::txn::state::VolumeContext;
 use crate::txn::writer::{Frozen, OpenTransaction, Writer};
+
+/// Longest entry in blocks; more data is cheaper to write once, by a commit.
+const LONGEST: u64 = 64;
+
+/// Reservation step in groups, also the extra beyond the pieces: paths above the leaves, splits,
+/// counts of pages.
+const STEP: u64 = 64;
+/// A piece changes the records of one file, which are neighbours: two leaves.
+const GROUPS_PER_PIECE: u64 = 2;
 
 /// Leader, waiting callers and results. Nothing else is locked, read or written while its lock is
 /// held.
@@ -57,9 +65,9 @@ pub(crate) struct CommitTicket(u64);
 
 /// Makes the open transaction durable.
 pub(in crate::txn) struct GroupCommit {
-    pub(super) medium: Arc<VolumeContext>,
-    pub(super) allocator: Arc<Allocator>,
-    pub(super) writer: Arc<Writer>,
+    medium: Arc<VolumeContext>,
+    allocator: Arc<Allocator>,
+    writer: Arc<Writer>,
     record: RecordWriter,
     queue: Mutex<Queue>,
     /// A commit ended.
@@ -67,9 +75,9 @@ pub(in crate::txn) struct GroupCommit {
     /// A caller needs the commit that has not begun.
     joined: Condvar,
     read_only: bool,
-    pub(super) nodes: Mutex<LogReservation>,
+    nodes: Mutex<LogReservation>,
     /// Entries of the log that were written, and their bytes.
-    pub(super) logged: (AtomicU64, AtomicU64),
+    logged: (AtomicU64, AtomicU64),
 }
 
 /// Session of an opened volume, as its commit records carry it.
@@ -416,5 +424,104 @@ impl GroupCommit {
     #[cfg(test)]
     pub(in crate::txn) fn waiting_callers(&self) -> u64 {
         self.queue.lock().waiting
+    }
+}
+
+// ---- one log write instead of a commit's pages and record (LOG-1 to LOG-5) ----
+
+/// Reservation for the log entries since the last commit.
+#[derive(Default)]
+struct LogReservation {
+    held: Option<Reservation>,
+    /// Pieces of all entries since the last commit.
+    pieces: u64,
+}
+
+impl LogReservation {
+    /// Reserves space for `pieces` more; returns whether there is enough.
+    fn promise(&mut self, allocator: &Arc<Allocator>, pieces: u64, essential: bool) -> Result<bool> {
+        let held = self.held.as_ref().map_or(0, Reservation::groups);
+        // In steps, so that the file need not grow with each entry.
+        let wanted = (STEP + GROUPS_PER_PIECE * (self.pieces + pieces)).next_multiple_of(STEP);
+        if wanted > held {
+            if !allocator.reserve(wanted - held, keep_of(essential))? {
+                return Ok(false);
+            }
+            allocator.reserved(wanted - held).join(&mut self.held);
+        }
+        self.pieces += pieces;
+        Ok(true)
+    }
+}
+
+impl GroupCommit {
+    /// Writes an entry of all published and dirty changes, and waits for its barrier. Returns false
+    /// when a commit is needed: there is no log or no space in it, or a change that log entries
+    /// cannot record.
+    fn append(&self, chain: &mut CommitTail) -> Result<bool> {
+        let LogState::Open(tail) = chain.log else { return Ok(false) };
+        if self.medium.pager.storage().has_atomic_barrier() {
+            // A commit takes one barrier as well, and an entry would be written twice.
+            return Ok(false);
+        }
+        let blocks = LONGEST.min(LOG.1 - tail.block);
+        if blocks == 0 {
+            return Ok(false);
+        }
+        let pager = &self.medium.pager;
+        pager.check_identity().map_err(|error| pager.sticky_error().record("writing into the log", error))?;
+        let Some(entry) = self.writer.lock().log_entry(entry_capacity(blocks))? else { return Ok(false) };
+        if entry.is_empty() {
+            // A failed commit may have taken the changes: then they are not durable.
+            pager.sticky_error().check()?;
+            return Ok(true);
+        }
+        // Without space, or when the host fails, each fsync takes its own commit, which reports the
+        // error.
+        if !self.promise_nodes(entry.pieces.len() as u64, false).unwrap_or(false) {
+            self.writer.lock().leave_log();
+            return Ok(false);
+        }
+        chain.log_end = chain.log_end.max(tail.block + entry_blocks(entry.length()));
+        let written = self.write_entry(&tail, &entry);
+        if written.is_err() {
+            // It counts as logged by now.
+            self.writer.lock().leave_log();
+        }
+        let after = match written {
+            Err(Error::NoSpace(reason)) => {
+                tracing::warn!("the host refused a write into the log: {reason}");
+                return Ok(false);
+            }
+            written => written?,
+        };
+        pager.barrier()?;
+        self.logged.0.fetch_add(1, Ordering::Relaxed);
+        self.logged.1.fetch_add((after.block - tail.block) * BLOCK, Ordering::Relaxed);
+        chain.log = LogState::Open(after);
+        Ok(true)
+    }
+
+    /// Reserves space for `pieces` more (LOG-5); returns whether there is enough. The next commit
+    /// releases it.
+    pub(in crate::txn) fn promise_nodes(&self, pieces: u64, essential: bool) -> Result<bool> {
+        self.nodes.lock().promise(&self.allocator, pieces, essential)
+    }
+
+    /// Returns the place after it.
+    fn write_entry(&self, tail: &LogTail, entry: &LogEntry) -> Result<LogTail> {
+        let body = entry.encode();
+        let blocks = entry_blocks(body.len());
+        let head = EntryHead {
+            generation: tail.generation,
+            record: tail.record,
+            number: tail.number + 1, // fewer than the log has blocks
+            length: body.len() as u32,
+            previous: tail.entry,
+            time: self.medium.environment.now(),
+            blocks: blocks as u16,
+        };
+        let tag = self.medium.pager.write_entry(&head, tail.block, &body)?;
+        Ok(LogTail { block: tail.block + blocks, number: head.number, entry: tag, ..*tail })
     }
 }

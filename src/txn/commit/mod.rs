@@ -12,16 +12,11 @@
 //!    commit freed (TXN-1).
 
 mod chain_tail;
-mod checkpoint;
 mod commit_delay;
 mod group_commit;
-mod lists;
-mod log;
-mod log_reservation;
 mod record;
-mod reserved;
 
 pub(super) use chain_tail::{CommitReason, CommitTail, LogState};
 pub(crate) use group_commit::CommitTicket;
 pub(super) use group_commit::{GroupCommit, Session};
-pub(super) use lists::read_lists;
+pub(super) use record::read_lists;

@@ -1,18 +1,26 @@
-//! Writes a frozen transaction with its record, and notifies the allocator when both are durable.
+//! Writes a frozen transaction: nodes, sometimes a checkpoint, lists, and the record; notifies the
+//! allocator when all are durable.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use super::chain_tail::{CommitReason, CommitTail};
-use super::checkpoint::Checkpoint;
-use super::lists;
-use super::reserved::ReservedPages;
+use crate::btree::{Edits, Node, Tree};
 use crate::error::{Error, Result};
-use crate::format::record::{CommitRecord, Roots};
-use crate::format::{Generation, Run, SessionId, Tag, TreeId};
-use crate::txn::state::{State, Trees};
-use crate::txn::writer::{Frozen, Writer};
+use crate::format::page::PageKind;
+use crate::format::record::{CommitRecord, DeltaList, Root, Roots};
+use crate::format::space::RegionBits;
+use crate::format::{Generation, Key, Pointer, Run, SessionId, Tag, TreeId, kind, space};
+use crate::frame::{self, PlainPage};
+use crate::pager::Pager;
+use crate::txn::allocator::Allocator;
+use crate::txn::state::{State, Trees, VolumeContext};
+use crate::txn::writer::{Frozen, LIST_PAGE_ENTRIES, Writer};
+
+/// A checkpoint is due after this many commits; the ring holds 64, recovery may need one more than
+/// this many.
+const EVERY: u64 = 24;
 
 pub(super) struct RecordWriter {
     pub(super) pages: ReservedPages,
@@ -90,7 +98,7 @@ impl RecordWriter {
         pager.check_identity()?;
         let mut roots = self.write_trees(&frozen.state.trees, generation, &mut frozen.allocated, unwritten)?;
         let (mut allocated, mut freed, mut promised) = (frozen.allocated.clone(), frozen.freed.clone(), frozen.lists);
-        freed.extend(lists::pages_of(&frozen.superseded)?);
+        freed.extend(pages_of(&frozen.superseded)?);
         // Only readers of older versions use them again.
         frozen.superseded.iter().filter_map(|node| node.stored.get()).for_each(|pointer| store.forget(pointer));
 
@@ -180,7 +188,7 @@ impl RecordWriter {
             }
             (record.allocated.iter().map(|(run, _)| *run).collect(), record.freed.clone())
         } else {
-            let written = lists::write_lists(&self.pages, record, next, promised)?;
+            let written = write_lists(&self.pages, record, next, promised)?;
             if !together {
                 pager.barrier()?;
             }
@@ -234,4 +242,217 @@ impl RecordWriter {
             ..CommitRecord::default()
         }
     }
+}
+
+// ---- nodes ----
+
+/// Pages of the commit itself, nodes and lists, for which space is reserved.
+pub(super) struct ReservedPages {
+    pub(super) allocator: Arc<Allocator>,
+    pub(super) medium: Arc<VolumeContext>,
+}
+
+impl ReservedPages {
+    /// Writes the nodes that are not stored yet, children first, each next to the one before it;
+    /// they are added to `allocated`. The blocks of the first one that the host has no room for are
+    /// left in `unwritten`: the next attempt begins with that node, and takes them (TXN-9).
+    fn flush_tree(
+        &self,
+        tree: &Tree,
+        id: TreeId,
+        generation: Generation,
+        from_reserved: u64,
+        allocated: &mut Vec<(Run, Tag)>,
+        unwritten: &mut Option<Run>,
+    ) -> Result<Root> {
+        tree.flush(&self.medium.store, &mut |level, encoded| {
+            let page = frame::node_page(id as u8, level, encoded);
+            let run = match unwritten.take().filter(|run| run.blocks == page.blocks()) {
+                Some(run) => run,
+                None => self.allocator.allocate_node(page.blocks(), from_reserved)?,
+            };
+            let sealed = self.medium.pager.seal(&page, run, generation)?;
+            match self.medium.pager.write_page(&sealed) {
+                Err(error @ Error::NoSpace(_)) => {
+                    *unwritten = Some(run);
+                    Err(error)
+                }
+                written => {
+                    written?;
+                    allocated.push((sealed.pointer.run, sealed.pointer.tag));
+                    Ok(sealed.pointer)
+                }
+            }
+        })
+    }
+
+    /// Writes a page of at most four blocks; calls `taken` before the write, so that a partly
+    /// written page is known.
+    fn write(
+        &self,
+        page: &PlainPage<'_>,
+        generation: Generation,
+        from_reserved: u64,
+        taken: &mut dyn FnMut(Run, Tag),
+    ) -> Result<Pointer> {
+        let run = self.allocator.allocate_node(page.blocks(), from_reserved)?;
+        let sealed = self.medium.pager.seal(page, run, generation)?;
+        taken(sealed.pointer.run, sealed.pointer.tag);
+        self.medium.pager.write_page(&sealed)?;
+        Ok(sealed.pointer)
+    }
+}
+
+// ---- checkpoint ----
+
+/// A checkpoint that is written and that no record names yet: the space map written into its tree,
+/// as a part of a commit that may always be left out.
+///
+/// ENOSPC must not latch, so a checkpoint takes only space that is free. One that the host refuses
+/// all the same (copy-on-write, thin provisioning, quotas) is undone: no record names it yet, and
+/// the checkpoint before it counts until another one is made (TXN-7).
+struct Checkpoint {
+    tree: Tree,
+    root: Root,
+    allocated: Vec<(Run, Tag)>,
+    freed: Vec<Run>,
+    /// Groups left of its promise.
+    promised: u64,
+    /// The regions that it wrote, which differ from the checkpoint before.
+    regions: Vec<(u64, RegionBits)>,
+}
+
+impl Checkpoint {
+    /// Writes a checkpoint if one is due and there is space for it. The checkpoint of a commit
+    /// without changes (`empty`) must fit into the record, so that only the checkpoint has to be
+    /// undone with the record.
+    fn write_if_due(
+        pages: &ReservedPages,
+        purpose: CommitReason,
+        chain: &CommitTail,
+        generation: Generation,
+        empty: bool,
+    ) -> Result<Option<Checkpoint>> {
+        let age = generation.0.saturating_sub(chain.checkpoint.0);
+        let wanted = chain.force_checkpoint || age >= EVERY || !chain.list_pages.is_empty();
+        if !wanted || matches!(purpose, CommitReason::Truncate | CommitReason::Close) {
+            return Ok(None);
+        }
+        let Some(begun) = pages.allocator.begin_checkpoint()? else { return Ok(None) };
+        let mut made = Checkpoint {
+            tree: (*begun.base).clone(),
+            root: Root::default(),
+            allocated: Vec::new(),
+            freed: Vec::new(),
+            promised: begun.promised,
+            regions: begun.regions,
+        };
+        let written = made.write(pages, generation);
+        made.promised = begun.promised.saturating_sub(made.allocated.len() as u64);
+        let fits = CommitRecord::lists_fit(made.allocated.len(), made.freed.len() + chain.list_pages.len());
+        match written {
+            Ok(()) if !empty || fits => {
+                made.tree.forget_written();
+                Ok(Some(made))
+            }
+            Ok(()) | Err(Error::NoSpace(_)) => {
+                let taken = made.allocated.into_iter().map(|(run, _)| run).collect();
+                pages.allocator.undo_checkpoint(made.regions, taken, made.promised)?;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Updates the space tree to the state after the previous commit (SPACE-4).
+    fn write(&mut self, pages: &ReservedPages, generation: Generation) -> Result<()> {
+        let mut edits = Edits::new(generation);
+        for (number, bits) in &self.regions {
+            let key = Key::new(*number, kind::SPACE, 0);
+            if bits.iter().all(|word| *word == 0) {
+                self.tree.remove(&pages.medium.store, &mut edits, key)?;
+            } else {
+                self.tree.insert(&pages.medium.store, &mut edits, key, &space::encode(bits))?;
+            }
+        }
+        self.freed = pages_of(&edits.superseded)?;
+        let mut unwritten = None;
+        let flushed = pages.flush_tree(&self.tree, TreeId::Space, generation, 1, &mut self.allocated, &mut unwritten);
+        // Pages that may be written in part are given back with the rest.
+        self.allocated.extend(unwritten.map(|run| (run, Tag::default())));
+        self.root = flushed?;
+        Ok(())
+    }
+}
+
+// ---- page lists that do not fit into the record ----
+
+/// Moves the lists of a long commit into list pages, last first since each names the next; the
+/// record names the pages, also after a failure.
+fn write_lists(
+    pages: &ReservedPages,
+    record: &mut CommitRecord,
+    next: &mut CommitTail,
+    promised: &mut u64,
+) -> Result<(Vec<Run>, Vec<Run>)> {
+    let allocated: Vec<Run> = std::mem::take(&mut record.allocated).into_iter().map(|(run, _)| run).collect();
+    let freed = std::mem::take(&mut record.freed);
+    let mut lists: Vec<DeltaList> = allocated
+        .chunks(LIST_PAGE_ENTRIES)
+        .map(|part| DeltaList { next: Pointer::NULL, allocated: part.to_vec(), freed: Vec::new() })
+        .chain(freed.chunks(LIST_PAGE_ENTRIES).map(|part| DeltaList {
+            next: Pointer::NULL,
+            allocated: Vec::new(),
+            freed: part.to_vec(),
+        }))
+        .collect();
+    while let Some(mut list) = lists.pop() {
+        list.next = record.delta_list;
+        let page = frame::delta_page(list.encode());
+        let from_promised = (*promised).min(1);
+        let listed = &mut record.allocated;
+        let pointer = pages.write(&page, record.generation, from_promised, &mut |run, tag| {
+            listed.push((run, tag));
+            *promised -= from_promised;
+        })?;
+        record.delta_list = pointer;
+        record.used_blocks = record.used_blocks.saturating_add(pointer.run.blocks);
+        next.list_pages.push(pointer.run);
+    }
+    record.two_barrier = true;
+    let mut all = allocated;
+    all.extend(record.allocated.iter().map(|(run, _)| *run));
+    Ok((all, freed))
+}
+
+/// Reads the lists of a record, its list pages included.
+pub(in crate::txn) fn read_lists(pager: &Pager, record: &CommitRecord) -> Result<(Vec<Run>, Vec<Run>, Vec<Run>)> {
+    let mut allocated: Vec<Run> = record.allocated.iter().map(|(run, _)| *run).collect();
+    let mut freed = record.freed.clone();
+    let mut pages = Vec::new();
+    let mut pointer = record.delta_list;
+    // The record lists every list page, so a longer chain is damage.
+    while !pointer.is_null() {
+        if pages.len() >= record.allocated.len() {
+            return Err(Error::damaged(format!("list pages of commit {} do not end", record.generation.0)));
+        }
+        let list = DeltaList::decode(pager.read_page(&pointer, PageKind::DeltaList)?.body())?;
+        pages.push(pointer.run);
+        allocated.extend(list.allocated);
+        freed.extend(list.freed);
+        pointer = list.next;
+    }
+    Ok((allocated, freed, pages))
+}
+
+/// Returns the pages of nodes that a transaction replaced. All are stored: they belong to earlier
+/// commits, and commits do not overlap.
+fn pages_of(nodes: &[Arc<Node>]) -> Result<Vec<Run>> {
+    nodes
+        .iter()
+        .map(|node| {
+            let pointer = node.stored.get();
+            pointer.map(|p| p.run).ok_or_else(|| Error::damaged("a replaced node was never written"))
+        })
+        .collect()
 }

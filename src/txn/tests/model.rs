@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::support::*;
 use crate::env::{seeds, variable};
 use crate::storage::MemoryStorage;
-use crate::txn::snapshot_list::snapshot_tree;
+use crate::txn::state::snapshot_tree;
 use crate::txn::{View, Volume};
 
 struct Snapshots(BTreeMap<u64, Content>);

@@ -8,7 +8,7 @@ use super::support::*;
 use crate::error::Error;
 use crate::format::{Key, kind};
 use crate::storage::simulated::{Fate, SimulatedStorage};
-use crate::txn::snapshot_list::snapshot_tree;
+use crate::txn::state::snapshot_tree;
 use crate::txn::{View, Volume};
 
 /// Runs `first`, and `second` in another thread as soon as `first` reads from the storage. `first`

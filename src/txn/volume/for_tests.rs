@@ -13,8 +13,8 @@ use crate::pager::Pager;
 use crate::txn::allocator::Allocator;
 use crate::txn::commit::GroupCommit;
 use crate::txn::operation::Operation;
-use crate::txn::snapshot_list::snapshot_tree;
 use crate::txn::space_wait::SpaceWaiter;
+use crate::txn::state::snapshot_tree;
 use crate::txn::writer::Writer;
 
 impl Volume {

@@ -7,15 +7,13 @@
 mod backup;
 #[cfg(test)]
 mod for_tests;
-mod log;
-mod moment;
 mod open;
 mod pages;
-mod snapshot_space;
 mod snapshots;
 
 pub(crate) use backup::Pinned;
-pub(crate) use snapshots::Choice;
+pub(crate) use pages::{UnreferencedPages, WrittenPiece};
+pub(crate) use snapshots::{Choice, ReadView};
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -35,7 +33,6 @@ use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
 use crate::txn::ancestry::{Ancestry, Durable, EntryMark, History, Mark, OpenedLog};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{CommitReason, CommitTail, CommitTicket, GroupCommit, Session};
-use crate::txn::context::VolumeContext;
 use crate::txn::counters;
 use crate::txn::finding::Finding;
 use crate::txn::log::Logged;
@@ -43,8 +40,7 @@ use crate::txn::operation::Operation;
 use crate::txn::recovery::{self, LostPage};
 use crate::txn::space_wait::{Reclaimer, SpaceWaiter};
 use crate::txn::stale::StalePages;
-use crate::txn::state::{Counters, State, Versions};
-use crate::txn::view::View;
+use crate::txn::state::{Counters, State, Versions, View, VolumeContext};
 use crate::txn::writer::{Flusher, LogSource, Writer};
 
 /// Minimum seconds that a free block keeps its old ciphertext; the maximum is twice that plus the
@@ -169,7 +165,6 @@ impl Volume {
         &self.medium.store
     }
 
-    /// Every record of the history.
     pub(crate) fn history(&self) -> Result<Vec<(Key, Vec<u8>)>> {
         self.history_of(&self.state())
     }

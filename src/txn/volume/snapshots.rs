@@ -1,18 +1,23 @@
-//! Kept roots: taking, listing and removing snapshots (specification section 8).
+//! Kept roots (specification section 8): taking, listing and removing snapshots, reading them, and
+//! the space that they hold.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::Volume;
-use crate::btree::Tree;
+use super::{Pinned, Start, Volume};
+use crate::btree::{Finger, Tree};
 use crate::error::{Error, Result, SnapshotStats};
+use crate::format::record::{CommitRecord, Roots};
 use crate::format::values::{DeadValue, SnapshotValue};
-use crate::format::{Generation, Key, Timestamp, TreeId, kind};
-use crate::txn::commit::CommitReason;
+use crate::format::{BLOCK, Generation, Key, Run, Timestamp, TreeId, kind};
+use crate::pager::space::SpaceMap;
+use crate::txn::commit::{CommitReason, Session};
 use crate::txn::operation::Operation;
-use crate::txn::references::following;
-use crate::txn::snapshot_list::{before, check_name, is_being_removed, snapshot_tree, snapshots_of};
-use crate::txn::state::{Counters, State, Trees};
+use crate::txn::references::{self, following};
+use crate::txn::state::{
+    Counters, State, Trees, View, before, check_name, is_being_removed, snapshot_tree, snapshots_of,
+};
 
 /// Callback that selects the ids of the snapshots to remove.
 pub(crate) type Choice<'a> = &'a mut dyn FnMut(&[(u64, SnapshotValue)]) -> Result<Vec<u64>>;
@@ -23,6 +28,12 @@ const FORGET_STEP: usize = 128;
 
 /// Dead-list entries handled by one operation.
 const REMOVAL_STEP: usize = 256;
+
+/// Dead-list entries read in one version when they are summed up.
+const SPACE_STEP: usize = 4096;
+
+/// Nodes that are read of it are kept in so many bytes, a quarter of this.
+const MOMENT_MEMORY: u64 = 32 << 20;
 
 impl Volume {
     /// Creates a snapshot of the present content under `name`, durable on return. Returns its id.
@@ -252,7 +263,6 @@ impl Operation<'_> {
         self.trees.snapshots.insert(self.store, &mut self.global_edits, key, &snapshot.encode()).map(drop)
     }
 
-    /// Clears the names of these snapshots.
     fn forget_snapshots(&mut self, ids: &[u64]) -> Result<()> {
         // Which one is newest and which one is before it, is asked within the operation.
         let mut all = snapshots_of(&self.trees.snapshots, self.store)?;
@@ -308,4 +318,224 @@ impl Operation<'_> {
         }
         Ok(())
     }
+}
+
+// ---- reading ----
+
+/// Several searches in one version; searches near each other share a descent. Owns the version
+/// together with the place in it, so that neither is used with another.
+///
+/// # Why a snapshot is whole while it is read
+/// Its record is looked up in a published version, and that version is held as long as its tree is
+/// used. Where the record has a name, no page that the tree reaches is free: pages that leave the
+/// live tree go to a dead list. Removal of a snapshot clears the name by one operation and frees
+/// pages by later ones.
+///
+/// Those operations follow the held version, so their pages stay as they are until it is released
+/// (TXN-1). A later look-up of the record finds no name. So nothing has to be held between two
+/// requests, and a stored file number keeps no blocks in use.
+///
+/// Nodes and chunks in memory are shared with readers of the live tree: they are identified by
+/// address, generation and tag of their page, stored nodes never change (TREE-2), and the content
+/// that such a pointer names never does (READ-2).
+pub(crate) struct ReadView<'v> {
+    volume: &'v Volume,
+    state: Arc<State>,
+    /// Tree of a snapshot, read in place of the version's live tree.
+    kept: Option<Tree>,
+    finger: Finger,
+}
+
+impl<'v> ReadView<'v> {
+    pub(crate) fn of(volume: &'v Volume, state: Arc<State>) -> ReadView<'v> {
+        ReadView { volume, state, kept: None, finger: Finger::default() }
+    }
+
+    /// # Errors
+    /// `Stale` when it is gone, or its removal has begun.
+    pub(crate) fn of_snapshot(volume: &'v Volume, id: u64) -> Result<ReadView<'v>> {
+        let state = volume.state();
+        let kept = Some(volume.snapshot_tree(&state, id)?);
+        Ok(ReadView { volume, state, kept, finger: Finger::default() })
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    pub(crate) fn view(&self) -> View<'_> {
+        let live = self.volume.view(&self.state);
+        View { finger: Some(&self.finger), tree: self.kept.as_ref().unwrap_or(live.tree), ..live }
+    }
+}
+
+// ---- read-only volumes of a snapshot or a pinned version of an open archive ----
+//
+// Such a volume uses the pages of that archive and has caches and a version of its own, which
+// never changes. It pins no version of the archive. A snapshot needs no pin: as long as it has its
+// name, neither its nodes nor the pages of its extents are freed (specification section 8).
+//
+// So the holder of the volume must prevent removal of the snapshot meanwhile. Where that cannot be
+// guaranteed, [`Operation::require_moment`] checks within the operation itself.
+
+impl Volume {
+    /// The snapshot of this name as a volume that can only be read.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none of this name.
+    pub(crate) fn moment(&self, name: &[u8]) -> Result<Arc<Volume>> {
+        let (id, snapshot) = self.snapshot_named(name)?;
+        let mut volume = self.beside(&snapshot);
+        volume.moment = Some(id);
+        Ok(Arc::new(volume))
+    }
+
+    /// Returns the pinned version as a read-only volume. The caller holds the pin as long as the
+    /// volume is in use.
+    pub(crate) fn pinned_moment(&self, pinned: &Pinned) -> Arc<Volume> {
+        Arc::new(self.beside(pinned.content()))
+    }
+
+    fn beside(&self, snapshot: &SnapshotValue) -> Volume {
+        let durable = self.durable();
+        // The other trees are those of the archive, which go on changing: they are not used here.
+        let mut roots = Roots::default();
+        roots[TreeId::Live] = snapshot.root;
+        let record = CommitRecord {
+            generation: snapshot.generation,
+            time: snapshot.time,
+            closed: true,
+            roots,
+            next_ino: durable.next_ino,
+            inodes: snapshot.inodes,
+            total_blocks: durable.total_blocks,
+            ..CommitRecord::default()
+        };
+        let pager = self.medium.pager.clone();
+        let start = Start {
+            // Nothing is allocated.
+            space: SpaceMap::new(record.total_blocks, 0, false, pager.reserved()),
+            next_generation: snapshot.generation.next(),
+            record,
+            fallback: None,
+            lost: None,
+            lost_pages: Vec::new(),
+            memory: MOMENT_MEMORY,
+            session: Session { id: durable.session, header_sequence: durable.header_sequence, read_only: true },
+            line: Vec::new(),
+            log: None,
+        };
+        Volume::assemble(pager, self.medium.environment.clone(), start)
+    }
+
+    /// Returns whether `other` has the same pages: both are views of one open archive.
+    pub(crate) fn shares_pages_with(&self, other: &Volume) -> bool {
+        Arc::ptr_eq(&self.medium.pager, &other.medium.pager)
+    }
+}
+
+impl Operation<'_> {
+    /// Checks, within this operation, that the snapshot that `moment` shows still has its name.
+    ///
+    /// # Errors
+    /// `Stale` when it has not, or `moment` shows no snapshot.
+    pub(crate) fn require_moment(&self, moment: &Volume) -> Result<()> {
+        let id = moment.moment.ok_or(Error::Stale)?;
+        let found = self.trees.snapshots.get(self.store, Key::new(id, kind::SNAPSHOT, 0), SnapshotValue::decode)?;
+        if found.is_some_and(|snapshot| !is_being_removed(&snapshot)) { Ok(()) } else { Err(Error::Stale) }
+    }
+}
+
+// ---- the space that removal of a set of snapshots would free ----
+//
+// # Why the dead lists suffice
+// A page that neither a remaining snapshot nor the live tree shows is named by entries of dead
+// lists alone: as many as its count. Such an entry, on the list of snapshot s with birth b, stands
+// for a reference in s and in every older snapshot whose generation is b or later; generations
+// rise with ids.
+//
+// Each removal moves the entry to the snapshot before, or drops it when that is older than b
+// (specification section 8). So when a whole set is removed, in any order, the entry moves to the
+// newest remaining snapshot before s. It is dropped exactly when s is removed and b is later than
+// that snapshot, or there is none. A page is freed when all entries of its count are dropped.
+//
+// A removal that has begun and not ended continues anyway: its snapshot is in every set, and pages
+// that are freed without the others are not counted.
+
+/// Dropped entries of a page with several counts: all that the set drops, and those dropped in any
+/// case.
+#[derive(Default)]
+struct Dropped {
+    all: u64,
+    anyway: u64,
+}
+
+#[derive(Default)]
+struct Sum {
+    blocks: u64,
+    shared: BTreeMap<Run, Dropped>,
+}
+
+impl Volume {
+    /// Returns the bytes of the pages that only snapshots of this set show, one or several of them.
+    /// The result is an estimate: each piece of a list is read in the version current at that time,
+    /// so that no freed page waits for the end.
+    pub(crate) fn held_by_snapshots(&self, is_in: &dyn Fn(u64) -> bool) -> Result<u64> {
+        let mut sum = Sum::default();
+        for (id, snapshot) in self.snapshots()? {
+            if is_being_removed(&snapshot) || is_in(id) {
+                self.add_list(id, is_in, &mut sum)?;
+            }
+        }
+        let (state, store) = (self.state(), &self.medium.store);
+        for (run, dropped) in sum.shared {
+            let count = references::count(&state.trees.references, store, run.address)?;
+            if dropped.anyway < count && count <= dropped.all {
+                sum.blocks = sum.blocks.saturating_add(run.blocks);
+            }
+        }
+        Ok(sum.blocks.saturating_mul(BLOCK))
+    }
+
+    fn add_list(&self, id: u64, is_in: &dyn Fn(u64) -> bool, sum: &mut Sum) -> Result<()> {
+        let store = &self.medium.store;
+        let (mut from, to) = (Key::new(id, kind::DEAD, 0), Key::new(id, kind::DEAD, u64::MAX));
+        loop {
+            let state = self.state();
+            let trees = &state.trees;
+            let all = snapshots_of(&trees.snapshots, store)?;
+            let stays = stays_before(&all, id, is_in);
+            let goes = all.iter().any(|(other, snapshot)| *other == id && is_being_removed(snapshot));
+            let heir = before(&all, id).map(|(_, generation)| generation);
+            let mut read = 0;
+            trees.references.scan(store, from, to, &mut |key, value| {
+                let DeadValue { run, born } = DeadValue::decode(value)?;
+                let is_newer_than = |generation: Option<Generation>| generation.is_none_or(|it| born > it);
+                if is_newer_than(stays) {
+                    let anyway = goes && is_newer_than(heir);
+                    match references::count(&trees.references, store, run.address)? {
+                        1 if anyway => {}
+                        1 => sum.blocks = sum.blocks.saturating_add(run.blocks),
+                        _ => {
+                            let dropped = sum.shared.entry(run).or_default();
+                            dropped.all += 1;
+                            dropped.anyway += u64::from(anyway);
+                        }
+                    }
+                }
+                from.sub = key.sub.saturating_add(1);
+                read += 1;
+                Ok(if read < SPACE_STEP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+            })?;
+            if read < SPACE_STEP {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The generation of the newest one before `id` that is neither in the set nor being removed.
+fn stays_before(all: &[(u64, SnapshotValue)], id: u64, is_in: &dyn Fn(u64) -> bool) -> Option<Generation> {
+    let stays = all.iter().rev().find(|(other, one)| *other < id && !is_being_removed(one) && !is_in(*other));
+    stays.map(|(_, snapshot)| snapshot.generation)
 }
