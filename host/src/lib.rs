@@ -6,8 +6,6 @@
 
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
 
-mod available_memory;
-mod credentials;
 pub mod daemons;
 mod failure;
 pub mod harden;
@@ -16,19 +14,16 @@ pub mod mount_options;
 pub mod mountpoint;
 pub mod mounts;
 pub mod namespaces;
-mod place_names;
 pub mod proc;
 pub mod remote;
 pub mod secrets;
-mod spinner;
 mod unlock;
 
-pub use credentials::{Credentials, Prompter, gather};
 pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};
 pub use failure::{Failure, Program, code, is_full};
-pub use place_names::place_names;
-pub use spinner::Spinner;
-pub use unlock::{unlock, unlock_damaged, unlock_limits};
+pub use located::place_names;
+pub use secrets::Spinner;
+pub use unlock::{Credentials, Prompter, gather, unlock, unlock_damaged, unlock_limits};
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

@@ -1,16 +1,152 @@
-//! Unlocks an archive with credentials from the command line, the keyring and prompts, in this
-//! order.
+//! Collects credentials from the command line, the keyring and prompts, in this order and with
+//! retries, and unlocks an archive with them.
 
+use std::marker::PhantomData;
 use std::path::Path;
+use std::sync::Arc;
 
 use lockbox::Error;
+use lockbox::crypto::{KeyFile, Passphrase, Prompts, RecoveryCode};
 use lockbox::keys::{self, KeyKind, Secrets, UnlockLimits, UnlockedKey};
 use lockbox::storage::ArchiveSource;
 
-use crate::available_memory::available_kib;
-use crate::credentials::gather;
-use crate::secrets::{Cache, Keyring, Sources};
-use crate::{Failure, Program};
+use crate::failure::about;
+use crate::proc::available_kib;
+use crate::secrets::{self, Cache, Keyring, Sources, Spinner, ask_openly, confirm_openly, is_marked};
+use crate::{Failure, Program, WRONG_KEY};
+
+/// Number of passphrase prompts. A script has one try: its answer does not change.
+const TRIES: u32 = 3;
+
+/// Credentials gathered for one archive.
+pub struct Credentials {
+    pub secrets: Secrets,
+    /// Error of a typed text that looks like a recovery code but is not valid.
+    mistyped: Option<Error>,
+}
+
+impl From<Secrets> for Credentials {
+    fn from(secrets: Secrets) -> Credentials {
+        Credentials { secrets, mistyped: None }
+    }
+}
+
+impl Credentials {
+    pub fn add_typed(&mut self, typed: Passphrase) {
+        self.mistyped = self.secrets.add_typed(typed);
+    }
+
+    /// Adds the passphrase of the archive at `path`, from the source that the command line names.
+    ///
+    /// # Errors
+    /// Those of the source.
+    pub fn add_passphrase(&mut self, path: &Path, sources: &Sources) -> secrets::Result<()> {
+        self.add_typed(sources.passphrase.passphrase(path)?.into());
+        Ok(())
+    }
+
+    /// Runs `attempt` with all secrets until it returns a value: a passphrase typed at a terminal
+    /// may be typed three times. Returns None when it was wrong each time.
+    ///
+    /// # Errors
+    /// Those of `attempt`.
+    pub fn open<P: Program, T, E>(
+        &mut self,
+        path: &Path,
+        sources: &Sources,
+        mut attempt: impl FnMut(&Secrets) -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
+        let mut attempt = |secrets: &Secrets| {
+            // Identities may ask for a touch or a PIN, on the same line of the terminal.
+            let _working = Spinner::deriving(sources.passphrase.advises() && secrets.identities.is_empty());
+            attempt(secrets)
+        };
+        for _ in 1..if self.is_typed(sources) { TRIES } else { 1 } {
+            if let Some(opened) = attempt(&self.secrets)? {
+                return Ok(Some(opened));
+            }
+            let why = self.mistyped.as_ref().map_or_else(|| "Wrong passphrase".to_owned(), Failure::<P>::sentence);
+            // An empty answer gives up.
+            let Ok(again) = sources.passphrase.once_more(&why, path) else { return Ok(None) };
+            self.add_typed(again.into());
+        }
+        attempt(&self.secrets)
+    }
+
+    /// Returns whether the passphrase was typed, so that it can be asked for again.
+    pub fn is_typed(&self, sources: &Sources) -> bool {
+        self.secrets.passphrase.is_some() && sources.passphrase.is_typed()
+    }
+
+    /// Returns the failure of unlocking the archive at `path` with the wrong ones.
+    pub fn wrong<P: Program>(&self, path: &Path) -> Failure<P> {
+        let mut failure = match &self.mistyped {
+            Some(error) => Failure::new(WRONG_KEY, about::<P>(path, Failure::<P>::sentence(error))),
+            None => P::failure(path, Error::WrongKey),
+        };
+        if self.secrets.passphrase.as_ref().is_some_and(|passphrase| is_marked(passphrase.bytes())) {
+            failure.message += "; the passphrase begins with a byte order mark, as editors of Windows write it: save its file as UTF-8 without one";
+        }
+        failure
+    }
+}
+
+/// Returns the secrets that the command line names, or else a passphrase.
+///
+/// # Errors
+/// Those of the sources.
+pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Credentials, Failure<P>> {
+    sources.check()?;
+    let mut secrets = Secrets::default();
+    if let Some((content, name)) = sources.key_file()? {
+        let read = KeyFile::read(content);
+        let read = read.map_err(|error| Failure::other(format!("{name}: {}", Failure::<P>::sentence(&error))))?;
+        secrets.key_file = Some(read);
+    }
+    let prompts = Prompter::<P>::prompts(sources);
+    for (content, name) in sources.identities()? {
+        secrets.identities.add(&content, &name, &prompts)?;
+    }
+    if let Some(code) = sources.recovery_code()? {
+        secrets.recovery_code = Some(RecoveryCode::parse(&code)?);
+    }
+    let mut given = Credentials::from(secrets);
+    if sources.passphrase.any_named() || !sources.names_file() {
+        given.add_passphrase(path, sources)?;
+    }
+    Ok(given)
+}
+
+/// Asks the questions of plugins and protected identities on the terminal, when there is one.
+pub struct Prompter<P> {
+    sources: Sources,
+    program: PhantomData<fn() -> P>,
+}
+
+impl<P: Program> Prompter<P> {
+    /// Returns prompts for identities: the passphrase that the sources name answers them too.
+    pub fn prompts(sources: &Sources) -> Arc<dyn Prompts> {
+        Arc::new(Prompter::<P> { sources: sources.clone(), program: PhantomData })
+    }
+}
+
+impl<P: Program> Prompts for Prompter<P> {
+    fn message(&self, text: &str) {
+        lockbox_terminal::complain(P::NAME, text);
+    }
+
+    fn confirm(&self, question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
+        confirm_openly(question, yes, no)
+    }
+
+    fn public(&self, question: &str) -> Option<String> {
+        ask_openly(&format!("{question} "))
+    }
+
+    fn secret(&self, question: &str) -> Option<Passphrase> {
+        self.sources.answer(&format!("{} ", question.trim_end())).map(Passphrase::from)
+    }
+}
 
 /// Returns the limits on the cost of unlocking: the defaults, or the total to which the user raised
 /// them. Half of the unused memory is for concurrent derivations, so that later allocations
@@ -38,10 +174,11 @@ pub fn unlock<P: Program>(
     limits: &UnlockLimits,
 ) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
     let id = keys::identify(site).map_err(|error| P::failure(name, error))?;
-    UnlockTarget { lock: &IntactArchive { site, id, limits }, path: name, sources }.open(cache)
+    UnlockTarget { lock: &ArchiveLock { site, limits, unlock: keys::unlock_with }, path: name, sources }
+        .open(&id, cache)
 }
 
-/// Unlocks an archive whose header may be damaged; no cached key is used.
+/// Unlocks an archive whose header may be damaged. Its id is not certain, so no cached key is used.
 ///
 /// # Errors
 /// As [`unlock`].
@@ -51,7 +188,7 @@ pub fn unlock_damaged<P: Program>(
     sources: &Sources,
     limits: &UnlockLimits,
 ) -> Result<UnlockedKey, Failure<P>> {
-    UnlockTarget { lock: &DamagedArchive { site, limits }, path: name, sources }.ask()
+    UnlockTarget { lock: &ArchiveLock { site, limits, unlock: keys::unlock_damaged }, path: name, sources }.ask()
 }
 
 /// Archive on which secrets are tried.
@@ -61,72 +198,36 @@ trait Lock {
 
     fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey>;
 
+    /// Validates a cached key; None when it does not, or no longer, open the archive.
+    fn accept(&self, kept: &[u8]) -> Option<UnlockedKey>;
+
     /// Returns the kinds of its key slots.
     fn kinds(&self) -> Vec<KeyKind>;
 }
 
-/// Archive whose key may be cached in the keyring.
-trait CacheableLock: Lock {
-    fn id(&self) -> [u8; 16];
-
-    /// Validates a cached key; None when it does not, or no longer, open the archive.
-    fn accept(&self, kept: &[u8]) -> Option<UnlockedKey>;
-}
-
-/// Archive with an intact header.
-struct IntactArchive<'a> {
+struct ArchiveLock<'a> {
     site: ArchiveSource<'a>,
-    id: [u8; 16],
     limits: &'a UnlockLimits,
+    unlock: fn(ArchiveSource<'a>, &Secrets, &UnlockLimits) -> lockbox::Result<UnlockedKey>,
 }
 
-impl CacheableLock for IntactArchive<'_> {
-    fn id(&self) -> [u8; 16] {
-        self.id
+impl Lock for ArchiveLock<'_> {
+    fn wants_both(&self) -> bool {
+        keys::wants_both(self.site)
+    }
+
+    fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
+        (self.unlock)(self.site, secrets, self.limits)
     }
 
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
         keys::accept_kept(self.site, kept)
     }
-}
-
-impl Lock for IntactArchive<'_> {
-    fn wants_both(&self) -> bool {
-        keys::wants_both(self.site)
-    }
-
-    fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
-        keys::unlock_with(self.site, secrets, self.limits)
-    }
 
     fn kinds(&self) -> Vec<KeyKind> {
-        kinds_of(self.site)
+        // A header that is not whole any more has nothing to suggest.
+        keys::kinds(self.site).unwrap_or_default().into_iter().map(|(_, kind)| kind).collect()
     }
-}
-
-/// Archive whose id is not certain, so no key is cached for it.
-struct DamagedArchive<'a> {
-    site: ArchiveSource<'a>,
-    limits: &'a UnlockLimits,
-}
-
-impl Lock for DamagedArchive<'_> {
-    fn wants_both(&self) -> bool {
-        keys::wants_both(self.site)
-    }
-
-    fn opens(&self, secrets: &Secrets) -> lockbox::Result<UnlockedKey> {
-        keys::unlock_damaged(self.site, secrets, self.limits)
-    }
-
-    fn kinds(&self) -> Vec<KeyKind> {
-        kinds_of(self.site)
-    }
-}
-
-fn kinds_of(site: ArchiveSource<'_>) -> Vec<KeyKind> {
-    // A header that is not whole any more has nothing to suggest.
-    keys::kinds(site).unwrap_or_default().into_iter().map(|(_, kind)| kind).collect()
 }
 
 /// Lists the ways other than a passphrase that open the archive, by kinds alone: the names of keys
@@ -150,8 +251,8 @@ struct UnlockTarget<'a, L> {
     sources: &'a Sources,
 }
 
-impl<L: CacheableLock> UnlockTarget<'_, L> {
-    fn open<P: Program>(&self, cache: &Cache) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
+impl<L: Lock> UnlockTarget<'_, L> {
+    fn open<P: Program>(&self, id: &[u8; 16], cache: &Cache) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
         self.sources.check()?;
         let named = self.sources.any_named();
         let keyring = match cache.keyring_cache {
@@ -160,29 +261,27 @@ impl<L: CacheableLock> UnlockTarget<'_, L> {
             // Without keyrings nothing is kept either.
             None => Keyring::open().ok(),
         };
-        let key = match keyring.as_ref().filter(|_| !named).and_then(|keyring| self.kept(keyring)) {
+        let key = match keyring.as_ref().filter(|_| !named).and_then(|keyring| self.kept(keyring, id)) {
             Some(key) => key,
             None => self.ask()?,
         };
         let refused = match (&keyring, cache.keyring_cache) {
-            (Some(keyring), Some(timeout)) => keyring.keep(&self.lock.id(), &key.to_bytes(), timeout).err(),
+            (Some(keyring), Some(timeout)) => keyring.keep(id, &key.to_bytes(), timeout).err(),
             _ => None,
         };
         Ok((key, refused.map(|error| error.sentence)))
     }
 
-    fn kept(&self, keyring: &Keyring) -> Option<UnlockedKey> {
-        let bytes = keyring.kept(&self.lock.id())?;
+    fn kept(&self, keyring: &Keyring, id: &[u8; 16]) -> Option<UnlockedKey> {
+        let bytes = keyring.kept(id)?;
         let key = self.lock.accept(&bytes);
         if key.is_none() {
             // The archive has another key since.
-            let _ = keyring.forget(&self.lock.id());
+            let _ = keyring.forget(id);
         }
         key
     }
-}
 
-impl<L: Lock> UnlockTarget<'_, L> {
     /// Unlocks with named or typed secrets, never with a cached key.
     fn ask<P: Program>(&self) -> Result<UnlockedKey, Failure<P>> {
         let mut given = gather::<P>(self.path, self.sources)?;
@@ -258,17 +357,7 @@ mod tests {
         }
 
         fn open(&self, sources: &Sources, cache: &Cache) -> bool {
-            self.door(sources).open::<Test>(cache).is_ok()
-        }
-    }
-
-    impl CacheableLock for Slots {
-        fn id(&self) -> [u8; 16] {
-            self.id
-        }
-
-        fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
-            (kept == self.key).then(|| UnlockedKey::from_bytes(kept).unwrap())
+            self.door(sources).open::<Test>(&self.id, cache).is_ok()
         }
     }
 
@@ -289,6 +378,10 @@ mod tests {
             let opens = self.opens.iter().all(|secret| given.contains(secret));
             self.given.replace(given);
             if opens { UnlockedKey::from_bytes(&self.key) } else { Err(Error::WrongKey) }
+        }
+
+        fn accept(&self, kept: &[u8]) -> Option<UnlockedKey> {
+            (kept == self.key).then(|| UnlockedKey::from_bytes(kept).unwrap())
         }
 
         fn kinds(&self) -> Vec<KeyKind> {
@@ -397,7 +490,7 @@ mod tests {
         asking.passphrase.ask_password = true;
         assert_eq!(asked(&asking, &off), (true, false));
         let changed = Slots { key: [9; 48], ..Slots::new(3, &["passphrase"]) };
-        assert!(changed.door(&unnamed).kept(&keyring).is_none());
+        assert!(changed.door(&unnamed).kept(&keyring, &slots.id).is_none());
         assert!(keyring.kept(&slots.id).is_none(), "a key that opens nothing is dropped");
     }
 }

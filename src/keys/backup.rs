@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::change::KeyAccess;
-use super::file::read_header;
-use super::header::{self, Header};
+use super::header::{self, Header, read_header};
 use super::header_commit::{self, VerifiedVolume};
 use super::rollback::{self, RollbackCheck};
 use super::{RollbackGuard, slots};

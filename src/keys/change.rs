@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use super::file::read_header;
-use super::header::{Header, SlotBlock};
+use super::header::{Header, SlotBlock, read_header};
 use super::header_commit::{VerifiedVolume, check_age, commit_header};
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Secrets, SlotAddress};
 use super::unlock::{UnlockedKey, open_header};
 use super::{RollbackGuard, SeenOptions, UnlockLimits};
 use crate::crypto::kdf::KdfCost;
-use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, diceware};
+use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, secret};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{Framing, SLOT_EMPTY};
@@ -132,7 +131,7 @@ pub fn new_recovery_code() -> Result<RecoveryCode> {
 /// # Errors
 /// `Io` when the system has no randomness.
 pub fn new_passphrase() -> Result<zeroize::Zeroizing<String>> {
-    diceware::generate_passphrase(&SystemEnvironment)
+    secret::generate_passphrase(&SystemEnvironment)
 }
 
 /// Random content for a key file.

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::file::read_header;
-use super::header::Header;
+use super::header::{Header, read_header};
 use super::rollback::{self, RollbackCheck, RollbackState};
 use super::slots::{self, OpenedSlot};
 use super::{SeenOptions, UnlockedKey};

@@ -6,7 +6,6 @@
 
 mod backup;
 mod change;
-mod file;
 pub(crate) mod header;
 pub(crate) mod header_commit;
 pub(crate) mod rollback;

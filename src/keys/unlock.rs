@@ -3,8 +3,7 @@
 
 use std::path::Path;
 
-use super::file::read_header;
-use super::header::Header;
+use super::header::{Header, read_header};
 use super::rollback::Fingerprint;
 use super::slots::{self, KeyKind, OpenedSlot, Secrets, UnlockLimits};
 use crate::crypto::{Passphrase, SecretKey};

@@ -6,10 +6,9 @@
 //! text. Escaped are characters that a terminal obeys (control characters, also those of C1 and a
 //! newline, which would make a line look like one of ours) and characters that reorder other text.
 
-mod calendar;
 pub mod quantity;
 
-pub use calendar::{civil, utc};
+pub use quantity::{civil, utc};
 
 use std::env;
 use std::ffi::OsString;

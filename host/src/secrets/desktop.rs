@@ -10,9 +10,8 @@ use std::process::{Child, Command, Stdio};
 
 use lockbox_terminal::display;
 
-use super::error::{Error, Result};
 use super::read::PASSPHRASE;
-use super::{Bytes, program};
+use super::{Bytes, Error, Result, read};
 
 /// Index of pinentry's answer to the question: it sends a greeting, and then answers each line of
 /// the [`conversation`].
@@ -45,7 +44,7 @@ pub(crate) fn ask(question: &str) -> Result<Bytes> {
         // A program that ended already reports the reason by its exit.
         let _ = input.write_all(conversation(&question).as_bytes());
     }
-    let (answer, status) = program::answer_of(&mut window, dialog.name(), &PASSPHRASE)?;
+    let (answer, status) = read::answer_of(&mut window, dialog.name(), &PASSPHRASE)?;
     match dialog {
         Dialog::Pinentry => pin(&answer),
         // Both exit with this code when their window was closed, and when they could not open it,
@@ -64,7 +63,7 @@ pub fn tell(sentence: &str) {
     if let Some(mut input) = window.stdin.take() {
         let _ = input.write_all(format!("SETTITLE {TITLE}\nSETDESC {}\nMESSAGE\nBYE\n", percent(&sentence)).as_bytes());
     }
-    let _ = program::answer_of(&mut window, TITLE, &PASSPHRASE);
+    let _ = read::answer_of(&mut window, TITLE, &PASSPHRASE);
 }
 
 /// Returns whether there is a desktop, wherever its user is.
@@ -228,7 +227,7 @@ fn hexadecimal(digit: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::error::Kind;
+    use super::super::Kind;
     use super::*;
 
     #[test]

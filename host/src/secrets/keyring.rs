@@ -16,8 +16,7 @@ use clap::Args;
 use linux_keyutils::{Key, KeyError, KeyPermissionsBuilder, KeyRing, KeyRingIdentifier, KeySerialId, Permission};
 use zeroize::Zeroizing;
 
-use super::Bytes;
-use super::error::{Error, Result};
+use super::{Bytes, Error, Result};
 
 /// Whether what unlocks is kept for a while
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]

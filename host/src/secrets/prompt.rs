@@ -1,8 +1,13 @@
-//! Prompts on the terminal without echo.
+//! Terminal of the user: prompts without echo, for new passphrases too (warns when one is weak, and
+//! generates one on request), and a line during long operations.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -10,9 +15,10 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
+use zxcvbn::zxcvbn;
 
-use super::Bytes;
-use super::error::{Error, Result};
+use super::{Bytes, Error, Result};
+use crate::shown;
 
 const TERMINAL: &str = "/dev/tty";
 /// Longest line that a terminal passes on, with its end; it drops further input.
@@ -153,7 +159,7 @@ pub(crate) fn has_terminal() -> bool {
 ///
 /// # Errors
 /// Without a terminal.
-pub(crate) fn show(text: &str) -> Result<()> {
+fn show(text: &str) -> Result<()> {
     let terminal = OpenOptions::new().write(true).open(TERMINAL);
     let shown = terminal.and_then(|mut terminal| terminal.write_all(text.as_bytes()));
     shown.map_err(|e| Error::host("cannot ask on the terminal", &e))
@@ -180,7 +186,7 @@ pub fn is_yes(answer: &str) -> bool {
 }
 
 /// Prompts a second time, since the input is not shown.
-pub(crate) fn again(first: Bytes) -> Result<Bytes> {
+fn again(first: Bytes) -> Result<Bytes> {
     let second = ask("The same again: ")?;
     if *first != *second {
         return Err(Error::source("the two passphrases differ; nothing was changed"));
@@ -188,12 +194,134 @@ pub(crate) fn again(first: Bytes) -> Result<Bytes> {
     Ok(first)
 }
 
+/// Guesses below which a passphrase is weak, and zxcvbn's own bound for slow hashes.
+///
+/// A guess takes a core and some hundred MiB of memory for a second. A machine with 64 cores and
+/// enough memory needs five years for this many, and a hundred such machines need three weeks: more
+/// than most archives are worth to an attacker with a copy. Users with stronger attackers have a
+/// generated passphrase, which cannot be found by trying.
+const ENOUGH: u64 = 10_000_000_000;
+
+/// Number of tries for a generated passphrase: it is new to its user.
+const TYPING_TRIES: u32 = 3;
+
+/// Reads a new passphrase of the archive at `path`, typed twice. With `advice` a weak one is
+/// reported before it is typed again, and may be taken nevertheless; an empty one is replaced by a
+/// generated one.
+///
+/// # Errors
+/// Without a terminal, and when the two differ.
+pub(crate) fn choose_passphrase(path: &Path, advice: bool) -> Result<Bytes> {
+    let name = shown(path);
+    if !advice {
+        return again(ask(&format!("New passphrase of {name}: "))?);
+    }
+    loop {
+        let typed = ask(&format!("New passphrase of {name} (Enter for a generated one): "))?;
+        if typed.is_empty() {
+            return generated();
+        }
+        if is_wanted(guesses(&typed, path)) {
+            return again(typed);
+        }
+    }
+}
+
+/// Shows a new passphrase and prompts for it, which proves that it was read.
+fn generated() -> Result<Bytes> {
+    let words = lockbox::keys::new_passphrase().map_err(|error| Error::source(error.to_string()))?;
+    for text in ["Write this passphrase down; it is not shown again:\n\n    ", &words, "\n\n"] {
+        show(text)?;
+    }
+    let mut question = "Type it: ";
+    for _ in 0..TYPING_TRIES {
+        let typed = ask(question)?;
+        if **typed == *words.as_bytes() {
+            return Ok(typed);
+        }
+        question = "That is another one. Type it as it stands there: ";
+    }
+    Err(Error::source("what was typed is not the generated passphrase; nothing was changed"))
+}
+
+/// Returns whether a passphrase is strong enough, or its user takes it nevertheless.
+fn is_wanted(guesses: u64) -> bool {
+    let weak = |many| format!("This passphrase is weak: {many} guesses find it. Use it anyway? [y/N] ");
+    let question = match guesses {
+        ENOUGH.. => return true,
+        1_000_000_000.. => weak("some billion"),
+        1_000_000.. => weak("some million"),
+        1_000.. => weak("some thousand"),
+        _ => weak("a few"),
+    };
+    ask_openly(&question).is_some_and(|answer| is_yes(&answer))
+}
+
+/// Estimates the number of guesses that find a passphrase of the archive at `path`.
+///
+/// The library copies its input, in parts and in lower case, and does not wipe the copies. They lie
+/// in the same memory as the passphrase until its key is derived. The program ends seconds later,
+/// leaves no core dump, may be inspected by root alone, and keeps its memory out of swap where it
+/// may ([`crate::harden`]).
+///
+/// The remaining risk is unencrypted swap space, which may hold the copies as it may hold the
+/// buffers of the terminal: `lockbox doctor` warns of it. So a weaker estimate of our own would not
+/// be safer.
+fn guesses(typed: &[u8], path: &Path) -> u64 {
+    // Bytes that are not text count by the character.
+    let typed = Zeroizing::new(String::from_utf8_lossy(typed).into_owned());
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    zxcvbn(&typed, &[&name]).guesses()
+}
+
+/// Delay before the line is shown; shorter operations show nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// ANSI: carriage return, erase to end of line.
+const WIPE: &str = "\r\x1b[K";
+
+/// Line on standard error, erased on drop.
+pub struct Spinner(Option<(Sender<()>, JoinHandle<()>)>);
+
+impl Spinner {
+    /// Shows that a key is derived. Nothing is shown unless `shows`, which is for persons at a
+    /// terminal only.
+    pub fn deriving(shows: bool) -> Spinner {
+        if shows { Spinner::on(io::stderr(), PATIENCE, "Deriving the key...") } else { Spinner(None) }
+    }
+
+    /// Shows a sign of work without known progress; used only when nothing else is written on the
+    /// terminal meanwhile.
+    pub fn at(sentence: &'static str) -> Spinner {
+        if io::stderr().is_terminal() { Spinner::on(io::stderr(), PATIENCE, sentence) } else { Spinner(None) }
+    }
+
+    fn on(mut terminal: impl Write + Send + 'static, patience: Duration, sentence: &'static str) -> Spinner {
+        let (done, ends) = channel::<()>();
+        let started = thread::Builder::new().name("working".into()).spawn(move || {
+            if ends.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                // If the terminal is gone there is no reader.
+                let _ = terminal.write_all(sentence.as_bytes()).and_then(|()| terminal.flush());
+                let _ = ends.recv();
+                let _ = terminal.write_all(WIPE.as_bytes()).and_then(|()| terminal.flush());
+            }
+        });
+        // Without a thread nothing is shown, and the work is done nevertheless.
+        Spinner(started.ok().map(|thread| (done, thread)))
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        if let Some((done, thread)) = self.0.take() {
+            drop(done);
+            // The next message must not be wiped.
+            let _ = thread.join();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-    use std::thread;
-    use std::time::Duration;
-
     use nix::pty::openpty;
 
     use super::*;
@@ -217,7 +345,7 @@ mod tests {
     fn a_signal_that_was_blocked_before_is_not_asked_about_again_and_again() {
         let pair = openpty(None, None).unwrap();
         let (mut keyboard, terminal) = (File::from(pair.master), File::from(pair.slave));
-        let (answer, answered) = mpsc::channel();
+        let (answer, answered) = channel();
         // With the thread goes the signal that is blocked in it.
         thread::spawn(move || {
             SigSet::from(Signal::SIGHUP).thread_block().unwrap();
@@ -227,5 +355,68 @@ mod tests {
         });
         keyboard.write_all(b"secret\n").unwrap();
         assert_eq!(answered.recv_timeout(Duration::from_secs(60)), Ok(Ok(b"secret\n".to_vec())));
+    }
+
+    #[test]
+    fn what_guessers_try_first_is_weak_and_what_was_thrown_with_dice_is_not() {
+        let guesses = |typed: &str| guesses(typed.as_bytes(), Path::new("Tax records.lbx"));
+        for weak in [
+            "password",
+            "P@ssw0rd1",
+            "hunter2",
+            "tax records",
+            "Tax Records",
+            "qwertyuiop",
+            "19840512",
+            "aaaaaaaaaaaa",
+            " ",
+            "é",
+        ] {
+            assert!((1..ENOUGH).contains(&guesses(weak)), "{weak}: {}", guesses(weak));
+        }
+        for strong in
+            ["mural stardust acid pluck", "correct horse battery staple", "vK8#qLw2x!Zp", "Grüße aus Übersee an Ölaf 7"]
+        {
+            assert!(guesses(strong) >= ENOUGH, "{strong}: {}", guesses(strong));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_estimated() {
+        for odd in
+            [&b"\xff\xfe\x00\x80"[..], "\u{200e}日本語\u{1f469}".as_bytes(), &[b'1'; 4000], "ß".repeat(2000).as_bytes()]
+        {
+            assert!(guesses(odd, Path::new("/")) > 0);
+        }
+    }
+
+    /// Sends written bytes to the thread.
+    struct Screen(Sender<Vec<u8>>);
+
+    impl Write for Screen {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.send(bytes.to_vec()).unwrap();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_takes_long_is_said_and_wiped_when_it_is_done() {
+        let (screen, shown) = channel();
+        let working = Spinner::on(Screen(screen), Duration::ZERO, "At work...");
+        assert_eq!(shown.recv().unwrap(), b"At work...");
+        drop(working);
+        assert_eq!(shown.iter().collect::<Vec<_>>().concat(), WIPE.as_bytes());
+    }
+
+    #[test]
+    fn what_is_done_soon_is_not_said() {
+        let (screen, shown) = channel();
+        drop(Spinner::on(Screen(screen), Duration::MAX, "At work..."));
+        assert_eq!(shown.iter().count(), 0);
     }
 }

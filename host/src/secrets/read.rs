@@ -1,18 +1,19 @@
-//! Reads secrets from files, descriptors and standard input: bounded and unbuffered.
+//! Reads secrets from files, descriptors, standard input and programs: bounded and unbuffered.
 
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, ErrorKind, IsTerminal, Read};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use zeroize::Zeroizing;
 
-use super::Bytes;
-use super::error::{Error, Result};
+use super::{Bytes, Error, Result};
 use crate::shown;
 
 /// Time that a FIFO may wait for a writer. A person who types there needs seconds; a boot must not
@@ -162,7 +163,7 @@ pub(crate) fn all(mut source: impl Read, what: &SecretKind, name: &str) -> Resul
         match source.read(&mut bytes[length..]) {
             Ok(0) => break,
             Ok(count) => length += count,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(Error::host(format!("cannot read the {} from {name}", what.name), &e)),
         }
         if length > what.most {
@@ -175,6 +176,61 @@ pub(crate) fn all(mut source: impl Read, what: &SecretKind, name: &str) -> Resul
     }
     bytes.truncate(length);
     Ok(bytes)
+}
+
+/// Returns the output of a shell command. `name` is the source of the command; the command itself
+/// may be secret.
+pub(crate) fn shell(command: &OsStr, name: &str, what: &SecretKind) -> Result<Bytes> {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(command);
+    output_of(&mut shell, name, what)
+}
+
+const ASKER: &str = "systemd-ask-password";
+
+/// Returns the answer given to systemd's password agents.
+pub(crate) fn ask_agents(question: &str, what: &SecretKind) -> Result<Bytes> {
+    let mut asker = Command::new(ASKER);
+    asker
+        .args(["--no-tty", "--id=lockbox", "--icon=drive-harddisk", "--", &lockbox_terminal::sentence(question)])
+        .stdin(Stdio::null());
+    output_of(&mut asker, ASKER, what)
+}
+
+fn output_of(command: &mut Command, name: &str, what: &SecretKind) -> Result<Bytes> {
+    let failed = |e: io::Error| match e.kind() {
+        ErrorKind::NotFound => Error::source(format!("{name} is not there to be run")),
+        _ => Error::host(format!("{name} failed"), &e),
+    };
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
+    let (bytes, status) = answer_of(&mut child, name, what)?;
+    if !status.success() {
+        return Err(Error::source(format!("{name} failed: {status}")));
+    }
+    Ok(bytes)
+}
+
+/// Returns the output of a started program and its exit status.
+pub(crate) fn answer_of(child: &mut Child, name: &str, what: &SecretKind) -> Result<(Bytes, ExitStatus)> {
+    let bytes = match child.stdout.take() {
+        Some(stdout) => all(stdout, what, name),
+        None => Ok(Bytes::default()),
+    };
+    if bytes.is_err() {
+        // It may have more to say for ever.
+        let _ = child.kill();
+    }
+    let status = end_of(child).map_err(|e| Error::host(format!("{name} failed"), &e))?;
+    Ok((bytes?, status))
+}
+
+fn end_of(child: &mut Child) -> io::Result<ExitStatus> {
+    loop {
+        match child.wait() {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            ended => return ended,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -250,5 +306,19 @@ mod tests {
         // High enough that nothing else of the test program gets the number meanwhile.
         let closed = sentence(descriptor(987, &PASSPHRASE));
         assert_eq!(closed, "cannot read the passphrase from descriptor 987: Bad file descriptor");
+    }
+
+    fn run(command: &str) -> std::result::Result<Vec<u8>, String> {
+        shell(OsStr::new(command), "COMMAND", &PASSPHRASE).map(|bytes| bytes.to_vec()).map_err(|e| e.sentence)
+    }
+
+    #[test]
+    fn a_command_that_fails_or_never_ends_gives_one_sentence_without_its_output() {
+        assert_eq!(run("echo secret"), Ok(b"secret\n".to_vec()));
+        assert_eq!(run("echo secret; exit 3"), Err("COMMAND failed: exit status: 3".into()));
+        assert_eq!(run("kill -9 $$"), Err("COMMAND failed: signal: 9 (SIGKILL)".into()));
+        let endless = "the passphrase from COMMAND is longer than 64 KiB, which must be a mistake";
+        assert_eq!(run("trap '' PIPE; while :; do echo secret; done 2>/dev/null"), Err(endless.into()));
+        assert!(run("/missing/program 2>/dev/null").unwrap_err().starts_with("COMMAND failed: exit status: 127"));
     }
 }

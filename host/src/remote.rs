@@ -1,0 +1,440 @@
+//! Remote archives: calls `lockbox_remote`, which implements access to an address, with the options
+//! and directories of this user.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockbox::control::RemoteTraffic;
+use lockbox::keys::state_directory;
+use lockbox::storage::{ArchiveSource, Storage};
+use lockbox::{Error, Result};
+pub use lockbox_remote::{Access, Bucket, FetcherReach};
+use lockbox_remote::{
+    Address, Broker, CacheEntry, CollectReport, DirectoryTrust, ObjectCheck, PendingUpload, ProbeFinding, ProgressFn,
+    RemoteOptions, StoredArchive,
+};
+use lockbox_terminal::quantity;
+use nix::unistd::geteuid;
+use serde::{Deserialize, Serialize};
+
+/// Options for requests to servers (`--remote`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remote {
+    allow_http: bool,
+    allow_private: bool,
+    /// Most bytes that are kept on disk.
+    cache_bytes: Option<u64>,
+    timeout: Option<ServerTimeout>,
+    /// True to read the data that this host caches of it.
+    #[serde(default)]
+    unsent: bool,
+}
+
+/// Time that a read waits for a server that does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum ServerTimeout {
+    Until(Duration),
+    ForEver,
+}
+
+impl Remote {
+    /// Returns these options without the cache on disk, for a process that starts another one,
+    /// which uses the cache.
+    pub fn without_cache(&self) -> Remote {
+        Remote { cache_bytes: Some(0), ..self.clone() }
+    }
+
+    /// Returns whether pending uploads of this host are read.
+    pub fn is_unsent(&self) -> bool {
+        self.unsent
+    }
+
+    /// Takes a word of a list of options; whether it is one of these.
+    ///
+    /// # Errors
+    /// A sentence about a value that cannot be.
+    pub fn set(&mut self, name: &str, value: Option<&str>) -> std::result::Result<bool, String> {
+        match (name, value) {
+            ("allow-http" | "allow_http", None) => self.allow_http = true,
+            ("allow-private" | "allow_private", None) => self.allow_private = true,
+            ("unsent", None) => self.unsent = true,
+            ("cache-size" | "cache_size", Some(value)) => {
+                let bytes = quantity::size(value)
+                    .ok_or_else(|| format!("{name}= takes a size, such as 4G or 0, not '{value}'"))?;
+                self.cache_bytes = Some(bytes);
+            }
+            ("timeout", Some("hard")) => self.timeout = Some(ServerTimeout::ForEver),
+            ("timeout", Some(value)) => {
+                let time = quantity::time(value).filter(|time| !time.is_zero());
+                let time = time.ok_or_else(|| format!("timeout= takes a time, such as 30s, or hard, not '{value}'"))?;
+                self.timeout = Some(ServerTimeout::Until(time));
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn options(&self) -> RemoteOptions {
+        let default = RemoteOptions::default();
+        RemoteOptions {
+            allow_http: self.allow_http,
+            allow_private: self.allow_private,
+            cache_bytes: self.cache_bytes,
+            unsent: self.unsent,
+            spool_directory: spool_directory(),
+            timeout: match self.timeout {
+                None => default.timeout,
+                Some(ServerTimeout::Until(time)) => Some(time),
+                Some(ServerTimeout::ForEver) => None,
+            },
+            ..default
+        }
+    }
+}
+
+/// Returns the request metrics of a server, or `None` at once.
+pub type TrafficQuery = Arc<dyn Fn() -> Option<RemoteTraffic> + Send + Sync>;
+
+/// Ends the fetcher process, which reports to the store that the writer is gone.
+pub type FetcherShutdown = Arc<dyn Fn() + Send + Sync>;
+
+/// Spools on this host the uploads that the store does not accept in time.
+pub type SpoolRequest = Arc<dyn Fn() + Send + Sync>;
+
+/// Passes the newest version of an archive that is open for reading to the callback, and returns
+/// whether there was one. A version that the callback refuses is reported again by the next call.
+pub type VersionFollower = Box<dyn FnMut(&mut dyn FnMut(&ArchiveLocation) -> Result<()>) -> Result<bool> + Send>;
+
+/// Location of an archive, and the open storage of a remote one.
+pub struct ArchiveLocation {
+    path: PathBuf,
+    storage: Option<Arc<dyn Storage>>,
+    telling: Option<TrafficQuery>,
+    leaving: Option<SpoolRequest>,
+    ending: Option<FetcherShutdown>,
+    following: Option<VersionFollower>,
+    notice: Option<String>,
+}
+
+impl ArchiveLocation {
+    /// Location of a file; the caller opens it.
+    pub fn file(path: &Path) -> ArchiveLocation {
+        ArchiveLocation {
+            path: path.to_owned(),
+            storage: None,
+            telling: None,
+            leaving: None,
+            ending: None,
+            following: None,
+            notice: None,
+        }
+    }
+
+    /// Opens an address for reading.
+    ///
+    /// # Errors
+    /// As of [`lockbox_remote::open`].
+    pub fn at(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
+        let storage = lockbox_remote::open(&parsed(address)?, &how.options())?;
+        Ok(ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
+    }
+
+    /// Opens a possibly damaged archive at an address, for a rescue.
+    ///
+    /// # Errors
+    /// As of [`lockbox_remote::open_partial`].
+    pub fn damaged(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
+        let storage = lockbox_remote::open_partial(&parsed(address)?, &how.options())?;
+        Ok(ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
+    }
+
+    /// Opens an address as its writer, until the location is dropped.
+    ///
+    /// # Errors
+    /// As of [`lockbox_remote::open_writable`].
+    pub fn changed(address: &Path, how: &Remote, take_over: bool) -> Result<ArchiveLocation> {
+        let (storage, notice) = lockbox_remote::open_writable(&parsed(address)?, &how.options(), take_over)?;
+        Ok(ArchiveLocation { storage: Some(storage), notice, ..ArchiveLocation::file(address) })
+    }
+
+    /// The same by a process of its own, which `command` starts and [`fetch`] is.
+    ///
+    /// # Errors
+    /// As of [`ArchiveLocation::at`], and of starting the process.
+    pub fn apart(command: &mut Command, address: &Path, how: &Remote, access: Access) -> Result<ArchiveLocation> {
+        // Buffers of megabytes pass through each of its threads, and an allocator with one arena per
+        // thread keeps them all: 350 MiB instead of 60. Set independently of the daemon's own value.
+        command.env("MALLOC_ARENA_MAX", "1");
+        let opened = lockbox_remote::open_in_fetcher(command, &parsed(address)?, &how.options(), access)?;
+        let lockbox_remote::FetcherConnection { storage, control: asking, versions: news, notice } = opened;
+        let asking = Arc::new(asking);
+        let (leaving, ending) = (asking.clone(), asking.clone());
+        let telling = move || {
+            let told = asking.stats()?;
+            Some(RemoteTraffic {
+                reads: told.reads,
+                lists: told.lists,
+                bytes: told.bytes,
+                memory_hits: told.memory_hits,
+                disk_hits: told.disk_hits,
+                offline_since: told.offline_since.and_then(|since| since.try_into().ok()),
+                unsent: told.unsent,
+            })
+        };
+        let name = address.to_owned();
+        let following = news.map(|mut news| -> VersionFollower {
+            Box::new(move |take| {
+                news.poll(&mut |storage| {
+                    take(&ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(&name) })
+                })
+            })
+        });
+        Ok(ArchiveLocation {
+            path: address.to_owned(),
+            storage: Some(Arc::new(storage)),
+            telling: Some(Arc::new(telling)),
+            leaving: Some(Arc::new(move || leaving.spool_on_timeout())),
+            ending: Some(Arc::new(move || ending.stop())),
+            following,
+            notice,
+        })
+    }
+
+    /// Notice for the user about the opening.
+    pub fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// Returns the request to keep pending uploads on this host.
+    pub fn leaving(&self) -> Option<SpoolRequest> {
+        self.leaving.clone()
+    }
+
+    /// Takes the poller for newer versions; `None` after the first call.
+    pub fn take_following(&mut self) -> Option<VersionFollower> {
+        self.following.take()
+    }
+
+    /// Returns the handle that ends the fetcher.
+    pub fn ending(&self) -> Option<FetcherShutdown> {
+        self.ending.clone()
+    }
+
+    /// Returns whether the archive can be changed; a single file of a server cannot.
+    pub fn can_be_changed(&self) -> bool {
+        self.storage.as_ref().is_none_or(|storage| storage.has_atomic_barrier())
+    }
+
+    /// Returns the metrics query of the fetcher.
+    pub fn telling(&self) -> Option<TrafficQuery> {
+        self.telling.clone()
+    }
+
+    /// Name of the archive as the user gave it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn site(&self) -> ArchiveSource<'_> {
+        self.storage.as_ref().map_or(ArchiveSource::File(&self.path), ArchiveSource::Storage)
+    }
+
+    pub fn is_remote(&self) -> bool {
+        self.storage.is_some()
+    }
+}
+
+/// `--remote LIST`, as a program's command line has it.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct RemoteArgs {
+    /// How the server of an archive at an address is asked: allow-http, allow-private, cache-size=SIZE, timeout=TIME, unsent
+    #[arg(long, value_name = "LIST", value_parser = parse_list, default_value = "", hide_default_value = true)]
+    pub remote: Remote,
+}
+
+fn parse_list(list: &str) -> std::result::Result<Remote, String> {
+    let mut remote = Remote::default();
+    for option in list.split(',').filter(|option| !option.is_empty()) {
+        let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
+        if !remote.set(name, value)? {
+            return Err(format!("'{option}' says nothing about how servers are asked"));
+        }
+    }
+    Ok(remote)
+}
+
+/// Directory of pending uploads, in the state directory of the user.
+fn spool_directory() -> Option<PathBuf> {
+    let variable = std::env::var_os;
+    let state = state_directory(variable("XDG_STATE_HOME"), variable("HOME"), geteuid().is_root());
+    state.map(|state| state.join("unsent"))
+}
+
+/// Returns whether the name is an address rather than a path.
+pub fn is_remote(name: &Path) -> bool {
+    Address::is_meant(name.as_os_str())
+}
+
+fn parsed(name: &Path) -> Result<Address> {
+    Address::parse(name.as_os_str())?.ok_or_else(|| {
+        Error::invalid(format!("{}: addresses begin with https://, s3://, gs://, az:// or file://", crate::shown(name)))
+    })
+}
+
+/// Opens the archive at an address, or a place for one, as a writer. `is_ours`: no other user gives
+/// names there.
+///
+/// # Errors
+/// Those of [`lockbox_remote::open_upload`].
+pub fn write(name: &Path, how: &Remote, take_over: bool, is_ours: bool) -> Result<Bucket> {
+    let names = if is_ours { DirectoryTrust::Trusted } else { DirectoryTrust::Untrusted };
+    lockbox_remote::open_upload(&parsed(name)?, &how.options(), take_over, names)
+}
+
+/// Checks that the address accepts writes.
+///
+/// # Errors
+/// As of [`lockbox_remote::check_writable`].
+pub fn check_writable(name: &Path) -> Result<()> {
+    lockbox_remote::check_writable(&parsed(name)?)
+}
+
+/// Returns the directory of a `file://` address.
+pub fn directory(name: &Path) -> Option<PathBuf> {
+    match parsed(name) {
+        Ok(Address::Directory(url)) => url.to_file_path().ok(),
+        _ => None,
+    }
+}
+
+/// Returns the canonical spelling of an address.
+pub fn spelled(name: &Path) -> Option<String> {
+    parsed(name).ok().map(|address| address.text())
+}
+
+/// Serves [`ArchiveLocation::apart`] of the process at the other end, until that is gone. `confine`
+/// is called before the first request; from then on the process at the other end of `broker`, which
+/// [`answer_fetcher`] is, looks up names and credentials.
+///
+/// # Errors
+/// When nothing asks there that can be understood.
+pub fn fetch(control: UnixStream, broker: Option<UnixStream>, confine: impl FnOnce(&FetcherReach)) -> io::Result<()> {
+    lockbox_remote::serve_fetcher(control, broker.map(Broker::new), confine)
+}
+
+/// Answers the lookups of a fetcher until it ends.
+///
+/// # Errors
+/// The errors of starting a thread.
+pub fn answer_fetcher(control: UnixStream) -> io::Result<()> {
+    lockbox_remote::serve_broker(control)
+}
+
+/// Lists the local cache of remote archives.
+///
+/// # Errors
+/// As of [`lockbox_remote::cache_entries`].
+pub fn kept() -> Result<Vec<CacheEntry>> {
+    lockbox_remote::cache_entries(&RemoteOptions::default())
+}
+
+/// Removes the cache of these archives, or of all. Returns the removed entries, each with whether
+/// it is still in use.
+///
+/// # Errors
+/// Those of [`lockbox_remote::remove_cache_entries`]; `Invalid` for a name that is not an address,
+/// before anything is removed.
+pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(CacheEntry, bool)>> {
+    let options = RemoteOptions::default();
+    let Some(names) = of else { return lockbox_remote::remove_cache_entries(&options, None) };
+    let addresses = names.iter().map(|name| parsed(name)).collect::<Result<Vec<_>>>()?;
+    let mut removed = Vec::new();
+    for address in &addresses {
+        removed.append(&mut lockbox_remote::remove_cache_entries(&options, Some(address))?);
+    }
+    Ok(removed)
+}
+
+/// Lists the pending uploads of this host.
+///
+/// # Errors
+/// As of [`lockbox_remote::pending_uploads`].
+pub fn unsent() -> Result<Vec<PendingUpload>> {
+    lockbox_remote::pending_uploads(&Remote::default().options())
+}
+
+/// Discards the pending uploads of one archive.
+///
+/// # Errors
+/// As of [`lockbox_remote::discard_pending_uploads`].
+pub fn forget_unsent(name: &Path) -> Result<Vec<PendingUpload>> {
+    lockbox_remote::discard_pending_uploads(&parsed(name)?, &Remote::default().options())
+}
+
+/// Probes the server at an address. `goes_on` is called between requests, to cancel.
+///
+/// # Errors
+/// As of [`lockbox_remote::probe_address`].
+pub fn probe(name: &Path, how: &Remote, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<ProbeFinding>> {
+    lockbox_remote::probe_address(&parsed(name)?, &how.options(), goes_on)
+}
+
+/// Lists the archives at and below an address.
+///
+/// # Errors
+/// As of [`lockbox_remote::list_archives`].
+pub fn archives(place: &Path, how: &Remote, step: &mut ProgressFn<'_>) -> Result<Vec<StoredArchive>> {
+    lockbox_remote::list_archives(&Address::place(place.as_os_str())?, &how.options(), step)
+}
+
+/// Checks that all objects of an archive exist; with `whole`, verifies their content.
+///
+/// # Errors
+/// As of [`lockbox_remote::check_objects`].
+pub fn examine(name: &Path, how: &Remote, whole: bool, step: &mut ProgressFn<'_>) -> Result<ObjectCheck> {
+    lockbox_remote::check_objects(&parsed(name)?, &how.options(), whole, step)
+}
+
+/// Verifies the objects of an archive by their hashes; None when it has none.
+///
+/// # Errors
+/// As of [`lockbox_remote::verify_objects`].
+pub fn compare(name: &Path, how: &Remote, step: &mut ProgressFn<'_>) -> Result<Option<ObjectCheck>> {
+    lockbox_remote::verify_objects(&parsed(name)?, &how.options(), step)
+}
+
+/// Garbage-collects the objects of an archive.
+///
+/// # Errors
+/// As of [`lockbox_remote::collect_garbage`].
+pub fn collect(name: &Path, how: &Remote, take_over: bool) -> Result<CollectReport> {
+    lockbox_remote::collect_garbage(&parsed(name)?, &how.options(), take_over)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_say_how_servers_are_asked() {
+        let all = parse_list("allow-http,allow-private,cache-size=4G,timeout=2m").unwrap();
+        let wanted = Remote {
+            allow_http: true,
+            allow_private: true,
+            cache_bytes: Some(4 << 30),
+            timeout: Some(ServerTimeout::Until(Duration::from_secs(120))),
+            unsent: false,
+        };
+        assert_eq!(all, wanted);
+        assert!(parse_list("unsent").unwrap().is_unsent());
+        assert_eq!(parse_list("timeout=hard").unwrap().timeout, Some(ServerTimeout::ForEver));
+        assert_eq!(parse_list("").unwrap(), Remote::default());
+        for wrong in ["allow-all", "unsent=yes", "timeout=0", "timeout=x", "cache-size=-1", "allow-http=yes"] {
+            assert!(parse_list(wrong).is_err(), "{wrong}");
+        }
+    }
+}
