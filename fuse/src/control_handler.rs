@@ -150,8 +150,7 @@ impl ControlHandler {
 
     /// Runs `work` without holding the slot, which the shutdown takes.
     fn run(&self, work: impl FnOnce(&FileSystem) -> Result<()>) -> Response {
-        let fs = self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()));
-        match fs.map(|fs| work(&fs)) {
+        match self.file_system().map(|fs| work(&fs)) {
             Some(Ok(())) => Response::Done,
             Some(Err(error)) => Response::Failed { message: error.to_string() },
             None => closing_response(),

@@ -26,7 +26,6 @@ pub fn command_line_options() -> Vec<String> {
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// Command line of the parent process.
 fn parent_command() -> Vec<u8> {
     std::fs::read(format!("/proc/{}/cmdline", getppid())).unwrap_or_default()
 }
@@ -55,7 +54,6 @@ pub fn check(options: &MountOptions, archive: &Path, point: &Path) -> Result<(),
     Ok(())
 }
 
-/// Parsed command line of mount(8).
 struct MountCommand<'a> {
     lists: Vec<&'a [u8]>,
     table: Option<&'a Path>,

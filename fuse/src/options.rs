@@ -424,7 +424,6 @@ fn parse_name(name: &str, value: &str) -> Result<String, Failure> {
     }
 }
 
-/// Adds a rule.
 fn parse_rule(rules: RetentionPolicy, text: &str) -> Result<RetentionPolicy, Failure> {
     match schedule::parse_rule(text) {
         Some((rule, count)) => Ok(rules.with(rule, count)),

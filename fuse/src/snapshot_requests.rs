@@ -48,7 +48,6 @@ pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {
     Some(Response::Refused { why: RefusalReason::Other, message })
 }
 
-/// Converts a result to a response.
 pub(crate) fn to_response(result: lockbox::Result<()>) -> Response {
     match result {
         Ok(()) => Response::Done,
@@ -73,7 +72,6 @@ pub(crate) fn to_refusal(error: &Error) -> Response {
     Response::Refused { why, message }
 }
 
-/// Lists one page of snapshots.
 pub(crate) fn list_page(moments: &SnapshotManager, after: u64, with_held: bool) -> lockbox::Result<Response> {
     let mut all = moments.list()?;
     all.retain(|snapshot| snapshot.id > after);

@@ -39,7 +39,6 @@ pub struct Adapter {
     pub(super) host: Option<OwnedFd>,
     pub(super) process_info: Arc<ProcessInfoClient>,
     pub(super) profile: SyncProfile,
-    /// Update atime when a file is opened for reading.
     pub(super) access_times: bool,
     pub(super) snapshot_dir: SnapshotDir,
     pub(super) open_directories: Arc<OpenDirectories>,

@@ -65,7 +65,6 @@ impl Adapter {
         Ok(())
     }
 
-    /// Lists entries with attributes.
     pub(super) fn list_plus(
         &self,
         directory: INodeNo,
