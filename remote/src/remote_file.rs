@@ -20,8 +20,7 @@ use crate::RemoteOptions;
 use crate::address::Address;
 use crate::cache::DiskCache;
 use crate::http::HttpSource;
-use crate::metrics::{Metered, RequestMetrics, RequestStats};
-use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
+use crate::range_source::{FileVersion, Metered, RangeSource, RemoteError, RemoteResult, RequestMetrics, RequestStats};
 use crate::slot_cache::{CAPACITY, CacheSlot, REQUEST_SLOTS, SLOT, SlotCache};
 
 /// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); rounded
