@@ -212,7 +212,6 @@ impl AzureAccount {
 
 /// Container with the credentials of its account.
 pub(crate) struct AzureContainer {
-    /// Account name.
     name: String,
     endpoint: String,
     url: Url,

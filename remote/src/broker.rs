@@ -137,7 +137,6 @@ pub(crate) fn socket_pairs(count: usize) -> io::Result<(Vec<UnixStream>, Vec<Uni
     Ok(pairs.into_iter().unzip())
 }
 
-/// Sends a line with sockets attached.
 pub(crate) fn send(stream: &UnixStream, message: &impl Serialize, sockets: &[UnixStream]) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');

@@ -17,8 +17,8 @@
 //! file locked by another process disables it.
 //!
 //! Listing and deleting go through the descriptor of the user's private directory; links and files
-//! with another owner or name are skipped. A cache is unlinked by its name and not modified: a mount
-//! that has it open keeps using it, and the space is freed when the last user closes it. A
+//! with another owner or name are skipped. A cache is unlinked by its name and not modified: a
+//! mount that has it open keeps using it, and the space is freed when the last user closes it. A
 //! concurrent open creates a new file.
 
 use std::ffi::CStr;
@@ -59,7 +59,7 @@ const ADDRESS_OFFSET: u64 = 52;
 const MAX_DEFAULT_BYTES: u64 = 20 << 30;
 
 /// Suffix of the names of cache files.
-pub(crate) const SUFFIX: &str = ".cache";
+const SUFFIX: &str = ".cache";
 
 /// SHA-256 that identifies the content of a cache.
 pub(crate) type CacheIdentity = [u8; 32];
@@ -286,8 +286,7 @@ fn entry(slot: u64, key: &RangeKey, bytes: &[u8]) -> [u8; ENTRY_BYTES as usize] 
     entry
 }
 
-/// Returns the file name of the cache of an address.
-pub(crate) fn cache_file_name(address: &str) -> String {
+fn cache_file_name(address: &str) -> String {
     hex(&Sha256::digest(address.as_bytes())[..16]) + SUFFIX
 }
 
@@ -299,7 +298,7 @@ fn encode_address(address: &str) -> Vec<u8> {
 }
 
 /// Returns the address of the cache with this name, if it is recorded.
-pub(crate) fn address_in(file: &File, name: &str) -> Option<String> {
+fn address_in(file: &File, name: &str) -> Option<String> {
     let mut length = [0; 2];
     file.read_exact_at(&mut length, ADDRESS_OFFSET).ok()?;
     let length = usize::from(u16::from_le_bytes(length));
@@ -457,13 +456,9 @@ fn inspect(directory: &OwnedFd, name: &str) -> io::Result<Option<(File, CacheEnt
 mod tests {
     use std::ffi::OsStr;
     use std::fs;
-    use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
-    use std::path::Path;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
-    use crate::cache::DiskCache;
-    use crate::range_source::RangeKey;
-    use crate::slot_cache::SLOT;
 
     const LABEL: RangeKey = [7; 32];
 
@@ -559,7 +554,6 @@ mod tests {
 
     #[test]
     fn what_others_can_write_to_is_not_used() {
-        use std::os::unix::fs::{PermissionsExt, symlink};
         let directory = tempfile::tempdir().unwrap();
         let (open, victim) = (directory.path().join("open"), directory.path().join("victim"));
         std::fs::create_dir(&open).unwrap();

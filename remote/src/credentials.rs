@@ -5,9 +5,9 @@
 //! it lies at a link-local address.
 //!
 //! Files of settings name programs (`credential_process`), servers and keys. sudo(8) and su(1) may
-//! leave root with the HOME of a user. The files there would have root run that user's programs, and
-//! send root's data to that user's server. So for root a file counts only when it and every directory
-//! above it belong to root, and no other user may write or rename there.
+//! leave root with the HOME of a user. The files there would have root run that user's programs,
+//! and send root's data to that user's server. So for root a file counts only when it and every
+//! directory above it belong to root, and no other user may write or rename there.
 
 use std::collections::BTreeMap;
 use std::env;

@@ -544,12 +544,8 @@ fn answer_request(mut socket: &UnixStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::DirectoryTrust;
-    use crate::RemoteOptions;
-    use crate::broker::Broker;
     use crate::bucket::{Bucket, DirectoryStore};
 
     #[test]

@@ -199,7 +199,6 @@ impl RequestMetrics {
         }
     }
 
-    /// Counts a read request and its bytes.
     pub(crate) fn count_read<T>(&self, answer: RemoteResult<T>, bytes: impl FnOnce(&T) -> usize) -> RemoteResult<T> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         if let Ok(answer) = &answer {
@@ -208,7 +207,6 @@ impl RequestMetrics {
         self.record_outcome(answer)
     }
 
-    /// Counts a list request.
     pub(crate) fn count_list<T>(&self, answer: RemoteResult<T>) -> RemoteResult<T> {
         self.lists.fetch_add(1, Ordering::Relaxed);
         self.record_outcome(answer)

@@ -1,5 +1,5 @@
-//! Object store interface (create, get, list and remove below a prefix), and the names of the objects
-//! of an archive.
+//! Object store interface (create, get, list and remove below a prefix), and the names of an
+//! archive's objects.
 
 use lockbox::{Error, Result};
 

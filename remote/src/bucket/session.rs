@@ -256,12 +256,10 @@ impl WriterSession {
         &self.map
     }
 
-    /// Returns the sequence of the newest record.
     pub(super) fn sequence(&self) -> u64 {
         self.newest.sequence
     }
 
-    /// Returns the checkpoint of the newest record.
     pub(super) fn checkpoint(&self) -> Option<(Hash, u64)> {
         self.newest.checkpoint
     }
@@ -517,10 +515,6 @@ impl WriterSession {
         })
     }
 
-    /// Uploads a segment.
-    ///
-    /// # Errors
-    /// Errors of requests.
     pub(super) fn create_segment(
         store: &BucketStore,
         incarnation: &Incarnation,
@@ -637,7 +631,7 @@ fn in_use(store: &BucketStore, before: &BucketVersion) -> Error {
 
 /// Result of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReplayOutcome {
+enum ReplayOutcome {
     Nothing,
     /// The store has all objects.
     All,
@@ -649,7 +643,7 @@ pub(super) enum ReplayOutcome {
 ///
 /// # Errors
 /// Errors of requests: then the spool is unchanged.
-pub(super) fn replay(store: &BucketStore, spool: &UploadSpool, incarnation: &Incarnation) -> Result<ReplayOutcome> {
+fn replay(store: &BucketStore, spool: &UploadSpool, incarnation: &Incarnation) -> Result<ReplayOutcome> {
     let objects = spool.replayable_objects(incarnation);
     if objects.is_empty() {
         spool.clear()?;

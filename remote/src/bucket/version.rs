@@ -1,6 +1,6 @@
-//! Version of an archive in a bucket: the state that one record names, its readers, and the follower
-//! that moves to newer versions as the writer commits. A version never changes, and its objects exist
-//! for a day after newer records stopped needing them.
+//! Version of an archive in a bucket: the state that one record names, its readers, and the
+//! follower that moves to newer versions as the writer commits. A version never changes, and its
+//! objects exist for a day after newer records stopped needing them.
 //!
 //! # Invariants
 //! FOLLOW-1  Each version is a file of its own, with the map of one record: a read never mixes
@@ -290,11 +290,10 @@ pub(super) struct PartialReader {
 
 impl PartialReader {
     pub(super) fn new(reader: VersionReader) -> PartialReader {
-        let version = FileVersion { length: reader.length, tag: Some(reader.tag.clone()), modified: None };
+        let version = reader.version();
         PartialReader { reader, version, missing_from: Mutex::default() }
     }
 
-    /// Reads a range.
     fn fill(&self, range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
         let parts = self.reader.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
         let parts: Vec<MapEntry> = parts.iter().filter_map(|part| self.readable_part(part)).collect();

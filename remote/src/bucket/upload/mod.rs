@@ -115,7 +115,6 @@ impl UploadBuffer {
         self.shared.state.lock().failed.get_or_insert_with(ended);
     }
 
-    /// Zeroes a range.
     fn zero_range(&self, range: Range<u64>) -> Result<()> {
         let (first, last) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
         if first > last {
@@ -160,8 +159,53 @@ impl Storage for UploadBuffer {
         Ok(self.shared.state.lock().length)
     }
 
+    /// Reads the newest bytes (STAGED-2).
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.read(offset, out)
+        let state = self.shared.state.lock();
+        let length = state.length;
+        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= length).ok_or_else(|| {
+            Error::damaged(format!(
+                "archive is truncated: length={length} needed={}",
+                offset.saturating_add(out.len() as u64)
+            ))
+        })?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let ReadPlan { unchanged, base, remote, mut pieces } = state.plan_read(offset / BLOCK..end.div_ceil(BLOCK));
+        drop(state);
+        for run in unchanged {
+            let part = (run.start * BLOCK).max(offset)..(run.end * BLOCK).min(end);
+            let into = &mut out[(part.start - offset) as usize..(part.end - offset) as usize];
+            // It ended where the archive did then.
+            let there = base.as_ref().map_or(Ok(0), |base| base.len())?.clamp(part.start, part.end) - part.start;
+            let (there, behind) = into.split_at_mut(there as usize);
+            behind.fill(0);
+            if let Some(base) = base.as_ref().filter(|_| !there.is_empty()) {
+                base.read_at(part.start, there)?;
+            }
+        }
+        let (cached, remote) = self.shared.cache.get_or_wait(remote);
+        pieces.extend(cached.into_iter().map(|(number, block)| (number, Arc::new(block.to_vec()), 0..BLOCK as usize)));
+        // Concurrently: blocks of many records take one round trip, not one each.
+        if let (Some(first), Some(last)) = (remote.first(), remote.last()) {
+            let range = (first.blocks.start * BLOCK).max(offset)..(last.blocks.end * BLOCK).min(end);
+            let fetched = self.shared.fetch_ranges(&remote, range.clone())?;
+            for part in &remote {
+                let part = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
+                let from = (part.start - range.start) as usize..(part.end - range.start) as usize;
+                out[(part.start - offset) as usize..(part.end - offset) as usize].copy_from_slice(&fetched[from]);
+            }
+        }
+        for (number, bytes, from) in pieces {
+            let start = number * BLOCK;
+            let part = start.max(offset)..(start + from.len() as u64).min(end);
+            let from = from.start + (part.start - start) as usize;
+            let length = (part.end - part.start) as usize;
+            let to = (part.start - offset) as usize;
+            out[to..to + length].copy_from_slice(&bytes[from..from + length]);
+        }
+        Ok(())
     }
 
     fn is_remote(&self) -> bool {
@@ -169,7 +213,28 @@ impl Storage for UploadBuffer {
     }
 
     fn will_need(&self, offset: u64, length: u64) {
-        self.prefetch(offset, length);
+        let state = self.shared.state.lock();
+        let end = offset.saturating_add(length).min(state.length);
+        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+        if offset >= end {
+            return;
+        }
+        // Blocks changed since differ from the base: those in memory need no request, and the
+        // others are fetched by location.
+        let unchanged: Vec<Range<u64>> = state.changed.gaps(&blocks).collect();
+        let changed = state.changed.overlapping(&blocks);
+        let changed = changed.flat_map(|run| run.start.max(blocks.start)..run.end.min(blocks.end));
+        let is_remote = |number: &u64| !state.dirty.contains_key(number) && !state.last_inline.contains_key(number);
+        let new =
+            changed.take(MAX_BLOCKS as usize).filter(is_remote).flat_map(|number| state.map.parts(number..number + 1));
+        let is_up = |part: &MapEntry| part.place.is_some_and(|place| state.local_object(&place.id).is_none());
+        let new: Vec<MapEntry> = new.filter(is_up).collect();
+        let base = state.base.clone();
+        drop(state);
+        self.shared.cache.prefetch(&new);
+        if let Some(base) = base {
+            unchanged.into_iter().for_each(|run| base.will_need(run.start * BLOCK, (run.end - run.start) * BLOCK));
+        }
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -317,81 +382,6 @@ impl UploadBuffer {
         let is_named = self.shared.state.lock().base_reader.as_ref().is_some_and(names);
         !is_named || self.rebase().is_ok()
     }
-
-    /// Reads the newest bytes (STAGED-2).
-    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        let state = self.shared.state.lock();
-        let length = state.length;
-        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= length).ok_or_else(|| {
-            Error::damaged(format!(
-                "archive is truncated: length={length} needed={}",
-                offset.saturating_add(out.len() as u64)
-            ))
-        })?;
-        if out.is_empty() {
-            return Ok(());
-        }
-        let ReadPlan { unchanged, base, remote, mut pieces } = state.plan_read(offset / BLOCK..end.div_ceil(BLOCK));
-        drop(state);
-        for run in unchanged {
-            let part = (run.start * BLOCK).max(offset)..(run.end * BLOCK).min(end);
-            let into = &mut out[(part.start - offset) as usize..(part.end - offset) as usize];
-            // It ended where the archive did then.
-            let there = base.as_ref().map_or(Ok(0), |base| base.len())?.clamp(part.start, part.end) - part.start;
-            let (there, behind) = into.split_at_mut(there as usize);
-            behind.fill(0);
-            if let Some(base) = base.as_ref().filter(|_| !there.is_empty()) {
-                base.read_at(part.start, there)?;
-            }
-        }
-        let (cached, remote) = self.shared.cache.get_or_wait(remote);
-        pieces.extend(cached.into_iter().map(|(number, block)| (number, Arc::new(block.to_vec()), 0..BLOCK as usize)));
-        // Concurrently: blocks of many records take one round trip, not one each.
-        if let (Some(first), Some(last)) = (remote.first(), remote.last()) {
-            let range = (first.blocks.start * BLOCK).max(offset)..(last.blocks.end * BLOCK).min(end);
-            let fetched = self.shared.fetch_ranges(&remote, range.clone())?;
-            for part in &remote {
-                let part = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
-                let from = (part.start - range.start) as usize..(part.end - range.start) as usize;
-                out[(part.start - offset) as usize..(part.end - offset) as usize].copy_from_slice(&fetched[from]);
-            }
-        }
-        for (number, bytes, from) in pieces {
-            let start = number * BLOCK;
-            let part = start.max(offset)..(start + from.len() as u64).min(end);
-            let from = from.start + (part.start - start) as usize;
-            let length = (part.end - part.start) as usize;
-            let to = (part.start - offset) as usize;
-            out[to..to + length].copy_from_slice(&bytes[from..from + length]);
-        }
-        Ok(())
-    }
-
-    /// Prefetches a range.
-    pub(super) fn prefetch(&self, offset: u64, length: u64) {
-        let state = self.shared.state.lock();
-        let end = offset.saturating_add(length).min(state.length);
-        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
-        if offset >= end {
-            return;
-        }
-        // Blocks changed since differ from the base: those in memory need no request, and the
-        // others are fetched by location.
-        let unchanged: Vec<Range<u64>> = state.changed.gaps(&blocks).collect();
-        let changed = state.changed.overlapping(&blocks);
-        let changed = changed.flat_map(|run| run.start.max(blocks.start)..run.end.min(blocks.end));
-        let is_remote = |number: &u64| !state.dirty.contains_key(number) && !state.last_inline.contains_key(number);
-        let new =
-            changed.take(MAX_BLOCKS as usize).filter(is_remote).flat_map(|number| state.map.parts(number..number + 1));
-        let is_up = |part: &MapEntry| part.place.is_some_and(|place| state.local_object(&place.id).is_none());
-        let new: Vec<MapEntry> = new.filter(is_up).collect();
-        let base = state.base.clone();
-        drop(state);
-        self.shared.cache.prefetch(&new);
-        if let Some(base) = base {
-            unchanged.into_iter().for_each(|run| base.will_need(run.start * BLOCK, (run.end - run.start) * BLOCK));
-        }
-    }
 }
 
 impl Shared {
@@ -407,57 +397,57 @@ impl Shared {
 
 /// Blocks repeated in the closing record because they were written last, and as many because the
 /// previous writer left them so: some tree nodes.
-pub(super) const RECENT_BLOCKS: usize = 48;
+const RECENT_BLOCKS: usize = 48;
 
 /// State under one lock.
-pub(super) struct UploadState {
+struct UploadState {
     /// Blocks not uploaded yet.
-    pub(super) dirty: BTreeMap<u64, Box<BlockBytes>>,
+    dirty: BTreeMap<u64, Box<BlockBytes>>,
     /// Inline blocks of the last record, sent or in flight, unless overwritten since.
-    pub(super) last_inline: BTreeMap<u64, Box<BlockBytes>>,
+    last_inline: BTreeMap<u64, Box<BlockBytes>>,
     /// Set if there are changes that no record has.
-    pub(super) touched: bool,
+    touched: bool,
     /// Blocks that the next open reads first.
-    pub(super) read_first: RangeSet<u64>,
+    read_first: RangeSet<u64>,
     /// Last written blocks, in order.
-    pub(super) latest: VecDeque<u64>,
+    latest: VecDeque<u64>,
     /// Blocks written since the acquisition, and their number at the last rebase.
-    pub(super) written: u64,
-    pub(super) written_at_rebase: u64,
+    written: u64,
+    written_at_rebase: u64,
     /// Blocks assigned while a record is in flight.
-    pub(super) changed_since_cut: Option<RangeSet<u64>>,
+    changed_since_cut: Option<RangeSet<u64>>,
     /// Segments in flight; their bytes begin with the pages.
-    pub(super) in_flight: HashMap<ObjectId, Arc<Vec<u8>>>,
+    in_flight: HashMap<ObjectId, Arc<Vec<u8>>>,
     /// Segments with a failed upload: at most those in flight at the time, since nothing is sent
     /// after.
-    pub(super) failed_uploads: HashMap<ObjectId, Arc<Vec<u8>>>,
+    failed_uploads: HashMap<ObjectId, Arc<Vec<u8>>>,
     /// Segments that are uploaded, or may be, and that no record names yet.
-    pub(super) uploaded: Vec<ObjectId>,
-    pub(super) failed: Option<Error>,
+    uploaded: Vec<ObjectId>,
+    failed: Option<Error>,
     /// Locations of all blocks that are not dirty.
-    pub(super) map: BlockMap,
-    pub(super) length: u64,
+    map: BlockMap,
+    length: u64,
     /// Source of unchanged blocks, and its reader.
-    pub(super) base: Option<Arc<RemoteFile>>,
-    pub(super) base_reader: Option<Arc<VersionReader>>,
+    base: Option<Arc<RemoteFile>>,
+    base_reader: Option<Arc<VersionReader>>,
     /// Blocks changed since the base.
-    pub(super) changed: RangeSet<u64>,
+    changed: RangeSet<u64>,
 }
 
 /// Sources of a range of blocks, determined without a request (STAGED-2).
-pub(super) struct ReadPlan {
+struct ReadPlan {
     /// Runs to read from the base.
-    pub(super) unchanged: Vec<Range<u64>>,
-    pub(super) base: Option<Arc<RemoteFile>>,
+    unchanged: Vec<Range<u64>>,
+    base: Option<Arc<RemoteFile>>,
     /// Runs to fetch from the store.
-    pub(super) remote: Vec<MapEntry>,
+    remote: Vec<MapEntry>,
     /// Bytes in memory with their first block; a later piece overrides an earlier one.
-    pub(super) pieces: Vec<(u64, Arc<Vec<u8>>, Range<usize>)>,
+    pieces: Vec<(u64, Arc<Vec<u8>>, Range<usize>)>,
 }
 
 impl UploadState {
     /// Creates a state without writes. With `touched`, the next record must be written.
-    pub(super) fn new(map: BlockMap, length: u64, touched: bool) -> UploadState {
+    fn new(map: BlockMap, length: u64, touched: bool) -> UploadState {
         UploadState {
             dirty: BTreeMap::new(),
             last_inline: BTreeMap::new(),
@@ -479,7 +469,7 @@ impl UploadState {
         }
     }
 
-    pub(super) fn put(&mut self, number: u64, block: Box<BlockBytes>) {
+    fn put(&mut self, number: u64, block: Box<BlockBytes>) {
         // Zeros need no place.
         if block.iter().all(|byte| *byte == 0) {
             return self.zero_blocks(number..number + 1);
@@ -491,18 +481,18 @@ impl UploadState {
     }
 
     /// Returns the bytes of a segment if they are in memory.
-    pub(super) fn local_object(&self, id: &ObjectId) -> Option<&Arc<Vec<u8>>> {
+    fn local_object(&self, id: &ObjectId) -> Option<&Arc<Vec<u8>>> {
         self.in_flight.get(id).or_else(|| self.failed_uploads.get(id))
     }
 
-    pub(super) fn note_write(&mut self, number: u64) {
+    fn note_write(&mut self, number: u64) {
         if self.latest.len() == RECENT_BLOCKS {
             self.latest.pop_front();
         }
         self.latest.push_back(number);
     }
 
-    pub(super) fn zero_blocks(&mut self, blocks: Range<u64>) {
+    fn zero_blocks(&mut self, blocks: Range<u64>) {
         if blocks.is_empty() {
             return;
         }
@@ -514,7 +504,7 @@ impl UploadState {
         self.changed.insert(blocks);
     }
 
-    pub(super) fn assign(&mut self, entry: &MapEntry) {
+    fn assign(&mut self, entry: &MapEntry) {
         let gone: Vec<u64> = self.last_inline.range(entry.blocks.clone()).map(|(number, _)| *number).collect();
         gone.iter().for_each(|number| drop(self.last_inline.remove(number)));
         self.map.assign(entry);
@@ -523,12 +513,12 @@ impl UploadState {
         }
     }
 
-    pub(super) fn is_scattered(&self, most_runs: usize) -> bool {
+    fn is_scattered(&self, most_runs: usize) -> bool {
         self.map.runs() + self.dirty.len() > most_runs
     }
 
     /// Determines the source of the newest bytes of each block.
-    pub(super) fn plan_read(&self, blocks: Range<u64>) -> ReadPlan {
+    fn plan_read(&self, blocks: Range<u64>) -> ReadPlan {
         let mut rest = RangeSet::from_iter([blocks.clone()]);
         // Blocks of the last record first: dirty ones override them.
         let local = self.last_inline.range(blocks.clone()).chain(self.dirty.range(blocks.clone()));

@@ -16,9 +16,7 @@ use super::super::map::BlockMap;
 use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
 use super::super::objects::random_bytes;
 use super::super::session::{InlinePages, WriterSession, inline_entries};
-use super::RECENT_BLOCKS;
-use super::SEGMENT_BLOCKS;
-use super::UploadBuffer;
+use super::{RECENT_BLOCKS, SEGMENT_BLOCKS, UploadBuffer};
 use crate::remote_file::START_BYTES;
 
 /// Maximum segments in flight; each is in memory.
