@@ -109,7 +109,6 @@ impl Broker {
         reply.map_err(io::Error::other)
     }
 
-    /// Requests region and endpoint of the AWS profile.
     pub(crate) fn region_endpoint(&self) -> io::Result<Result<RegionEndpoint, String>> {
         self.request(&BrokerRequest::Place, None)
     }
@@ -122,7 +121,6 @@ impl Broker {
             .map_err(RemoteError::Denied)
     }
 
-    /// Requests the Azure account.
     pub(crate) fn account(&self) -> Result<AccountMessage, String> {
         self.request(&BrokerRequest::Account, None)
             .unwrap_or_else(|error| Err(format!("cannot ask for the account: {error}")))

@@ -223,15 +223,10 @@ impl<T: PartialEq> CredentialCache<T> {
         CredentialCache { lookup: Box::new(lookup), cached: Mutex::new(None) }
     }
 
-    /// Returns the current credentials; this may run a program.
-    fn get(&self) -> RemoteResult<Option<Arc<T>>> {
-        self.get_newer_than(MAX_AGE)
-    }
-
     /// Calls `ask` with the current credentials. If they are denied, looks them up again and
     /// retries with different ones: they may have expired and been renewed.
     pub(crate) fn with<R>(&self, ask: impl Fn(Option<&T>) -> RemoteResult<R>) -> RemoteResult<R> {
-        let credentials = self.get()?;
+        let credentials = self.get_newer_than(MAX_AGE)?;
         let answer = ask(credentials.as_deref());
         if let Err(RemoteError::Denied(_)) = &answer {
             let renewed = self.get_newer_than(MIN_REFRESH_INTERVAL)?;
@@ -242,6 +237,7 @@ impl<T: PartialEq> CredentialCache<T> {
         answer
     }
 
+    /// Returns the cached credentials if they are newer; a lookup may run a program.
     fn get_newer_than(&self, age: Duration) -> RemoteResult<Option<Arc<T>>> {
         let mut cached = self.cached.lock();
         if let Some(cached) = cached.as_ref().filter(|cached| cached.at.elapsed() < age) {

@@ -43,7 +43,6 @@ impl ProbeFinding {
     }
 }
 
-/// Returns advice for an error.
 fn remedy(error: &RemoteError) -> &'static str {
     match error {
         RemoteError::Transient(_) => "see whether the server runs and can be reached from here",

@@ -110,7 +110,6 @@ pub(crate) trait RangeSource: Send + Sync {
         None
     }
 
-    /// Returns the cache key of a range.
     fn cache_key(&self, _range: Range<u64>) -> RangeKey {
         RangeKey::default()
     }

@@ -125,7 +125,6 @@ impl BucketWriter {
         self.session.lock().notice().map(str::to_owned)
     }
 
-    /// Returns the request statistics of the store.
     pub(crate) fn stats(&self) -> RequestStats {
         RequestStats { unsent: self.spooled_bytes(), ..self.metrics.stats(0) }
     }
