@@ -25,7 +25,6 @@ impl Cloud {
         [Cloud::S3, Cloud::Google, Cloud::Azure].into_iter().find(|cloud| cloud.scheme() == scheme)
     }
 
-    /// Returns the URL scheme.
     pub(crate) fn scheme(self) -> &'static str {
         match self {
             Cloud::S3 => "s3",

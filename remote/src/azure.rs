@@ -18,9 +18,8 @@ use zeroize::Zeroizing;
 use crate::RemoteOptions;
 use crate::address::check_scheme;
 use crate::broker::{AccountMessage, Broker};
-use crate::credentials::{CredentialCache, File, Variable, section, variable};
+use crate::credentials::{self, CredentialCache, File, Variable, section, variable};
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::settings_file;
 use crate::signing::{HttpHeader, hmac_sha256, percent_encode};
 
 /// API version: old enough for the stores that imitate Azure, and of 2021, since when names that
@@ -52,7 +51,7 @@ impl AzureAccount {
     /// # Errors
     /// `Invalid` when the environment names none, or one that cannot be.
     fn of_environment() -> Result<AzureAccount> {
-        AzureAccount::of(&variable, &settings_file::read)
+        AzureAccount::of(&variable, &credentials::read_settings)
     }
 
     /// Resolves the account with the precedence of the Azure tools: connection string, then key,
@@ -213,7 +212,6 @@ impl AzureAccount {
 
 /// Container with the credentials of its account.
 pub(crate) struct AzureContainer {
-    /// Account name.
     name: String,
     endpoint: String,
     url: Url,

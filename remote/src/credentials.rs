@@ -3,11 +3,18 @@
 //!
 //! Credentials never appear in arguments, mount options or logs. Instance metadata is not queried:
 //! it lies at a link-local address.
+//!
+//! Files of settings name programs (`credential_process`), servers and keys. sudo(8) and su(1) may
+//! leave root with the HOME of a user. The files there would have root run that user's programs,
+//! and send root's data to that user's server. So for root a file counts only when it and every
+//! directory above it belong to root, and no other user may write or rename there.
 
 use std::collections::BTreeMap;
 use std::env;
+use std::fs::{self, Metadata};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -17,13 +24,12 @@ use lockbox::{Error, Result};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
 use crate::broker::{Broker, KeyPair, RegionEndpoint};
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::settings_file;
 
 /// AWS profile: region, endpoint, and origin of the credentials.
 struct AwsProfile {
@@ -92,7 +98,7 @@ impl AwsProfile {
     /// # Errors
     /// `Invalid` when a profile is named that the files do not have.
     fn of_environment() -> Result<AwsProfile> {
-        AwsProfile::of(&variable, &settings_file::read)
+        AwsProfile::of(&variable, &read_settings)
     }
 
     fn of(variable: Variable<'_>, file: File<'_>) -> Result<AwsProfile> {
@@ -217,15 +223,10 @@ impl<T: PartialEq> CredentialCache<T> {
         CredentialCache { lookup: Box::new(lookup), cached: Mutex::new(None) }
     }
 
-    /// Returns the current credentials; this may run a program.
-    fn get(&self) -> RemoteResult<Option<Arc<T>>> {
-        self.get_newer_than(MAX_AGE)
-    }
-
     /// Calls `ask` with the current credentials. If they are denied, looks them up again and
     /// retries with different ones: they may have expired and been renewed.
     pub(crate) fn with<R>(&self, ask: impl Fn(Option<&T>) -> RemoteResult<R>) -> RemoteResult<R> {
-        let credentials = self.get()?;
+        let credentials = self.get_newer_than(MAX_AGE)?;
         let answer = ask(credentials.as_deref());
         if let Err(RemoteError::Denied(_)) = &answer {
             let renewed = self.get_newer_than(MIN_REFRESH_INTERVAL)?;
@@ -236,6 +237,7 @@ impl<T: PartialEq> CredentialCache<T> {
         answer
     }
 
+    /// Returns the cached credentials if they are newer; a lookup may run a program.
     fn get_newer_than(&self, age: Duration) -> RemoteResult<Option<Arc<T>>> {
         let mut cached = self.cached.lock();
         if let Some(cached) = cached.as_ref().filter(|cached| cached.at.elapsed() < age) {
@@ -260,7 +262,7 @@ pub(crate) fn aws_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
 /// back to keys of the AWS tools only if their id marks them as Google's: keys of another cloud
 /// must not be sent to Google.
 pub(crate) fn google_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
-    match google_hmac_key(&variable, &settings_file::read) {
+    match google_hmac_key(&variable, &read_settings) {
         Some(known) => Ok(Some(known)),
         None => Ok(aws_credentials()?.filter(|known| known.key().starts_with("GOOG"))),
     }
@@ -344,8 +346,40 @@ fn wait_readable(from: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
     }
 }
 
+/// Returns the text of a file; None without one, and of one that does not count, which is logged.
+pub(crate) fn read_settings(path: &Path) -> Option<String> {
+    let is_root = geteuid().is_root();
+    if is_root && !is_owned_by_root(path) {
+        if path.exists() {
+            let path = path.display();
+            tracing::warn!(
+                "{path} is not used: it, or a directory above it, belongs to another user or may be written by others; root uses files of its own"
+            );
+        }
+        return None;
+    }
+    fs::read_to_string(path).ok()
+}
+
+/// Returns whether only root could have written the file and its path.
+///
+/// The path is resolved first: each component of the result belongs to root, so no other user can
+/// put a link in after that.
+pub(crate) fn is_owned_by_root(path: &Path) -> bool {
+    // In a user namespace root's directories belong to the overflow user; the owner of / controls
+    // all files anyhow.
+    let owners = [Some(0), fs::metadata("/").ok().map(|root| root.uid())];
+    let is_closed = |found: Metadata| {
+        let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
+        owners.contains(&Some(found.uid())) && (found.mode() & 0o022 == 0 || is_sticky)
+    };
+    path.canonicalize().is_ok_and(|real| real.ancestors().all(|part| part.symlink_metadata().is_ok_and(is_closed)))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
     use super::*;
 
     const CONFIG: &str = "# all\n[default]\nregion = eu-central-1\n[profile other]\nregion=us-west-2\nendpoint_url = https://store.example.org\n\
@@ -450,5 +484,39 @@ mod tests {
             let message = run_process(line).err().unwrap();
             assert!(message.contains("credential_process") && !message.contains("secret"), "{message}");
         }
+    }
+
+    #[test]
+    fn root_reads_no_settings_that_another_user_could_have_written() {
+        if !geteuid().is_root() {
+            println!("not tested: the rule is for root");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let home = place.path().join("home");
+        let config = home.join(".aws/config");
+        fs::create_dir_all(config.parent().unwrap()).unwrap();
+        fs::write(&config, "[default]\n").unwrap();
+        let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let give = |path: &Path, user| chown(path, Some(user), None).unwrap();
+        assert_eq!(read_settings(&config).as_deref(), Some("[default]\n"));
+        for part in [config.as_path(), config.parent().unwrap(), home.as_path()] {
+            give(part, 1234);
+            assert_eq!(read_settings(&config), None, "{part:?} is a user's");
+            give(part, 0);
+            let before = part.metadata().unwrap().mode();
+            set_mode(part, before | 0o020);
+            assert_eq!(read_settings(&config), None, "others write to {part:?}");
+            set_mode(part, before);
+            assert!(read_settings(&config).is_some());
+        }
+        // Where a link leads counts, and not only where it lies.
+        let theirs = place.path().join("theirs");
+        fs::write(&theirs, "credential_process = false\n").unwrap();
+        give(&theirs, 1234);
+        fs::remove_file(&config).unwrap();
+        symlink(&theirs, &config).unwrap();
+        assert_eq!(read_settings(&config), None);
+        assert_eq!(read_settings(&home.join("missing")), None);
     }
 }

@@ -12,7 +12,7 @@ use lockbox::Result;
 
 use crate::address::{Address, Cloud};
 use crate::bucket::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, random_bytes};
-use crate::hex::hex;
+use crate::hex;
 use crate::http::{HttpSource, RangeResponse};
 use crate::range_source::{FileVersion, RemoteError, RemoteResult};
 use crate::remote_file::with_retry;
@@ -43,7 +43,6 @@ impl ProbeFinding {
     }
 }
 
-/// Returns advice for an error.
 fn remedy(error: &RemoteError) -> &'static str {
     match error {
         RemoteError::Transient(_) => "see whether the server runs and can be reached from here",

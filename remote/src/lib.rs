@@ -17,22 +17,16 @@
 mod address;
 mod azure;
 mod broker;
-mod broker_server;
 mod bucket;
 mod cache;
-mod cache_admin;
 mod credentials;
 mod diagnostics;
-mod fd_passing;
 mod fetcher;
-mod hex;
 mod http;
-mod metrics;
 mod provenance;
 mod range_source;
 mod remote_file;
 mod s3;
-mod settings_file;
 mod signing;
 mod slot_cache;
 #[cfg(test)]
@@ -48,17 +42,17 @@ use serde::{Deserialize, Serialize};
 
 pub use address::{Address, Cloud};
 pub use broker::Broker;
-pub use broker_server::serve_broker;
 use bucket::{AzureStore, BucketWriter, DirectoryStore, Follower, ObjectStore, S3Store};
 pub use bucket::{
     Bucket, CollectReport, NewestRecord, ObjectCheck, ObjectTotals, PendingUpload, ProgressFn, StoredArchive,
 };
-pub use cache_admin::{CacheEntry, cache_entries, remove_cache_entries};
+pub use cache::{CacheEntry, cache_entries, remove_cache_entries};
 pub use diagnostics::{ProbeFinding, probe_address};
 pub use fetcher::{
-    Access, FetcherConnection, FetcherControl, FetcherReach, VersionPoller, open_in_fetcher, serve_fetcher,
+    Access, FetcherConnection, FetcherControl, FetcherReach, VersionPoller, open_in_fetcher, serve_broker,
+    serve_fetcher,
 };
-pub use metrics::RequestStats;
+pub use range_source::RequestStats;
 use remote_file::RemoteFile;
 
 /// Options for reading remote archives.
@@ -305,4 +299,9 @@ fn object_store(
             Ok(Some(Box::new(DirectoryStore::open(&path, writer)?)))
         }
     }
+}
+
+/// Encodes bytes as lower-case hexadecimal digits.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -50,7 +50,7 @@ use base64::engine::general_purpose::STANDARD;
 use ureq::Body;
 use ureq::http::{HeaderMap, Response, StatusCode, header};
 
-use crate::hex::hex;
+use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// Bytes of a document that contain its first element and the code of an error.

@@ -20,8 +20,7 @@ use crate::RemoteOptions;
 use crate::address::Address;
 use crate::cache::DiskCache;
 use crate::http::HttpSource;
-use crate::metrics::{Metered, RequestMetrics, RequestStats};
-use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
+use crate::range_source::{FileVersion, Metered, RangeSource, RemoteError, RemoteResult, RequestMetrics, RequestStats};
 use crate::slot_cache::{CAPACITY, CacheSlot, REQUEST_SLOTS, SLOT, SlotCache};
 
 /// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); rounded
@@ -323,7 +322,6 @@ impl Inner {
         is_gone && self.source.is_atomic()
     }
 
-    /// Reads exactly these bytes.
     fn read_exactly(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
         let answered = with_retry(&|| self.timeout, &mut || self.source.read_range(&self.version, range.clone()));
         out.copy_from_slice(&answered.map_err(|error| error.into_deferred_error(&self.name))?);
@@ -454,7 +452,7 @@ impl Storage for RemoteFile {
     }
 }
 
-pub(crate) fn read_only() -> Error {
+fn read_only() -> Error {
     Error::ReadOnly("an archive on a server can only be read".into())
 }
 

@@ -164,7 +164,6 @@ impl S3Signer<'_> {
         }
     }
 
-    /// Signs a read of an object.
     pub(crate) fn get(&self, key: &str) -> (Url, Vec<HttpHeader>) {
         self.signed("GET", &self.bucket.get_object(None, key), Vec::new(), b"")
     }
@@ -180,14 +179,12 @@ impl S3Signer<'_> {
         self.signed("PUT", &self.bucket.put_object(None, key), headers, bytes)
     }
 
-    /// Signs a list of objects.
     pub(crate) fn list(&self, ask: impl FnOnce(&mut ListObjectsV2<'_>)) -> (Url, Vec<HttpHeader>) {
         let mut action = self.bucket.list_objects_v2(None);
         ask(&mut action);
         self.signed("GET", &action, Vec::new(), b"")
     }
 
-    /// Signs the removal of an object.
     pub(crate) fn delete(&self, key: &str) -> (Url, Vec<HttpHeader>) {
         self.signed("DELETE", &self.bucket.delete_object(None, key), Vec::new(), b"")
     }
@@ -210,7 +207,6 @@ impl S3Signer<'_> {
     }
 }
 
-/// Adds the headers to a request.
 pub(crate) fn with_headers<B>(mut request: RequestBuilder<B>, headers: Vec<HttpHeader>) -> RequestBuilder<B> {
     for (name, value) in headers {
         request = request.header(name, value);

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use url::Url;
 use zeroize::Zeroizing;
 
-use crate::hex::hex;
+use crate::hex;
 
 /// A header of a request.
 pub(crate) type HttpHeader = (&'static str, String);

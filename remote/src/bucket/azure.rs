@@ -22,6 +22,7 @@ use crate::azure::{AzureContainer, AzureRequest, AzureSigner};
 use crate::http;
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
+use crate::s3::with_headers;
 
 /// Maximum list pages skipped to reach a name: the maximum of objects that are walked.
 const MAX_SKIPPED_PAGES: usize = 4000;
@@ -106,10 +107,7 @@ impl AzureStore {
             ("x-ms-blob-type", "BlockBlob".to_owned()),
         ];
         let AzureRequest { url, headers } = signer.request("PUT", &self.key(name), &[], &headers, bytes.len());
-        let mut request = self.agent.put(url.as_str());
-        for (name, value) in headers {
-            request = request.header(name, value);
-        }
+        let request = with_headers(self.agent.put(url.as_str()), headers);
         let request = request.config().timeout_global(request_timeout(bytes.len() as u64)).build();
         let response = request.send(bytes).map_err(|error| http::transport_error(&error))?;
         let response = provenance::check_azure(RequestKind::Create(hash), response)?;
@@ -248,10 +246,7 @@ impl AzureStore {
 
     fn remove_signed(&self, signer: &AzureSigner<'_>, name: &str) -> RemoteResult<()> {
         let AzureRequest { url, headers } = signer.request("DELETE", &self.key(name), &[], &[], 0);
-        let mut request = self.agent.delete(url.as_str());
-        for (name, value) in headers {
-            request = request.header(name, value);
-        }
+        let request = with_headers(self.agent.delete(url.as_str()), headers);
         let request = request.config().timeout_global(request_timeout(0)).build();
         let response = request.call().map_err(|error| http::transport_error(&error))?;
         let response = provenance::check_azure(RequestKind::Remove, response)?;
@@ -262,10 +257,7 @@ impl AzureStore {
     }
 
     fn call(&self, AzureRequest { url, headers }: AzureRequest, bytes: u64) -> RemoteResult<Response<Body>> {
-        let mut request = self.agent.get(url.as_str());
-        for (name, value) in headers {
-            request = request.header(name, value);
-        }
+        let request = with_headers(self.agent.get(url.as_str()), headers);
         let request = request.config().timeout_global(request_timeout(bytes)).build();
         let response = request.call().map_err(|error| http::transport_error(&error))?;
         provenance::check_azure(RequestKind::Read, response)

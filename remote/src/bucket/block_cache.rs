@@ -21,8 +21,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::layout::{BLOCK, Incarnation};
 use super::object_ref::{MapEntry, ObjectId, ObjectRef};
-use super::parallel::run_on_threads;
 use super::store::BucketStore;
+use super::store::run_on_threads;
 use crate::range_source::RemoteResult;
 
 /// Maximum objects requested concurrently by one read: the start of a written archive spans many.

@@ -15,9 +15,9 @@ use lockbox::{Error, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::object_names::hex;
 use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir};
 use crate::DirectoryTrust;
+use crate::hex;
 use crate::http::printable;
 use crate::range_source::{RemoteError, RemoteResult};
 

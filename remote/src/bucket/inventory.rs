@@ -10,12 +10,14 @@ use rangemap::RangeSet;
 use sha2::{Digest, Sha256};
 
 use super::layout::{self, BLOCK, Incarnation, RecordKind, TRAILER_BYTES, Tombstone, Trailer};
-use super::object_names::{describe, hex, object_path, parse_path};
 use super::object_ref::ObjectId;
-use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir};
+use super::objects::{
+    ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe, object_path, parse_path,
+};
 use super::store::{BucketStore, MARKER};
 use super::version::BucketVersion;
 use crate::RemoteOptions;
+use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// Maximum restarts when a concurrent writer commits during the scan.

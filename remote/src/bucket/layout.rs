@@ -70,7 +70,6 @@ pub(crate) fn decode_marker(bytes: &[u8]) -> Result<Incarnation> {
     reader.array()
 }
 
-/// Kind of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     /// A writer acquired the archive. Never removed, so that its number stays taken.
@@ -105,7 +104,6 @@ pub(crate) struct Tombstone {
 }
 
 impl Tombstone {
-    /// Creates a tombstone of one object.
     pub(crate) fn new(id: ObjectId, since: u64) -> Tombstone {
         Tombstone { id, extra: 0, since }
     }
@@ -117,7 +115,6 @@ impl Tombstone {
     }
 }
 
-/// Trailer of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trailer {
     pub(crate) kind: RecordKind,
@@ -143,17 +140,14 @@ pub(crate) struct Trailer {
     pub(super) tombstone_bytes: u32,
     pub(super) writer_bytes: u32,
     pub(super) body_hash: Hash,
-    /// Hash of this trailer.
     pub(crate) hash: Hash,
 }
 
 impl Trailer {
-    /// Returns the length of the body.
     pub(crate) fn body_bytes(&self) -> u64 {
         u64::from(self.changes_bytes) + u64::from(self.tombstone_bytes) + u64::from(self.writer_bytes)
     }
 
-    /// Returns the length of the record.
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.blocks) * BLOCK + self.body_bytes() + TRAILER_BYTES as u64
     }
@@ -282,8 +276,6 @@ pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], body: &RecordBody) 
     (out, trailer)
 }
 
-/// Decodes the body of a record.
-///
 /// # Errors
 /// `Damaged`.
 pub(crate) fn decode_body(trailer: &Trailer, bytes: &[u8]) -> Result<RecordBody> {

@@ -112,7 +112,6 @@ impl BlockMap {
         self.changed = late;
     }
 
-    /// Returns whether any of the blocks is mapped.
     pub(crate) fn has(&self, blocks: &Range<u64>) -> bool {
         self.pieces.overlaps(blocks)
     }
@@ -122,7 +121,6 @@ impl BlockMap {
         self.pieces.overlapping(&(block..u64::MAX)).next().map(|(range, _)| range.clone())
     }
 
-    /// Returns the number of mapped blocks.
     pub(crate) fn live_blocks(&self) -> u64 {
         self.objects.values().map(|object| object.live).sum()
     }
@@ -146,7 +144,6 @@ impl BlockMap {
         self.objects.get(id).is_some_and(|object| object.live > 0)
     }
 
-    /// Iterates over the mapped objects.
     pub(crate) fn objects(&self) -> impl Iterator<Item = ObjectId> {
         self.objects.keys().copied()
     }
@@ -156,7 +153,6 @@ impl BlockMap {
         self.objects.iter().map(|(id, object)| (*id, object.blocks))
     }
 
-    /// Returns the number of runs.
     pub(crate) fn runs(&self) -> usize {
         self.pieces.len()
     }

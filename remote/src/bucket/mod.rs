@@ -20,20 +20,16 @@
 mod azure;
 mod block_cache;
 mod directory;
-mod follower;
 mod inventory;
 mod layout;
 mod map;
-mod object_names;
 mod object_ref;
 mod objects;
 mod owner;
-mod parallel;
 mod response;
 mod s3;
 mod session;
 mod spool;
-mod spool_replay;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -49,11 +45,10 @@ use lockbox::{Error, Result};
 
 pub(crate) use self::azure::AzureStore;
 pub(crate) use self::directory::DirectoryStore;
-pub(crate) use self::follower::Follower;
 pub use self::inventory::{CollectReport, NewestRecord, ObjectCheck, ObjectTotals, ProgressFn, StoredArchive};
 pub(crate) use self::inventory::{check_objects, list_archives, verify_objects};
 use self::layout::WriterIdentity;
-pub(crate) use self::object_names::random_bytes;
+pub(crate) use self::objects::random_bytes;
 pub(crate) use self::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore};
 pub(crate) use self::s3::S3Store;
 use self::session::WriterSession;
@@ -62,11 +57,11 @@ use self::spool::{SpoolOverlay, UploadSpool};
 pub(crate) use self::spool::{discard, pending_uploads};
 use self::store::BucketStore;
 use self::upload::UploadBuffer;
+pub(crate) use self::version::Follower;
 use self::version::{BucketVersion, PartialReader, VersionReader};
 pub(crate) use self::writable::BucketWriter;
 use crate::RemoteOptions;
-use crate::metrics::{Metered, RequestMetrics};
-use crate::range_source::RemoteError;
+use crate::range_source::{Metered, RemoteError, RequestMetrics};
 use crate::remote_file::RemoteFile;
 
 /// Time limit of removing uploads when a backup is abandoned.
@@ -135,7 +130,7 @@ fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOpti
     let metrics = Arc::new(RequestMetrics::default());
     let objects = Metered { metrics: metrics.clone(), inner: objects };
     let store = Arc::new(BucketStore::new(Box::new(objects), name, options.timeout));
-    let listed = follower::now();
+    let listed = version::now();
     let (incarnation, number) = match store.find_archive() {
         Ok(Some(found)) => found?,
         Ok(None) => return Ok(None),

@@ -96,13 +96,11 @@ pub(super) fn read_body(response: Response<Body>, most: u64) -> RemoteResult<Vec
     }
 }
 
-/// Returns the store's time.
 pub(super) fn store_time(response: &Response<Body>) -> Option<u64> {
     let text = http::text(response.headers(), header::DATE)?;
     http::date(text)
 }
 
-/// Reads a list as text.
 pub(super) fn read_list(response: Response<Body>) -> RemoteResult<String> {
     String::from_utf8(read_body(response, MAX_LIST)?).map_err(|_| invalid_list())
 }

@@ -1,4 +1,4 @@
-//! Writer session: acquire, commit, release.
+//! Writer session: replay of the spool (SPOOL-3), acquire, commit, release.
 //!
 //! The record numbers alone decide which writer may commit: a number belongs to the writer that
 //! creates the object of that name. A writer acquires the archive with a record of its own at the
@@ -6,24 +6,23 @@
 //! taken, however long it slept. Clocks and leases decide nothing; they only inform users.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use lockbox::{Error, Result};
-use std::sync::Arc;
 
 use super::inventory::CollectReport;
 use super::layout::{
-    self, Incarnation, MAX_BLOCKS, MAX_CHECKPOINT, MAX_TOMBSTONES, RecordBody, RecordKind, Tombstone, Trailer,
-    WriterIdentity,
+    self, Incarnation, MAX_BLOCKS, MAX_CHECKPOINT, MAX_TOMBSTONES, RecordBody, RecordKind, TRAILER_BYTES, Tombstone,
+    Trailer, WriterIdentity,
 };
 use super::map::BlockMap;
-use super::object_names::{hex, object_path, parse_hash, random_bytes};
 use super::object_ref::{Hash, MapEntry, ObjectId, ObjectRef};
-use super::objects::MAX_LIST_ENTRIES;
+use super::objects::{MAX_LIST_ENTRIES, object_path, parse_hash, random_bytes};
 use super::spool::UploadSpool;
-use super::spool_replay::{self, ReplayOutcome};
 use super::store::{BucketStore, CreateOutcome, MARKER};
 use super::version::BucketVersion;
+use crate::hex;
 use crate::range_source::RemoteError;
 
 /// Grace period in seconds before dead objects are removed: readers of an older version may use
@@ -121,7 +120,7 @@ impl WriterSession {
         // Harmless where the store carries it out: the same bytes.
         store.check_conditional_create(MARKER, &layout::encode_marker(&incarnation))?;
         store.open_spool(&incarnation)?;
-        let resent = store.spool().map(|spool| spool_replay::replay(&store, spool, &incarnation)).transpose()?;
+        let resent = store.spool().map(|spool| replay(&store, spool, &incarnation)).transpose()?;
         let notice = (resent == Some(ReplayOutcome::Refused)).then(|| refused_notice(&store.name));
         match WriterSession::acquire(&store, incarnation, &owner, take_over) {
             Ok(session) => Ok(WriterSession { notice, ..session }),
@@ -257,12 +256,10 @@ impl WriterSession {
         &self.map
     }
 
-    /// Returns the sequence of the newest record.
     pub(super) fn sequence(&self) -> u64 {
         self.newest.sequence
     }
 
-    /// Returns the checkpoint of the newest record.
     pub(super) fn checkpoint(&self) -> Option<(Hash, u64)> {
         self.newest.checkpoint
     }
@@ -518,10 +515,6 @@ impl WriterSession {
         })
     }
 
-    /// Uploads a segment.
-    ///
-    /// # Errors
-    /// Errors of requests.
     pub(super) fn create_segment(
         store: &BucketStore,
         incarnation: &Incarnation,
@@ -634,4 +627,102 @@ fn in_use(store: &BucketStore, before: &BucketVersion) -> Error {
         "{}: a writer on {host} has it open, or ended without closing it; its newest record is of {time} UTC",
         store.name
     ))
+}
+
+/// Result of a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReplayOutcome {
+    Nothing,
+    /// The store has all objects.
+    All,
+    /// Another writer was first, or the store's newest record is not the predecessor.
+    Refused,
+}
+
+/// Replays the spool before a writer acquires the archive (SPOOL-3).
+///
+/// # Errors
+/// Errors of requests: then the spool is unchanged.
+fn replay(store: &BucketStore, spool: &UploadSpool, incarnation: &Incarnation) -> Result<ReplayOutcome> {
+    let objects = spool.replayable_objects(incarnation);
+    if objects.is_empty() {
+        spool.clear()?;
+        return Ok(ReplayOutcome::Nothing);
+    }
+    let Some(first) = first_refused(store, spool, incarnation, &objects)? else {
+        spool.clear()?;
+        return Ok(ReplayOutcome::All);
+    };
+    // That its writer had gone says nothing that another one does not say by coming, and has
+    // nothing that no record before has.
+    let is_last_word = |(name, id): &(String, ObjectId)| match id {
+        ObjectId::Log(_) => Ok(decode_trailer(&read_object(spool, name)?, incarnation)?.kind == RecordKind::Close),
+        ObjectId::Segment(_) | ObjectId::Checkpoint(_) => Ok(true),
+    };
+    if objects[first..].iter().map(is_last_word).collect::<Result<Vec<bool>>>()?.into_iter().all(|is_so| is_so) {
+        spool.clear()?;
+        return Ok(ReplayOutcome::Nothing);
+    }
+    spool.mark_refused()?;
+    Ok(ReplayOutcome::Refused)
+}
+
+fn read_object(spool: &UploadSpool, name: &str) -> Result<Vec<u8>> {
+    match spool.object(name) {
+        Some(object) => object.map_err(|error| Error::io("cannot read what was kept", error)),
+        None => Err(Error::damaged("what was kept is not there any more")),
+    }
+}
+
+fn decode_trailer(record: &[u8], incarnation: &Incarnation) -> Result<Trailer> {
+    Trailer::decode(&record[record.len().saturating_sub(TRAILER_BYTES)..], incarnation)
+}
+
+/// Sends the objects that follow the store's newest record. Returns the index of the first refused
+/// one.
+fn first_refused(
+    store: &BucketStore,
+    spool: &UploadSpool,
+    incarnation: &Incarnation,
+    objects: &[(String, ObjectId)],
+) -> Result<Option<usize>> {
+    let mut newest = store.newest_sequence(incarnation)?.unwrap_or(0);
+    // The record that the next one has to follow upon.
+    let mut before = None;
+    // Segments and checkpoints of the next record.
+    let mut parts = Vec::new();
+    for (at, (name, id)) in objects.iter().enumerate() {
+        let ObjectId::Log(sequence) = *id else {
+            parts.push(name);
+            continue;
+        };
+        let bytes = Arc::new(read_object(spool, name)?);
+        let trailer = decode_trailer(&bytes, incarnation)?;
+        let there = if sequence <= newest { store.read_record(incarnation, sequence)? } else { None };
+        let is_there = there.is_some_and(|(there, _)| there.hash == trailer.hash);
+        if !is_there {
+            if newest + 1 != sequence {
+                return Ok(Some(at));
+            }
+            let follows = match before {
+                Some(hash) => hash == trailer.previous,
+                None => store.read_record(incarnation, newest)?.is_some_and(|(last, _)| last.hash == trailer.previous),
+            };
+            if !follows {
+                return Ok(Some(at));
+            }
+            for part in &parts {
+                if store.create(part, &Arc::new(read_object(spool, part)?))? == CreateOutcome::Conflict {
+                    return Ok(Some(at));
+                }
+            }
+            if store.create(name, &bytes)? == CreateOutcome::Conflict {
+                return Ok(Some(at));
+            }
+            newest = sequence;
+        }
+        before = Some(trailer.hash);
+        parts.clear();
+    }
+    Ok(None)
 }

@@ -39,10 +39,10 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::layout::Incarnation;
-use super::object_names::{hex, parse_path, random_bytes};
 use super::object_ref::ObjectId;
-use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir};
+use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, parse_path, random_bytes};
 use crate::cache::{cannot_read_dir, create_private_dir, is_own_file, open_own_file, open_private_dir};
+use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
 
 const MAGIC: &[u8; 8] = b"LBXSPOOL";

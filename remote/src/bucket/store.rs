@@ -1,4 +1,4 @@
-//! Object store operations with retries, and record reads of one archive.
+//! Object store operations with retries, concurrent requests, and record reads of one archive.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,11 +14,13 @@ use parking_lot::Mutex;
 
 use super::layout::{self, Incarnation, MAX_BODY, RecordBody, TRAILER_BYTES, Trailer};
 use super::map::BlockMap;
-use super::object_names::{describe, hex, object_path, parse_path};
 use super::object_ref::{Hash, ObjectId, ObjectRef};
-use super::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir};
-use super::parallel::{collect_all, run_both, run_on_threads};
+use super::objects::{
+    ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe, object_path,
+    parse_path,
+};
 use super::spool::{SpoolOverlay, UploadSpool};
+use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::remote_file::with_retry;
 
@@ -574,4 +576,61 @@ fn find_newest(objects: &dyn ObjectStore, incarnation: &Incarnation) -> RemoteRe
 
 fn missing_message(id: &ObjectId) -> String {
     format!("{} is missing, which its newest record needs", describe(id))
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Deterministic mode of tests: requests run one after the other on this thread, and the
+    /// function decides the order of each pair that could run concurrently.
+    pub(super) static ORDER: std::cell::RefCell<Option<Box<dyn FnMut() -> bool>>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Runs `work` on several threads, including the caller's; on fewer if threads cannot be started.
+pub(super) fn run_on_threads(name: &str, threads: usize, work: impl Fn() + Sync) {
+    #[cfg(test)]
+    let threads = ORDER.with_borrow(|order| if order.is_some() { 1 } else { threads });
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            let _ = thread::Builder::new().name(name.into()).spawn_scoped(scope, &work);
+        }
+        work();
+    });
+}
+
+/// Runs both concurrently. The second result is None if no thread could be started.
+pub(super) fn run_both<A, B: Send>(
+    one: impl FnOnce() -> A,
+    name: &str,
+    other: impl FnOnce() -> B + Send,
+) -> (A, Option<B>) {
+    #[cfg(test)]
+    if let Some(is_first) = ORDER.with_borrow_mut(|order| order.as_mut().map(|order| order())) {
+        if is_first {
+            let other = other();
+            return (one(), Some(other));
+        }
+        let one = one();
+        return (one, Some(other()));
+    }
+    thread::scope(|scope| {
+        let other = thread::Builder::new().name(name.into()).spawn_scoped(scope, other);
+        let one = one();
+        (one, other.ok().and_then(|other| other.join().ok()))
+    })
+}
+
+/// Calls `ask` with each number below `count` concurrently and collects the results.
+pub(super) fn collect_all<T: Send + Sync>(name: &str, count: usize, ask: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    #[cfg(test)]
+    let is_last_first = ORDER.with_borrow_mut(|order| order.as_mut().is_some_and(|order| order()));
+    #[cfg(not(test))]
+    let is_last_first = false;
+    let (answers, next): (Vec<OnceLock<T>>, _) = ((0..count).map(|_| OnceLock::new()).collect(), AtomicUsize::new(0));
+    run_on_threads(name, count, || {
+        while let Some(behind) = count.checked_sub(next.fetch_add(1, Ordering::Relaxed) + 1) {
+            let number = if is_last_first { behind } else { count - 1 - behind };
+            let _ = answers[number].set(ask(number));
+        }
+    });
+    answers.into_iter().filter_map(OnceLock::into_inner).collect()
 }

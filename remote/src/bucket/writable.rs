@@ -32,16 +32,17 @@ use lockbox::storage::{Replacement, Storage};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
+use super::CLEANUP_TIMEOUT;
 use super::layout::{RecordKind, WriterIdentity};
 use super::object_ref::ObjectId;
 use super::objects::ObjectStore;
+use super::open_store;
 use super::session::WriterSession;
 use super::spool::UploadSpool;
 use super::store::BucketStore;
 use super::upload::UploadBuffer;
-use super::{CLEANUP_TIMEOUT, open_store};
 use crate::RemoteOptions;
-use crate::metrics::{Metered, RequestMetrics, RequestStats};
+use crate::range_source::{Metered, RequestMetrics, RequestStats};
 
 /// Interval of removing expired objects, and the maximum at a time: more than a writer makes dead
 /// that commits each second.
@@ -124,7 +125,6 @@ impl BucketWriter {
         self.session.lock().notice().map(str::to_owned)
     }
 
-    /// Returns the request statistics of the store.
     pub(crate) fn stats(&self) -> RequestStats {
         RequestStats { unsent: self.spooled_bytes(), ..self.metrics.stats(0) }
     }

@@ -23,7 +23,7 @@ use crate::bucket::store::BucketStore;
 use crate::bucket::{AzureStore, S3Store};
 use crate::credentials::CredentialCache;
 use crate::diagnostics::probe_store;
-use crate::hex::hex;
+use crate::hex;
 use crate::range_source::RemoteError;
 use crate::s3::S3Bucket;
 

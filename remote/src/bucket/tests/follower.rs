@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use lockbox::Error;
 use lockbox::storage::Storage;
 
-use super::super::follower::now;
 use super::super::session::GRACE;
+use super::super::version::now;
 use super::super::{BucketWriter, Follower, open};
 use super::nth_request::{How, counting};
 use super::simulated::{Dice, World};

@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 
 use super::super::layout::{BLOCK, RecordKind};
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
-use super::super::parallel::ORDER;
 use super::super::session::{GRACE, InlinePages, WriterSession};
+use super::super::store::ORDER;
 use super::super::store::{BucketStore, CreateOutcome};
 use super::super::version::{BucketVersion, VersionReader};
 use super::simulated::World;

@@ -4,15 +4,20 @@ use std::sync::Arc;
 
 use lockbox::{Error, Result};
 
+use super::super::Bucket;
+use super::super::check_objects;
+use super::super::collect_garbage;
 use super::super::inventory::{CollectReport, ObjectCheck, ObjectTotals, PrefixedStore, StoredArchive};
 use super::super::layout::{BLOCK, RecordKind};
-use super::super::object_names::hex;
+use super::super::list_archives;
 use super::super::objects::{MAX_LIST_ENTRIES, ObjectStore};
 use super::super::session::{GRACE, WriterSession};
 use super::super::store::{BucketStore, MARKER};
-use super::super::{Bucket, check_objects, collect_garbage, list_archives};
+use super::options;
 use super::simulated::World;
-use super::{options, somebody, store};
+use super::somebody;
+use super::store;
+use crate::hex;
 
 fn below(world: &Arc<World>, prefix: &str) -> Box<dyn ObjectStore> {
     Box::new(PrefixedStore { objects: world.store(1).into(), prefix: prefix.into() })

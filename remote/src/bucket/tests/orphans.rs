@@ -12,14 +12,16 @@ use super::super::Bucket;
 use super::super::layout::{
     BLOCK, MAX_BLOCKS, MAX_TOMBSTONES, RecordBody, RecordKind, Tombstone, Trailer, encode_record,
 };
-use super::super::object_names::{hex, object_path};
 use super::super::object_ref::ObjectId;
-use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
+use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, object_path};
 use super::super::session::{GRACE, InlinePages, WriterSession};
 use super::super::store::BucketStore;
+use super::options;
 use super::simulated::World;
-use super::{options, somebody, store};
+use super::somebody;
+use super::store;
 use crate::RemoteOptions;
+use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
 
 fn bucket(world: &Arc<World>) -> Bucket {

@@ -10,15 +10,15 @@ use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
 use super::super::block_cache::BlockFetcher;
-use super::super::follower::{Follower, now};
 use super::super::layout::{BLOCK, RecordKind, encode_segment};
-use super::super::object_names::random_bytes;
 use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::super::objects::random_bytes;
 use super::super::open;
 use super::super::session::{GRACE, InlinePages, WriterSession};
 use super::super::spool::{UploadSpool, pending_uploads};
 use super::super::store::BucketStore;
 use super::super::version::{BucketVersion, VersionReader};
+use super::super::version::{Follower, now};
 use super::simulated::{Dice, World};
 use super::{options, seed, somebody, store, store_of};
 use crate::range_source::{RangeSource, RemoteError};

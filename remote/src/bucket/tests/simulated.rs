@@ -8,8 +8,8 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
-use super::super::parallel::ORDER;
 use super::super::session::GRACE;
+use super::super::store::ORDER;
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// Chance, the same for a seed.

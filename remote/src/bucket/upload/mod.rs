@@ -17,8 +17,8 @@
 //!     can be read.
 
 mod send;
-mod state;
 
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -28,14 +28,15 @@ use lockbox::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use rangemap::RangeSet;
 
-use self::state::{ReadPlan, UploadState};
 use super::block_cache::{BlockBytes, BlockCache, BlockFetcher};
 use super::layout::{BLOCK, MAX_ARCHIVE_BYTES, MAX_BLOCKS};
-use super::object_names::{hex, random_bytes};
+use super::map::BlockMap;
 use super::object_ref::{MapEntry, ObjectId};
+use super::objects::random_bytes;
 use super::session::WriterSession;
 use super::version::VersionReader;
 use crate::RemoteOptions;
+use crate::hex;
 use crate::remote_file::RemoteFile;
 
 /// Dirty blocks that trigger an upload: 8 MiB.
@@ -114,7 +115,6 @@ impl UploadBuffer {
         self.shared.state.lock().failed.get_or_insert_with(ended);
     }
 
-    /// Zeroes a range.
     fn zero_range(&self, range: Range<u64>) -> Result<()> {
         let (first, last) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
         if first > last {
@@ -159,8 +159,53 @@ impl Storage for UploadBuffer {
         Ok(self.shared.state.lock().length)
     }
 
+    /// Reads the newest bytes (STAGED-2).
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.read(offset, out)
+        let state = self.shared.state.lock();
+        let length = state.length;
+        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= length).ok_or_else(|| {
+            Error::damaged(format!(
+                "archive is truncated: length={length} needed={}",
+                offset.saturating_add(out.len() as u64)
+            ))
+        })?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let ReadPlan { unchanged, base, remote, mut pieces } = state.plan_read(offset / BLOCK..end.div_ceil(BLOCK));
+        drop(state);
+        for run in unchanged {
+            let part = (run.start * BLOCK).max(offset)..(run.end * BLOCK).min(end);
+            let into = &mut out[(part.start - offset) as usize..(part.end - offset) as usize];
+            // It ended where the archive did then.
+            let there = base.as_ref().map_or(Ok(0), |base| base.len())?.clamp(part.start, part.end) - part.start;
+            let (there, behind) = into.split_at_mut(there as usize);
+            behind.fill(0);
+            if let Some(base) = base.as_ref().filter(|_| !there.is_empty()) {
+                base.read_at(part.start, there)?;
+            }
+        }
+        let (cached, remote) = self.shared.cache.get_or_wait(remote);
+        pieces.extend(cached.into_iter().map(|(number, block)| (number, Arc::new(block.to_vec()), 0..BLOCK as usize)));
+        // Concurrently: blocks of many records take one round trip, not one each.
+        if let (Some(first), Some(last)) = (remote.first(), remote.last()) {
+            let range = (first.blocks.start * BLOCK).max(offset)..(last.blocks.end * BLOCK).min(end);
+            let fetched = self.shared.fetch_ranges(&remote, range.clone())?;
+            for part in &remote {
+                let part = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
+                let from = (part.start - range.start) as usize..(part.end - range.start) as usize;
+                out[(part.start - offset) as usize..(part.end - offset) as usize].copy_from_slice(&fetched[from]);
+            }
+        }
+        for (number, bytes, from) in pieces {
+            let start = number * BLOCK;
+            let part = start.max(offset)..(start + from.len() as u64).min(end);
+            let from = from.start + (part.start - start) as usize;
+            let length = (part.end - part.start) as usize;
+            let to = (part.start - offset) as usize;
+            out[to..to + length].copy_from_slice(&bytes[from..from + length]);
+        }
+        Ok(())
     }
 
     fn is_remote(&self) -> bool {
@@ -168,7 +213,28 @@ impl Storage for UploadBuffer {
     }
 
     fn will_need(&self, offset: u64, length: u64) {
-        self.prefetch(offset, length);
+        let state = self.shared.state.lock();
+        let end = offset.saturating_add(length).min(state.length);
+        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+        if offset >= end {
+            return;
+        }
+        // Blocks changed since differ from the base: those in memory need no request, and the
+        // others are fetched by location.
+        let unchanged: Vec<Range<u64>> = state.changed.gaps(&blocks).collect();
+        let changed = state.changed.overlapping(&blocks);
+        let changed = changed.flat_map(|run| run.start.max(blocks.start)..run.end.min(blocks.end));
+        let is_remote = |number: &u64| !state.dirty.contains_key(number) && !state.last_inline.contains_key(number);
+        let new =
+            changed.take(MAX_BLOCKS as usize).filter(is_remote).flat_map(|number| state.map.parts(number..number + 1));
+        let is_up = |part: &MapEntry| part.place.is_some_and(|place| state.local_object(&place.id).is_none());
+        let new: Vec<MapEntry> = new.filter(is_up).collect();
+        let base = state.base.clone();
+        drop(state);
+        self.shared.cache.prefetch(&new);
+        if let Some(base) = base {
+            unchanged.into_iter().for_each(|run| base.will_need(run.start * BLOCK, (run.end - run.start) * BLOCK));
+        }
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -316,81 +382,6 @@ impl UploadBuffer {
         let is_named = self.shared.state.lock().base_reader.as_ref().is_some_and(names);
         !is_named || self.rebase().is_ok()
     }
-
-    /// Reads the newest bytes (STAGED-2).
-    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        let state = self.shared.state.lock();
-        let length = state.length;
-        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= length).ok_or_else(|| {
-            Error::damaged(format!(
-                "archive is truncated: length={length} needed={}",
-                offset.saturating_add(out.len() as u64)
-            ))
-        })?;
-        if out.is_empty() {
-            return Ok(());
-        }
-        let ReadPlan { unchanged, base, remote, mut pieces } = state.plan_read(offset / BLOCK..end.div_ceil(BLOCK));
-        drop(state);
-        for run in unchanged {
-            let part = (run.start * BLOCK).max(offset)..(run.end * BLOCK).min(end);
-            let into = &mut out[(part.start - offset) as usize..(part.end - offset) as usize];
-            // It ended where the archive did then.
-            let there = base.as_ref().map_or(Ok(0), |base| base.len())?.clamp(part.start, part.end) - part.start;
-            let (there, behind) = into.split_at_mut(there as usize);
-            behind.fill(0);
-            if let Some(base) = base.as_ref().filter(|_| !there.is_empty()) {
-                base.read_at(part.start, there)?;
-            }
-        }
-        let (cached, remote) = self.shared.cache.get_or_wait(remote);
-        pieces.extend(cached.into_iter().map(|(number, block)| (number, Arc::new(block.to_vec()), 0..BLOCK as usize)));
-        // Concurrently: blocks of many records take one round trip, not one each.
-        if let (Some(first), Some(last)) = (remote.first(), remote.last()) {
-            let range = (first.blocks.start * BLOCK).max(offset)..(last.blocks.end * BLOCK).min(end);
-            let fetched = self.shared.fetch_ranges(&remote, range.clone())?;
-            for part in &remote {
-                let part = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
-                let from = (part.start - range.start) as usize..(part.end - range.start) as usize;
-                out[(part.start - offset) as usize..(part.end - offset) as usize].copy_from_slice(&fetched[from]);
-            }
-        }
-        for (number, bytes, from) in pieces {
-            let start = number * BLOCK;
-            let part = start.max(offset)..(start + from.len() as u64).min(end);
-            let from = from.start + (part.start - start) as usize;
-            let length = (part.end - part.start) as usize;
-            let to = (part.start - offset) as usize;
-            out[to..to + length].copy_from_slice(&bytes[from..from + length]);
-        }
-        Ok(())
-    }
-
-    /// Prefetches a range.
-    pub(super) fn prefetch(&self, offset: u64, length: u64) {
-        let state = self.shared.state.lock();
-        let end = offset.saturating_add(length).min(state.length);
-        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
-        if offset >= end {
-            return;
-        }
-        // Blocks changed since differ from the base: those in memory need no request, and the
-        // others are fetched by location.
-        let unchanged: Vec<Range<u64>> = state.changed.gaps(&blocks).collect();
-        let changed = state.changed.overlapping(&blocks);
-        let changed = changed.flat_map(|run| run.start.max(blocks.start)..run.end.min(blocks.end));
-        let is_remote = |number: &u64| !state.dirty.contains_key(number) && !state.last_inline.contains_key(number);
-        let new =
-            changed.take(MAX_BLOCKS as usize).filter(is_remote).flat_map(|number| state.map.parts(number..number + 1));
-        let is_up = |part: &MapEntry| part.place.is_some_and(|place| state.local_object(&place.id).is_none());
-        let new: Vec<MapEntry> = new.filter(is_up).collect();
-        let base = state.base.clone();
-        drop(state);
-        self.shared.cache.prefetch(&new);
-        if let Some(base) = base {
-            unchanged.into_iter().for_each(|run| base.will_need(run.start * BLOCK, (run.end - run.start) * BLOCK));
-        }
-    }
 }
 
 impl Shared {
@@ -401,5 +392,158 @@ impl Shared {
         let filled = store.with_retry(&mut || self.blocks.fill(parts, range.clone(), &mut fetched));
         filled.map_err(|error| error.into_deferred_error(&store.name))?;
         Ok(fetched)
+    }
+}
+
+/// Blocks repeated in the closing record because they were written last, and as many because the
+/// previous writer left them so: some tree nodes.
+const RECENT_BLOCKS: usize = 48;
+
+/// State under one lock.
+struct UploadState {
+    /// Blocks not uploaded yet.
+    dirty: BTreeMap<u64, Box<BlockBytes>>,
+    /// Inline blocks of the last record, sent or in flight, unless overwritten since.
+    last_inline: BTreeMap<u64, Box<BlockBytes>>,
+    /// Set if there are changes that no record has.
+    touched: bool,
+    /// Blocks that the next open reads first.
+    read_first: RangeSet<u64>,
+    /// Last written blocks, in order.
+    latest: VecDeque<u64>,
+    /// Blocks written since the acquisition, and their number at the last rebase.
+    written: u64,
+    written_at_rebase: u64,
+    /// Blocks assigned while a record is in flight.
+    changed_since_cut: Option<RangeSet<u64>>,
+    /// Segments in flight; their bytes begin with the pages.
+    in_flight: HashMap<ObjectId, Arc<Vec<u8>>>,
+    /// Segments with a failed upload: at most those in flight at the time, since nothing is sent
+    /// after.
+    failed_uploads: HashMap<ObjectId, Arc<Vec<u8>>>,
+    /// Segments that are uploaded, or may be, and that no record names yet.
+    uploaded: Vec<ObjectId>,
+    failed: Option<Error>,
+    /// Locations of all blocks that are not dirty.
+    map: BlockMap,
+    length: u64,
+    /// Source of unchanged blocks, and its reader.
+    base: Option<Arc<RemoteFile>>,
+    base_reader: Option<Arc<VersionReader>>,
+    /// Blocks changed since the base.
+    changed: RangeSet<u64>,
+}
+
+/// Sources of a range of blocks, determined without a request (STAGED-2).
+struct ReadPlan {
+    /// Runs to read from the base.
+    unchanged: Vec<Range<u64>>,
+    base: Option<Arc<RemoteFile>>,
+    /// Runs to fetch from the store.
+    remote: Vec<MapEntry>,
+    /// Bytes in memory with their first block; a later piece overrides an earlier one.
+    pieces: Vec<(u64, Arc<Vec<u8>>, Range<usize>)>,
+}
+
+impl UploadState {
+    /// Creates a state without writes. With `touched`, the next record must be written.
+    fn new(map: BlockMap, length: u64, touched: bool) -> UploadState {
+        UploadState {
+            dirty: BTreeMap::new(),
+            last_inline: BTreeMap::new(),
+            touched,
+            read_first: RangeSet::new(),
+            latest: VecDeque::new(),
+            written: 0,
+            written_at_rebase: 0,
+            changed_since_cut: None,
+            in_flight: HashMap::new(),
+            failed_uploads: HashMap::new(),
+            uploaded: Vec::new(),
+            failed: None,
+            map,
+            length,
+            base: None,
+            base_reader: None,
+            changed: RangeSet::new(),
+        }
+    }
+
+    fn put(&mut self, number: u64, block: Box<BlockBytes>) {
+        // Zeros need no place.
+        if block.iter().all(|byte| *byte == 0) {
+            return self.zero_blocks(number..number + 1);
+        }
+        self.dirty.insert(number, block);
+        self.changed.insert(number..number + 1);
+        self.touched = true;
+        self.written += 1;
+    }
+
+    /// Returns the bytes of a segment if they are in memory.
+    fn local_object(&self, id: &ObjectId) -> Option<&Arc<Vec<u8>>> {
+        self.in_flight.get(id).or_else(|| self.failed_uploads.get(id))
+    }
+
+    fn note_write(&mut self, number: u64) {
+        if self.latest.len() == RECENT_BLOCKS {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(number);
+    }
+
+    fn zero_blocks(&mut self, blocks: Range<u64>) {
+        if blocks.is_empty() {
+            return;
+        }
+        let gone: Vec<u64> = self.dirty.range(blocks.clone()).map(|(number, _)| *number).collect();
+        gone.iter().for_each(|number| drop(self.dirty.remove(number)));
+        // Erasing zeros is not a change.
+        self.touched |= !gone.is_empty() || self.map.has(&blocks);
+        self.assign(&MapEntry { blocks: blocks.clone(), place: None });
+        self.changed.insert(blocks);
+    }
+
+    fn assign(&mut self, entry: &MapEntry) {
+        let gone: Vec<u64> = self.last_inline.range(entry.blocks.clone()).map(|(number, _)| *number).collect();
+        gone.iter().for_each(|number| drop(self.last_inline.remove(number)));
+        self.map.assign(entry);
+        if let Some(late) = self.changed_since_cut.as_mut().filter(|_| !entry.blocks.is_empty()) {
+            late.insert(entry.blocks.clone());
+        }
+    }
+
+    fn is_scattered(&self, most_runs: usize) -> bool {
+        self.map.runs() + self.dirty.len() > most_runs
+    }
+
+    /// Determines the source of the newest bytes of each block.
+    fn plan_read(&self, blocks: Range<u64>) -> ReadPlan {
+        let mut rest = RangeSet::from_iter([blocks.clone()]);
+        // Blocks of the last record first: dirty ones override them.
+        let local = self.last_inline.range(blocks.clone()).chain(self.dirty.range(blocks.clone()));
+        let dirty: Vec<(u64, Box<BlockBytes>)> = local.map(|(number, block)| (*number, block.clone())).collect();
+        dirty.iter().for_each(|(number, _)| rest.remove(*number..number + 1));
+        let (mut unchanged, mut new): (Vec<Range<u64>>, Vec<MapEntry>) = (Vec::new(), Vec::new());
+        for run in rest.iter() {
+            unchanged.extend(self.changed.gaps(run));
+            let changed = self.changed.overlapping(run);
+            new.extend(changed.flat_map(|other| self.map.parts(run.start.max(other.start)..run.end.min(other.end))));
+        }
+        let (local, remote): (Vec<MapEntry>, Vec<MapEntry>) =
+            new.into_iter().partition(|part| part.place.is_none_or(|place| self.local_object(&place.id).is_some()));
+        let mut pieces: Vec<(u64, Arc<Vec<u8>>, Range<usize>)> = Vec::new();
+        for MapEntry { blocks, place } in &local {
+            let count = ((blocks.end - blocks.start) * BLOCK) as usize;
+            match place.and_then(|place| Some((self.local_object(&place.id)?, place.at))) {
+                None => pieces.push((blocks.start, Arc::new(vec![0; count]), 0..count)),
+                Some((bytes, at)) => {
+                    let from = (u64::from(at) * BLOCK) as usize;
+                    pieces.push((blocks.start, bytes.clone(), from..from + count));
+                }
+            }
+        }
+        pieces.extend(dirty.into_iter().map(|(number, block)| (number, Arc::new(block.to_vec()), 0..BLOCK as usize)));
+        ReadPlan { unchanged, base: self.base.clone(), remote, pieces }
     }
 }

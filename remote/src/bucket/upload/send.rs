@@ -13,11 +13,10 @@ use rangemap::RangeSet;
 use super::super::block_cache::BlockBytes;
 use super::super::layout::{self, BLOCK, MAX_BLOCKS, RecordKind};
 use super::super::map::BlockMap;
-use super::super::object_names::random_bytes;
 use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::super::objects::random_bytes;
 use super::super::session::{InlinePages, WriterSession, inline_entries};
-use super::state::RECENT_BLOCKS;
-use super::{SEGMENT_BLOCKS, UploadBuffer};
+use super::{RECENT_BLOCKS, SEGMENT_BLOCKS, UploadBuffer};
 use crate::remote_file::START_BYTES;
 
 /// Maximum segments in flight; each is in memory.
