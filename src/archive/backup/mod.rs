@@ -25,9 +25,7 @@
 //! until the next full backup.
 
 mod destination;
-mod full;
-mod incremental;
-mod verify;
+mod records;
 
 use std::sync::Arc;
 
@@ -185,7 +183,7 @@ impl BackupSource {
         let sequence = Header::of_copy(&copies[0])?.framing().sequence;
         let backup = self.volume().begin_backup(&self.pinned, file.clone(), environment, sequence);
         let backup = backup.map_err(in_backup)?;
-        let copied = full::copy(self.volume(), &self.pinned, &backup, &mut |step| self.go_on(step, watch))?;
+        let copied = records::copy(self.volume(), &self.pinned, &backup, &mut |step| self.go_on(step, watch))?;
         header::write_copies(&**file, &copies).map_err(in_backup)?;
         Ok(self.backed_up(true, copied))
     }
@@ -219,7 +217,7 @@ impl BackupSource {
             return Ok(Some(self.backed_up(false, 0)));
         }
         let watch = &mut |step| self.go_on(step, watch);
-        let prepared = incremental::prepare(self.volume(), &self.pinned, &base, &backup, watch);
+        let prepared = records::prepare(self.volume(), &self.pinned, &base, &backup, watch);
         let copied = prepared
             .and_then(|prepared| prepared.map(|prepared| prepared.publish(&backup, &self.pinned)).transpose())
             .inspect_err(|_| cut_part_of_block(&**file))?;
@@ -233,7 +231,7 @@ impl BackupSource {
     /// `watch`.
     pub fn verify(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<()> {
         let _work = self.fs.hold_open()?;
-        verify::verify(self, file, &mut |step| self.go_on(step, watch))
+        records::verify(self, file, &mut |step| self.go_on(step, watch))
     }
 
     fn go_on(&self, step: BackupStep, watch: &mut BackupWatch<'_>) -> Result<()> {
