@@ -9,8 +9,10 @@ mod client;
 mod server;
 mod socket_paths;
 
-pub use client::{ExpectedSnapshots, ListedSnapshot, PAGE, id_ranges, list_snapshots, query_held_bytes};
-pub use client::{connect_within, exchange_messages, list_daemons, send_request, send_request_with_file};
+pub use client::{
+    ExpectedSnapshots, ListedSnapshot, PAGE, connect_within, exchange_messages, id_ranges, list_daemons,
+    list_snapshots, query_held_bytes, send_request, send_request_with_file,
+};
 pub use server::{ClientConnection, ControlListener, ControlServer, listen};
 pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir, runtime_dirs};
 
@@ -437,9 +439,9 @@ const MAX_NAME: usize = 255;
 /// limit is 4096.
 const MAX_PATH: usize = 12 << 10;
 
-/// Name of a snapshot. Names and paths are sent as bytes in hexadecimal digits, which is lossless and
-/// at most twice as long. Paths in the status of a daemon are text, and additionally bytes if the
-/// path is not UTF-8.
+/// Name of a snapshot. Names and paths are sent as bytes in hexadecimal digits, which is lossless
+/// and at most twice as long. Paths in the status of a daemon are text, and additionally bytes if
+/// the path is not UTF-8.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SnapshotName(pub Vec<u8>);

@@ -42,7 +42,7 @@ use crate::fs::FileSystem;
 use crate::keys::header::{self, Header};
 use crate::keys::{SeenOptions, UnlockedKey};
 use crate::storage::{ArchiveSource, Storage};
-use crate::txn::{Ancestry, Pinned, Volume};
+use crate::txn::{Ancestry, Pinned, View, Volume};
 
 /// Memory of the backup's own nodes and caches, in bytes.
 const MEMORY: u64 = 64 << 20;
@@ -317,7 +317,7 @@ enum DestinationState {
 }
 
 /// Returns the next records of a range, at most `most`; empty at its end.
-fn batch(view: &crate::txn::View<'_>, from: &mut Key, to: Key, most: usize) -> Result<Vec<(Key, Vec<u8>)>> {
+fn batch(view: &View<'_>, from: &mut Key, to: Key, most: usize) -> Result<Vec<(Key, Vec<u8>)>> {
     let mut records = Vec::new();
     view.scan(*from, to, &mut |key, value| {
         records.push((key, value.to_vec()));

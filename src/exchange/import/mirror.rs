@@ -1,5 +1,5 @@
-//! Mirrors sources: plans the deletions before anything is changed, skips unchanged objects, replaces
-//! ones of another type, and deletes missing ones after the copying.
+//! Mirrors sources: plans the deletions before anything is changed, skips unchanged objects,
+//! replaces ones of another type, and deletes missing ones after the copying.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};

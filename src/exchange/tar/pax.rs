@@ -1,7 +1,7 @@
 //! Pax records, `LENGTH KEY=VALUE\n`, where the length includes the whole record and a value may
 //! contain any byte; and the encodings of their values: times, access control lists as tar programs
-//! write them (`user::rw-,user:1000:r--,group::r--,mask::r--,other::---`), and maps of sparse files,
-//! validated before anything is written.
+//! write them (`user::rw-,user:1000:r--,group::r--,mask::r--,other::---`), and maps of sparse
+//! files, validated before anything is written.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -141,7 +141,8 @@ const ACL_ENTRY: usize = 8;
 /// Id of entries without a qualifier.
 const UNDEFINED_ID: u32 = u32::MAX;
 
-/// Converts an access control list from the kernel's format to text, with numeric ids; `None` for a malformed list.
+/// Converts an access control list from the kernel's format to text, with numeric ids; `None` for a
+/// malformed list.
 pub(super) fn acl_to_text(value: &[u8]) -> Option<String> {
     let (head, rest) = value.split_first_chunk::<4>()?;
     let (entries, []) = rest.as_chunks::<ACL_ENTRY>() else { return None };
