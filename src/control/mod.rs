@@ -6,21 +6,21 @@
 //! that belongs to the daemon's user, so only that user and root can connect.
 
 mod client;
-mod names;
 mod server;
-mod snapshots;
 mod socket_paths;
 
-pub use client::{connect_within, exchange_messages, list_daemons, send_request, send_request_with_file};
-pub use names::{PathBytes, SnapshotName, TreePath};
+pub use client::{
+    ExpectedSnapshots, ListedSnapshot, PAGE, connect_within, exchange_messages, id_ranges, list_daemons,
+    list_snapshots, query_held_bytes, send_request, send_request_with_file,
+};
 pub use server::{ClientConnection, ControlListener, ControlServer, listen};
-pub use snapshots::{ExpectedSnapshots, ListedSnapshot, PAGE, id_ranges, list_snapshots, query_held_bytes};
 pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir, runtime_dirs};
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::Metadata;
 use std::iter;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -431,6 +431,98 @@ pub fn socket_path(runtime: &Path, name: &SocketName) -> PathBuf {
 
 fn directory(runtime: &Path) -> PathBuf {
     runtime.join("lockbox")
+}
+
+/// Longest name of a snapshot, in bytes.
+const MAX_NAME: usize = 255;
+/// Longest path, in bytes: two of them and the rest of a message fit into a line. The kernel's
+/// limit is 4096.
+const MAX_PATH: usize = 12 << 10;
+
+/// Name of a snapshot. Names and paths are sent as bytes in hexadecimal digits, which is lossless
+/// and at most twice as long. Paths in the status of a daemon are text, and additionally bytes if
+/// the path is not UTF-8.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SnapshotName(pub Vec<u8>);
+
+/// Path relative to the root of the mount, without a leading slash.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct TreePath(pub Vec<u8>);
+
+/// Path of the host that is not UTF-8.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PathBytes(pub Vec<u8>);
+
+impl TreePath {
+    /// Returns whether the path is short enough to be sent.
+    pub fn fits(&self) -> bool {
+        self.0.len() <= MAX_PATH
+    }
+}
+
+/// Implements the hexadecimal conversions of a type, with its maximum length in bytes.
+macro_rules! as_digits {
+    ($($type:ident: $most:expr),+) => { $(
+        impl From<$type> for String {
+            fn from(sent: $type) -> String {
+                digits(&sent.0)
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = &'static str;
+
+            fn try_from(digits: String) -> Result<$type, &'static str> {
+                bytes(&digits, $most).map($type)
+            }
+        }
+    )+ };
+}
+
+as_digits!(SnapshotName: MAX_NAME, TreePath: MAX_PATH, PathBytes: MAX_TEXT);
+
+fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes(digits: &str, most: usize) -> Result<Vec<u8>, &'static str> {
+    if digits.len() > 2 * most || !digits.len().is_multiple_of(2) {
+        return Err("a name of such a length does not exist");
+    }
+    let digit = |byte: &u8| char::from(*byte).to_digit(16).map(|digit| digit as u8);
+    let bytes = digits.as_bytes().chunks_exact(2).map(|pair| Some(digit(&pair[0])? << 4 | digit(&pair[1])?));
+    bytes.collect::<Option<Vec<u8>>>().ok_or("a name is hexadecimal digits")
+}
+
+impl Status {
+    /// Returns the path or address of the archive.
+    pub fn archive_path(&self) -> PathBuf {
+        path(&self.archive, self.archive_hex.as_ref())
+    }
+
+    pub fn set_archive(&mut self, archive: &Path) {
+        (self.archive, self.archive_hex) = forms(archive);
+    }
+
+    pub fn mount_point_path(&self) -> PathBuf {
+        path(&self.mount_point, self.mount_point_hex.as_ref())
+    }
+
+    pub fn set_mount_point(&mut self, point: &Path) {
+        (self.mount_point, self.mount_point_hex) = forms(point);
+    }
+}
+
+fn path(text: &str, bytes: Option<&PathBytes>) -> PathBuf {
+    bytes.map_or_else(|| PathBuf::from(text), |bytes| PathBuf::from(OsString::from_vec(bytes.0.clone())))
+}
+
+fn forms(path: &Path) -> (String, Option<PathBytes>) {
+    let bytes = path.to_str().is_none().then(|| PathBytes(path.as_os_str().as_bytes().to_vec()));
+    (path.to_string_lossy().into_owned(), bytes)
 }
 
 #[cfg(test)]

@@ -475,3 +475,27 @@ fn what_a_set_holds_is_asked_within_bounds() {
     assert!(error.to_string().contains("older than this program"), "{error}");
     server.finish();
 }
+
+#[test]
+fn a_path_comes_back_whatever_its_bytes_are() {
+    for path in [&b"/mnt/a"[..], b"/mnt/caf\xe9", b"/\xff\xfe/\n"] {
+        let path = Path::new(OsStr::from_bytes(path));
+        let mut status = Status::default();
+        status.set_archive(path);
+        status.set_mount_point(path);
+        let line = serde_json::to_string(&status).unwrap();
+        assert_eq!(line.contains("_hex"), path.to_str().is_none(), "{line}");
+        let back: Status = serde_json::from_str(&line).unwrap();
+        assert_eq!((back.archive_path(), back.mount_point_path()), (path.to_owned(), path.to_owned()));
+    }
+}
+
+/// A path of text only is what an older daemon says.
+#[test]
+fn an_older_daemon_is_understood_and_a_longer_path_is_not() {
+    let status: Status = serde_json::from_str(r#"{"archive":"/a.lbx","mount_point":"/m"}"#).unwrap();
+    assert_eq!((status.archive_path(), status.mount_point_path()), ("/a.lbx".into(), "/m".into()));
+    assert_eq!((status.mount_id, status.mount_device), (0, 0));
+    let long = format!(r#"{{"archive":"/a","archive_hex":"{}"}}"#, "ff".repeat(5000));
+    assert!(serde_json::from_str::<Status>(&long).is_err());
+}

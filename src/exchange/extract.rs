@@ -8,13 +8,10 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use lockbox_terminal::display;
 
-use super::attributes::{self, Phase, XattrObject};
-use super::host::{apply, apply_at, host_error, is_root};
-use super::progress::CopyTally;
-use super::skipped::SkippedItems;
+use super::attributes::{self, Phase, SkippedItems, XattrObject, apply, apply_at, host_error, is_root};
 use super::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
 use super::walk::{ArchiveWalk, WalkStep};
-use super::{CopyCounts, Entries, Filter, ListingEntry, Problem, Progress, path_ops};
+use super::{CopyCounts, CopyTally, Entries, FileTotals, Filter, ListingEntry, Problem, Progress, path_ops};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Ino, ROOT_INO};
@@ -400,4 +397,39 @@ pub(crate) fn write_all(host: impl AsFd, mut data: &[u8], mut offset: u64) -> Re
         }
     }
     Ok(())
+}
+
+/// Counts the files that [`extract`](super::extract()) and [`export_tar`](super::export_tar()) will
+/// copy, except unreadable ones. Returns `None` as soon as `wanted` returns false.
+pub fn count_archive_files(
+    fs: &FileSystem,
+    paths: &[Vec<u8>],
+    filter: &Filter,
+    wanted: &dyn Fn() -> bool,
+) -> Option<FileTotals> {
+    let mut tally = CopyTally::default();
+    let everything = [Vec::new()];
+    for given in if paths.is_empty() { &everything } else { paths } {
+        let Ok(top) = path_ops::resolve_argument(fs, given) else { continue };
+        tally.add_stored_file(&top);
+        let (mut tree, mut path) = (ArchiveWalk::new(), Vec::new());
+        if top.is_directory() {
+            let _ = tree.descend(fs, &path, top.ino, ());
+        }
+        while let Some(step) = tree.next(&mut path) {
+            if !wanted() {
+                return None;
+            }
+            let Ok(WalkStep::Entry(entry, _)) = step else { continue };
+            let is_directory = entry.attributes.is_directory();
+            if filter.excludes(&path, is_directory) {
+                continue;
+            }
+            tally.add_stored_file(&entry.attributes);
+            if is_directory {
+                let _ = tree.descend(fs, &path, entry.attributes.ino, ());
+            }
+        }
+    }
+    Some(tally.met())
 }

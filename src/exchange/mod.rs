@@ -5,33 +5,26 @@
 
 pub(crate) mod attributes;
 mod copy;
-mod counting;
-mod deletion;
 mod extract;
-pub(crate) mod host;
 mod import;
-mod mirror;
 mod path_ops;
-mod progress;
-mod skipped;
-mod snapshot;
+mod restore;
+mod snapshot_diff;
 pub(crate) mod staging_dir;
 mod tar;
 mod tree_diff;
 pub(crate) mod walk;
 
+pub use attributes::{SkippedCount, SkippedItems, device_number, split_device_number};
 pub use copy::{copy, rewrite};
-pub use counting::{count_archive_files, count_host_files};
-pub use deletion::{Deletion, MirrorPlan};
 pub(crate) use extract::write_all;
-pub use extract::{ExtractOptions, ExtractReport, extract};
-pub use host::{device_number, split_device_number};
-pub use import::{ImportOptions, ImportReport, import};
-pub use mirror::{MirrorChange, MirrorWatch, plan_mirror};
+pub use extract::{ExtractOptions, ExtractReport, count_archive_files, extract};
+pub use import::{
+    Deletion, ImportOptions, ImportReport, MirrorChange, MirrorPlan, MirrorWatch, count_host_files, import, plan_mirror,
+};
 pub use path_ops::{CopyDestination, components, make_directories, remove, rename, resolve};
-pub use progress::{CopyCounts, FileTotals, Progress};
-pub use skipped::{SkippedCount, SkippedItems};
-pub use snapshot::{LiveNamespace, OfflineNamespace, PathChange, PathChangeKind, Restore, RestoreReport, compare};
+pub use restore::{LiveNamespace, OfflineNamespace, Restore, RestoreReport};
+pub use snapshot_diff::{PathChange, PathChangeKind, compare};
 pub use tar::{
     PackReport, TarExport, TarImport, TarImportOptions, UnpackReport, export_tar, export_tree, import_tar, pack_tree,
     unpack_tar,
@@ -39,11 +32,15 @@ pub use tar::{
 pub use tree_diff::{DiffRoot, MetadataDifference, TreeDifference, compare_trees};
 pub use walk::{Entries, Filter, ListingEntry};
 
+use std::collections::HashSet;
 use std::fmt;
+
+use rustix::fs::Stat;
 
 use lockbox_terminal::display;
 
 use crate::error::{Error, Result};
+use crate::fs::{Attributes, mode};
 
 /// Failure of one object during an import or extraction.
 #[derive(Debug)]
@@ -97,5 +94,98 @@ impl fmt::Display for Problem {
                 None => write!(f, "{error}"),
             },
         }
+    }
+}
+
+/// Progress of an import or extraction.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    pub files: u64,
+    pub bytes: u64,
+    /// Completed part of the total: includes objects that were unchanged or could not be copied.
+    pub passed: FileTotals,
+    /// Path of the current object.
+    pub path: &'a [u8],
+}
+
+impl<'a> Progress<'a> {
+    /// Returns the progress of a copy without skipped objects.
+    pub(crate) fn copied(files: u64, bytes: u64, path: &'a [u8]) -> Progress<'a> {
+        Progress { files, bytes, passed: FileTotals { files, bytes }, path }
+    }
+}
+
+/// Numbers of copied objects by kind.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct CopyCounts {
+    pub files: u64,
+    pub directories: u64,
+    /// Further hard links of files.
+    pub links: u64,
+    pub symlinks: u64,
+    /// FIFOs, sockets and devices.
+    pub others: u64,
+    /// Bytes of file content.
+    pub bytes: u64,
+}
+
+impl CopyCounts {
+    /// Returns the progress at `path`, with `within` bytes of the current file, which are not in
+    /// the totals yet.
+    pub(crate) fn progress<'a>(&self, path: &'a [u8], within: u64) -> Progress<'a> {
+        Progress::copied(self.files, self.bytes + within, path)
+    }
+}
+
+/// Number of regular files and bytes of their content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileTotals {
+    pub files: u64,
+    pub bytes: u64,
+}
+
+/// Counter of files as a copy encounters them: regular files with their sizes including holes, each
+/// once regardless of its hard links. The same counter counts the total before a copy and the
+/// completed part, which therefore does not exceed it unless the tree grew meanwhile.
+#[derive(Default)]
+struct CopyTally {
+    met: FileTotals,
+    /// Totals without the current object.
+    passed: FileTotals,
+    /// Files with several hard links, by device and inode number.
+    several: HashSet<(u64, u64)>,
+}
+
+impl CopyTally {
+    /// Completes the current object, whether it was copied or not.
+    fn start_next(&mut self) {
+        self.passed = self.met;
+    }
+
+    fn add_host_file(&mut self, stat: &Stat) {
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        self.meet(stat.st_mode, (stat.st_dev, stat.st_ino), stat.st_nlink == 1, size);
+    }
+
+    fn add_stored_file(&mut self, attributes: &Attributes) {
+        self.meet(attributes.mode, (0, attributes.ino.0), attributes.links == 1, attributes.size);
+    }
+
+    fn meet(&mut self, mode: u32, id: (u64, u64), has_one_name: bool, size: u64) {
+        if mode & mode::TYPE == mode::REGULAR && (has_one_name || self.several.insert(id)) {
+            self.met.files += 1;
+            // Sizes in an archive are unverified.
+            self.met.bytes = self.met.bytes.saturating_add(size);
+        }
+    }
+
+    /// Returns the totals including the current object.
+    fn met(&self) -> FileTotals {
+        self.met
+    }
+
+    /// Returns the completed totals, with at most `within` bytes of the current object.
+    fn passed(&self, within: u64) -> FileTotals {
+        FileTotals { bytes: self.passed.bytes.saturating_add(within).min(self.met.bytes), ..self.passed }
     }
 }

@@ -1,11 +1,12 @@
-//! Resolves paths within an archive, and removes, creates and moves objects by path. All arguments
-//! are checked before the first change, so a refused command changes nothing.
+//! Resolves paths within an archive, removes, creates and moves objects by path, and deletes trees.
+//! All arguments are checked before the first change, so a refused command changes nothing.
 
 use std::collections::HashSet;
 
 use lockbox_terminal::display;
 
-use super::deletion::delete_tree;
+use super::ListingEntry;
+use super::walk::{ArchiveWalk, WalkDirectory, WalkStep};
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, Creator, FileSystem, RenameMode};
@@ -220,6 +221,95 @@ pub(super) fn refuse_in_the_way(name: &[u8], existing: &Attributes, replace: boo
         false if replace => Ok(()),
         false => Err(Error::Refused(Refusal::InTheWay { what: format!("{name} exists already there") })),
     }
+}
+
+/// Deletes an object recursively and returns the number of deleted objects. Memory depends on the
+/// depth only.
+pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
+    if !found.is_directory() {
+        fs.unlink(parent, name)?;
+        return Ok(1);
+    }
+    let mut count = 0;
+    let mut tree = ArchiveWalk::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
+    let mut path = Vec::new(); // unused
+    while let Some(step) = tree.next(&mut path) {
+        match step? {
+            WalkStep::Leave(WalkDirectory { state: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
+            WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
+                let parent = directory.state.2;
+                if attributes.is_directory() {
+                    tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
+                    continue;
+                }
+                fs.unlink(parent, &name)?;
+            }
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Maximum total of retries for directories in which another program created entries meanwhile.
+const AGAIN: u32 = 64;
+
+/// Deletes a tree like [`delete_tree`] although programs may still use it. Objects that were
+/// deleted or moved meanwhile are skipped, because they belong to another place now; a directory
+/// that is filled again and again is left, with its parents. Calls `on_other_link` for each file that has
+/// another hard link, whether or not that is deleted later. `go_on` is called before each object.
+pub(super) fn delete_beside_users(
+    fs: &FileSystem,
+    (parent, name): (Ino, &[u8]),
+    found: &Attributes,
+    on_other_link: &mut dyn FnMut(Ino),
+    go_on: &mut dyn FnMut() -> Result<()>,
+) -> Result<u64> {
+    let mut unlink = |parent, name: &[u8], found: &Attributes| match fs.unlink(parent, name) {
+        Err(Error::NotFound | Error::Stale) => Ok(0),
+        unlinked => {
+            unlinked?;
+            if found.links > 1 {
+                on_other_link(found.ino);
+            }
+            Ok(1)
+        }
+    };
+    if !found.is_directory() {
+        return unlink(parent, name, found);
+    }
+    let (mut count, mut again) = (0, 0);
+    let mut tree = ArchiveWalk::below(fs, b"", found.ino, (parent, name.to_vec(), found.ino))?;
+    let mut path = Vec::new(); // unused
+    while let Some(step) = tree.next(&mut path) {
+        go_on()?;
+        match step? {
+            WalkStep::Leave(WalkDirectory { state: (parent, name, ino), .. }) => {
+                match fs.remove_directory(parent, &name) {
+                    Err(Error::NotEmpty) if again < AGAIN => {
+                        again += 1;
+                        tree.descend(fs, b"", ino, (parent, name, ino))?;
+                    }
+                    Err(Error::NotEmpty | Error::NotFound | Error::Stale) => {}
+                    removed => {
+                        removed?;
+                        count += 1;
+                    }
+                }
+            }
+            // Look up the current state: entries are listed in batches.
+            WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
+                let parent = directory.state.2;
+                match fs.lookup(parent, &name) {
+                    Ok(now) if now.ino != attributes.ino => {}
+                    Ok(now) if now.is_directory() => tree.descend(fs, b"", now.ino, (parent, name, now.ino))?,
+                    Ok(now) => count += unlink(parent, &name, &now)?,
+                    Err(Error::NotFound | Error::Stale) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+    Ok(count)
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::attributes::{self, XattrObject};
-use super::host::{device_number, host_error, timestamps};
+use super::attributes::{device_number, host_error, timestamps};
 use super::path_ops::resolve_argument;
-use super::snapshot::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs};
+use super::snapshot_diff::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs};
 use super::walk::{TreeWalk, WalkStep};
 use super::{Entries, Problem};
 use crate::error::{Error, Result};

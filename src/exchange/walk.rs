@@ -11,7 +11,7 @@ use rustix::fs::{Dir, DirEntry};
 
 use lockbox_terminal::display;
 
-use super::host::host_error;
+use super::attributes::host_error;
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem};

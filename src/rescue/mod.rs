@@ -21,9 +21,7 @@ mod log;
 mod object;
 pub(crate) mod scan;
 mod snapshots;
-mod strict_storage;
 mod walk;
-mod write;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,7 +35,7 @@ use crate::frame::PageCipher;
 use crate::keys::UnlockedKey;
 use crate::pager::Pager;
 use crate::storage::{ArchiveSource, LockMode, Storage};
-use strict_storage::StrictStorage;
+use scan::StrictStorage;
 
 /// Cache of decompressed file data, in bytes.
 const CELL_CACHE: usize = 4 << 20;

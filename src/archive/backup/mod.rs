@@ -25,9 +25,7 @@
 //! until the next full backup.
 
 mod destination;
-mod full;
-mod incremental;
-mod verify;
+mod records;
 
 use std::sync::Arc;
 
@@ -44,7 +42,7 @@ use crate::fs::FileSystem;
 use crate::keys::header::{self, Header};
 use crate::keys::{SeenOptions, UnlockedKey};
 use crate::storage::{ArchiveSource, Storage};
-use crate::txn::{Ancestry, Pinned, Volume};
+use crate::txn::{Ancestry, Pinned, View, Volume};
 
 /// Memory of the backup's own nodes and caches, in bytes.
 const MEMORY: u64 = 64 << 20;
@@ -185,7 +183,7 @@ impl BackupSource {
         let sequence = Header::of_copy(&copies[0])?.framing().sequence;
         let backup = self.volume().begin_backup(&self.pinned, file.clone(), environment, sequence);
         let backup = backup.map_err(in_backup)?;
-        let copied = full::copy(self.volume(), &self.pinned, &backup, &mut |step| self.go_on(step, watch))?;
+        let copied = records::copy(self.volume(), &self.pinned, &backup, &mut |step| self.go_on(step, watch))?;
         header::write_copies(&**file, &copies).map_err(in_backup)?;
         Ok(self.backed_up(true, copied))
     }
@@ -219,7 +217,7 @@ impl BackupSource {
             return Ok(Some(self.backed_up(false, 0)));
         }
         let watch = &mut |step| self.go_on(step, watch);
-        let prepared = incremental::prepare(self.volume(), &self.pinned, &base, &backup, watch);
+        let prepared = records::prepare(self.volume(), &self.pinned, &base, &backup, watch);
         let copied = prepared
             .and_then(|prepared| prepared.map(|prepared| prepared.publish(&backup, &self.pinned)).transpose())
             .inspect_err(|_| cut_part_of_block(&**file))?;
@@ -233,7 +231,7 @@ impl BackupSource {
     /// `watch`.
     pub fn verify(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<()> {
         let _work = self.fs.hold_open()?;
-        verify::verify(self, file, &mut |step| self.go_on(step, watch))
+        records::verify(self, file, &mut |step| self.go_on(step, watch))
     }
 
     fn go_on(&self, step: BackupStep, watch: &mut BackupWatch<'_>) -> Result<()> {
@@ -319,7 +317,7 @@ enum DestinationState {
 }
 
 /// Returns the next records of a range, at most `most`; empty at its end.
-fn batch(view: &crate::txn::View<'_>, from: &mut Key, to: Key, most: usize) -> Result<Vec<(Key, Vec<u8>)>> {
+fn batch(view: &View<'_>, from: &mut Key, to: Key, most: usize) -> Result<Vec<(Key, Vec<u8>)>> {
     let mut records = Vec::new();
     view.scan(*from, to, &mut |key, value| {
         records.push((key, value.to_vec()));

@@ -5,12 +5,12 @@
 //! COMPACT-1  The old file is locked for writing and opened for reading: it is not modified until
 //!     the new file has its name. Before that, a regular session replays its log and frees
 //!     everything pending, because the new file is copied from the trees: first from the snapshots,
-//!     then from the live tree (see `copy.rs`).
+//!     then from the live tree (see `versions.rs`).
 //! COMPACT-2  The new file is created in the same directory, locked, and filled with the content
 //!     and a closed record. It is not an archive yet: its header is zero.
 //! COMPACT-3  It is verified from the medium: every page, count and entry on its own, then record
 //!     by record and byte by byte against the old file, the live tree and each snapshot. Data that
-//!     a version shares with the previous one is read once (`compare.rs` proves that this
+//!     a version shares with the previous one is read once (`versions.rs` proves that this
 //!     suffices).
 //! COMPACT-4  Owner, mode and extended attributes, fsync, the header with its key slots, fsync,
 //!     exchange of the names, fsync of the directory, removal of the old file's name, fsync of the
@@ -27,18 +27,15 @@
 //!     leftover. Remote file data is read once for the comparison, which authenticates everything
 //!     in all versions.
 
-pub(super) mod compare;
-mod copy;
-pub(super) mod names;
 pub(super) mod pages;
 pub(super) mod replace;
-mod versions;
+pub(super) mod versions;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use super::create::name_key;
-use names::NameRehash;
+use versions::NameRehash;
 
 use super::{Archive, OpenOptions};
 use crate::env::SystemEnvironment;
@@ -357,7 +354,7 @@ fn is_superseded(
         return Ok(false);
     }
     let names = NameRehash::new(&archive.name_key, &leftover.name_key);
-    compare::compare(&archive.volume, &leftover.volume, &names, watch).map(|()| true)
+    versions::compare(&archive.volume, &leftover.volume, &names, watch).map(|()| true)
 }
 
 /// Writes the header, which completes the archive after its content was verified (COMPACT-4).
@@ -403,7 +400,7 @@ fn fill(
     let cipher = PageCipher::new(&key.volume_key, key.archive, target.framing.has_log(), environment.clone());
     let new = Volume::continue_from(&old.volume, storage, cipher, environment, target.framing.sequence)?;
     let names = NameRehash::new(&old.name_key, &name_key(&key.volume_key, &key.archive));
-    copy::copy(&old.volume, &new, &names, watch)?;
+    versions::copy(&old.volume, &new, &names, watch)?;
     Ok(new)
 }
 
@@ -424,5 +421,5 @@ fn verify(
         return Err(Error::damaged(format!("the new archive is not sound: {finding}")));
     }
     let names = NameRehash::new(&old.name_key, &new.name_key);
-    compare::compare(&old.volume, &new.volume, &names, watch)
+    versions::compare(&old.volume, &new.volume, &names, watch)
 }

@@ -1,4 +1,5 @@
-//! Copies pages of file data: drops parts that no extent names, and writes a shared page once.
+//! Copies pages of file data: drops parts that no extent names, and writes a shared page once; and
+//! the pipeline of two threads in which that happens.
 //!
 //! Memory: about 150 bytes for each page that several extents name in any version, since a later
 //! version may name a page that was written for an earlier one.
@@ -6,6 +7,8 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::mpsc;
+use std::thread;
 
 use crate::error::{Error, Result};
 use crate::format::data_head::{Cell, PackedItem};
@@ -206,4 +209,77 @@ fn moved(ranges: &[Range<u32>], start: u32) -> u32 {
         at += range.len() as u32;
     }
     start
+}
+
+/// Maximum parts in the queue.
+const WAITING: usize = 16;
+
+/// Passes each part from `read` to `write`, in order, on a separate thread: one reads and seals
+/// pages of file data, the other builds the trees that name them, which takes about as long.
+///
+/// # Errors
+/// That of `write`, else that of `read`; either ends both. Parts passed on before `read` failed are
+/// written.
+pub(in crate::archive) fn relay<T: Send>(
+    read: impl FnOnce(&mut dyn FnMut(T) -> Result<()>) -> Result<()>,
+    write: impl FnMut(T) -> Result<()> + Send,
+) -> Result<()> {
+    thread::scope(|scope| {
+        let (sender, parts) = mpsc::sync_channel(WAITING);
+        let writer = thread::Builder::new()
+            .name("relay".into())
+            .spawn_scoped(scope, || parts.into_iter().try_for_each(write))
+            .map_err(|error| Error::io("cannot start a thread", error))?;
+        let was_read = read(&mut |part| {
+            // The queue is closed when the writer has failed; then the writer's error is returned.
+            sender.send(part).map_err(|_| Error::Invalid("nobody takes what is handed on".into()))
+        });
+        drop(sender);
+        let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        written.and(was_read)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_come_in_order_and_all_of_them() {
+        let mut seen = Vec::new();
+        let read = |hand_on: &mut dyn FnMut(u32) -> Result<()>| (0..100).try_for_each(hand_on);
+        relay(read, |part| {
+            seen.push(part);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(seen, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_error_of_either_ends_both_and_that_of_the_writer_is_told() {
+        let failed = |what: &str| Error::Invalid(what.into());
+        let mut handed_on = 0;
+        let read = |hand_on: &mut dyn FnMut(u32) -> Result<()>| {
+            loop {
+                hand_on(0)?;
+                handed_on += 1;
+            }
+        };
+        let error = relay(read, |_| Err(failed("writer"))).unwrap_err();
+        assert!(error.to_string().contains("writer"), "{error}");
+        assert!(handed_on <= WAITING + 1);
+
+        let mut written = 0;
+        let read = |hand_on: &mut dyn FnMut(u32) -> Result<()>| {
+            hand_on(1)?;
+            Err(failed("reader"))
+        };
+        let error = relay(read, |_| {
+            written += 1;
+            Ok(())
+        })
+        .unwrap_err();
+        assert!(error.to_string().contains("reader") && written == 1, "{error}");
+    }
 }

@@ -4,7 +4,6 @@
 mod decoders;
 mod forge;
 mod operations;
-mod pages;
 mod seeds;
 mod whole;
 
@@ -34,7 +33,7 @@ pub const TARGETS: [(&str, FuzzTarget); 20] = [
     ("acl", decoders::acl),
     ("seen", decoders::seen),
     ("known", decoders::known),
-    ("page", pages::page),
+    ("page", decoders::page),
     ("whole", whole::whole),
     ("operations", operations::operations),
 ];

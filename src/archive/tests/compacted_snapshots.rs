@@ -5,14 +5,14 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::super::compact::compare::compare;
-use super::super::compact::names::NameRehash;
 use super::super::create::name_key;
 use super::super::{Archive, CompactOptions, CompactReport, KeepKeys};
 use super::key_changes::Case;
 use super::sample::{Expected, OWNER, expected, expected_in, fresh, noise, put};
 use super::snapshots::change;
 use super::{ARCHIVE, key, secrets};
+use crate::archive::compact::versions::NameRehash;
+use crate::archive::compact::versions::compare;
 use crate::env::{SeededEnvironment, seeds};
 use crate::error::{Error, Result};
 use crate::format::record::Root;

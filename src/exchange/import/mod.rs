@@ -1,7 +1,9 @@
 //! Imports host files into an archive, streaming, with all metadata that the archive can store.
 
-mod renewal;
+mod mirror;
 mod small;
+
+pub use mirror::{Deletion, MirrorChange, MirrorPlan, MirrorWatch, plan_mirror};
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,13 +15,9 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use super::attributes::{self, XattrObject};
-use super::deletion::MirrorPlan;
-use super::host::{self, attributes_of, device_number, host_error};
-use super::progress::CopyTally;
-use super::skipped::SkippedItems;
+use super::attributes::{self, SkippedItems, XattrObject, attributes_of, device_number, host_error};
 use super::walk::{self, HostEntries, TreeWalk, WalkStep};
-use super::{CopyCounts, Filter, Problem, ProblemCause, Progress, path_ops};
+use super::{CopyCounts, CopyTally, FileTotals, Filter, Problem, ProblemCause, Progress, path_ops};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, mode};
@@ -257,7 +255,7 @@ impl Importer<'_> {
             FileType::Symlink => self.linked(&stat, parent, name, |import| {
                 let target =
                     rustix::fs::readlinkat(&at, host, Vec::new()).map_err(host_error("cannot read the link"))?;
-                let creator = host::creator_of(&stat);
+                let creator = attributes::creator_of(&stat);
                 let make = |name: &[u8]| import.fs.make_symlink(parent, name, target.to_bytes(), creator);
                 let ino = import.place(parent, name, make, |import, ino| {
                     import.xattrs(&XattrObject::Named { directory: at.as_fd(), name: host, follow }, ino)?;
@@ -281,7 +279,7 @@ impl Importer<'_> {
 
     fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<(HostEntries, ImportedDirectory)> {
         let stat = rustix::fs::fstat(&host).map_err(host_error("cannot read"))?;
-        let creator = host::creator_of(&stat);
+        let creator = attributes::creator_of(&stat);
         let fs = self.fs;
         let make = |name: &[u8]| fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator);
         let (ino, is_old) = match path_ops::none_if_missing(fs.lookup(parent, name))? {
@@ -340,7 +338,7 @@ impl Importer<'_> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Error::invalid("the file was replaced while it was opened"));
         }
-        let creator = host::creator_of(&stat);
+        let creator = attributes::creator_of(&stat);
         let fs = self.fs;
         let ino = self.place(
             parent,
@@ -366,7 +364,7 @@ impl Importer<'_> {
         let set = SetAttributes { size: Some(end), ..attributes_of(before) };
         self.fs.set_attributes(ino, &set)?;
         let after = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
-        if end < size || host::was_written(before, &after) {
+        if end < size || attributes::was_written(before, &after) {
             self.report.problems.push(Problem { path: self.path.clone(), cause: ProblemCause::Changed });
         }
         Ok(())
@@ -378,8 +376,8 @@ impl Importer<'_> {
     fn unstated_content(&mut self, host: &OwnedFd, before: &Stat, ino: Ino) -> Result<u64> {
         let mut offset = u64::try_from(before.st_size).unwrap_or(0);
         loop {
-            let length = host::read_at(host, &mut self.piece, offset)?;
-            if length == 0 || host::has_other_size(host, before)? {
+            let length = attributes::read_at(host, &mut self.piece, offset)?;
+            if length == 0 || attributes::has_other_size(host, before)? {
                 return Ok(offset);
             }
             self.fs.write(ino, offset, &self.piece[..length])?;
@@ -410,7 +408,7 @@ impl Importer<'_> {
             offset = data.min(size);
             while offset < hole {
                 let wanted = usize::try_from(hole - offset).unwrap_or(PIECE).min(PIECE);
-                let length = host::read_at(host, &mut self.piece[..wanted], offset)?;
+                let length = attributes::read_at(host, &mut self.piece[..wanted], offset)?;
                 if length == 0 {
                     return Ok(offset);
                 }
@@ -424,7 +422,7 @@ impl Importer<'_> {
     }
 
     fn node(&mut self, object: &XattrObject<'_>, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
-        let creator = host::creator_of(stat);
+        let creator = attributes::creator_of(stat);
         let rdev = device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let fs = self.fs;
         let ino = self.place(
@@ -537,4 +535,58 @@ fn source_name(source: &Path) -> Result<Vec<u8>> {
         }
     };
     Ok(name.as_bytes().to_vec())
+}
+
+/// Maximum nesting of open directories: a count runs concurrently with a copy and must leave it
+/// enough descriptors.
+const DEEPEST: usize = 100;
+
+/// Counts the files that [`import`](super::import()) will copy, except unreadable ones. Returns
+/// `None` as soon as `wanted` returns false, and for a tree that is too deep.
+pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &dyn Fn() -> bool) -> Option<FileTotals> {
+    let mut tally = CopyTally::default();
+    for source in sources {
+        let (mut walk, mut path) = (TreeWalk::new(), Vec::new());
+        if let Some(names) = count(&mut tally, CWD, source.as_os_str().as_bytes(), options.follow, &path, options) {
+            walk.enter(&path, names, ());
+        }
+        while let Some(step) = walk.step(&mut path, Iterator::next, |entry| entry.file_name().to_bytes()) {
+            if !wanted() {
+                return None;
+            }
+            let Ok(WalkStep::Entry(entry, directory)) = step else { continue };
+            let Ok(host) = directory.entries.descriptor() else { continue };
+            if let Some(names) = count(&mut tally, host, entry.file_name().to_bytes(), false, &path, options) {
+                walk.enter(&path, names, ());
+            }
+            if walk.depth() > DEEPEST {
+                return None;
+            }
+        }
+    }
+    Some(tally.met())
+}
+
+/// Counts one host object; returns the entries of a directory.
+fn count(
+    tally: &mut CopyTally,
+    at: impl AsFd,
+    name: &[u8],
+    follow: bool,
+    path: &[u8],
+    options: &ImportOptions,
+) -> Option<HostEntries> {
+    let (at_flags, open_flags) =
+        if follow { (AtFlags::empty(), OFlags::empty()) } else { (AtFlags::SYMLINK_NOFOLLOW, OFlags::NOFOLLOW) };
+    let stat = rustix::fs::statat(&at, name, at_flags).ok()?;
+    let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
+    if options.filter.excludes(path, is_directory) {
+        return None;
+    }
+    tally.add_host_file(&stat);
+    if !is_directory {
+        return None;
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | open_flags;
+    HostEntries::of(rustix::fs::openat(&at, name, flags, Mode::empty()).ok()?).ok()
 }

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use super::host::{descriptor_path, host_error, split_device_number};
+use super::attributes::{descriptor_path, host_error, split_device_number};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::fs::Attributes;

@@ -8,10 +8,10 @@ use tar::{EntryType, Header};
 
 use lockbox_terminal::display;
 
-use super::sparse::SparseMap;
-use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, acl, pax};
+use super::pax::SparseMap;
+use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR, pax};
 use crate::error::{Error, Result};
-use crate::exchange::progress::CopyTally;
+use crate::exchange::CopyTally;
 use crate::exchange::walk::{ArchiveWalk, WalkStep};
 use crate::exchange::{CopyCounts, Filter, ListingEntry, Progress, path_ops, split_device_number};
 use crate::format::Ino;
@@ -359,7 +359,8 @@ impl PaxMember {
         for name in fs.list_xattrs(ino)?.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
             let value = fs.xattr(ino, name)?;
             if let Some((key, _)) = ACLS.iter().find(|(_, list)| *list == name) {
-                let text = acl::to_text(&value).ok_or_else(|| Error::damaged("an access control list is malformed"))?;
+                let text =
+                    pax::acl_to_text(&value).ok_or_else(|| Error::damaged("an access control list is malformed"))?;
                 self.record(key, text.as_bytes());
             } else {
                 pax::push(&mut self.records, &[XATTR.as_bytes(), &pax::escaped(name)].concat(), &value);

@@ -7,11 +7,11 @@ use std::io::Read;
 use lockbox_terminal::display;
 
 use super::members::{Member, MemberKind, Members};
-use super::sparse::SparseMap;
+use super::pax::SparseMap;
 use crate::error::{Error, Refusal, Result};
-use crate::exchange::deletion::delete_tree;
+use crate::exchange::attributes::SkippedItems;
+use crate::exchange::path_ops::delete_tree;
 use crate::exchange::path_ops::{self, none_if_missing};
-use crate::exchange::skipped::SkippedItems;
 use crate::exchange::{CopyCounts, Entries, Progress};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, Creator, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};

@@ -6,9 +6,9 @@ use std::io::Read;
 use lockbox_terminal::display;
 
 use super::header::{self, ChecksummedHeader, ExtendedHeader};
-use super::member_type::{HeaderType, MemberType};
-use super::sparse::{self, SparseMap};
-use super::{BLOCK, MAX_RECORDS, pax};
+use super::header::{HeaderType, MemberType};
+use super::pax::{self, SparseMap};
+use super::{BLOCK, MAX_RECORDS};
 use crate::error::{Error, Result, Timestamp};
 use crate::fs::mode;
 
@@ -83,7 +83,7 @@ impl<'a> Members<'a> {
                     let size = size()?;
                     // Limit for all headers before one member together.
                     announced.records.extend(pax::parse(&self.body(size, MAX_RECORDS - consumed)?)?);
-                    pax::bound(announced.records.len())?;
+                    pax::bound_records(announced.records.len())?;
                     consumed += size;
                 }
                 HeaderType::GlobalRecords => self.globals(size()?)?,
@@ -263,7 +263,7 @@ impl<'a> Members<'a> {
             if (major, minor) != (1, Some(0)) {
                 return Err(Error::invalid("it is sparse in a way that is unknown"));
             }
-            let (parts, consumed) = sparse::read_lines(&mut (&mut *self.input).take(size))?;
+            let (parts, consumed) = pax::read_map_lines(&mut (&mut *self.input).take(size))?;
             self.remaining -= consumed;
             let whole = announced.number("GNU.sparse.realsize")?;
             return SparseMap::checked(
@@ -275,10 +275,10 @@ impl<'a> Members<'a> {
         if let Some(text) = announced.value("GNU.sparse.map") {
             let whole = announced.number("GNU.sparse.size")?;
             let whole = whole.ok_or_else(|| Error::invalid("it is sparse without a size"))?;
-            return SparseMap::checked(sparse::parse_commas(text)?, whole, size);
+            return SparseMap::checked(pax::parse_map_commas(text)?, whole, size);
         }
         if let Some(whole) = announced.number("GNU.sparse.size")? {
-            let parts = sparse::parse_records(&announced.records)?;
+            let parts = pax::parse_map_records(&announced.records)?;
             if announced.number("GNU.sparse.numblocks")? != Some(parts.len() as u64) {
                 return Err(Error::invalid("the map of a sparse file is not whole"));
             }
@@ -297,7 +297,7 @@ impl<'a> Members<'a> {
             }
             let (next, goes_on) = header::sparse_continued(&block)?;
             parts.extend(next);
-            sparse::bound(&parts)?;
+            pax::bound_parts(&parts)?;
             more = goes_on;
         }
         SparseMap::checked(parts, size, self.remaining)

@@ -5,15 +5,12 @@
 //! nanoseconds, extended attributes and access control lists. Headers are decoded with the crate
 //! `tar`; the framing is read here, because sizes in a stream are untrusted until they are bounded.
 
-mod acl;
 mod export;
 mod header;
 mod import;
-mod member_type;
 mod members;
 mod pack;
 mod pax;
-mod sparse;
 mod unpack;
 
 pub use export::{PackReport, TarExport, export_tar, export_tree};

@@ -13,7 +13,7 @@ use lockbox_terminal::display;
 use super::BLOCK;
 use super::export::{CountingWriter, PackReport, PaxMember};
 use crate::error::{Error, Result};
-use crate::exchange::host::{host_error, read_at, timestamps};
+use crate::exchange::attributes::{host_error, read_at, timestamps};
 use crate::exchange::walk::join;
 use crate::fs::{Attributes, mode};
 use crate::storage::{FileIdentity, names};

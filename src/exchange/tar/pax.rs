@@ -1,6 +1,14 @@
-//! Pax records: `LENGTH KEY=VALUE\n`, where the length includes the whole record and a value may
-//! contain any byte.
+//! Pax records, `LENGTH KEY=VALUE\n`, where the length includes the whole record and a value may
+//! contain any byte; and the encodings of their values: times, access control lists as tar programs
+//! write them (`user::rw-,user:1000:r--,group::r--,mask::r--,other::---`), and maps of sparse
+//! files, validated before anything is written.
 
+use std::fmt::Write;
+use std::io::Read;
+
+use nix::unistd::{Group, User};
+
+use super::BLOCK;
 use crate::error::{Error, Result, Timestamp};
 
 /// Maximum records of one member: a file's attributes have names of 64 KiB together; times, owners
@@ -19,7 +27,7 @@ pub(super) fn parse(mut bytes: &[u8]) -> Result<Records> {
     while !bytes.is_empty() {
         let (record, rest) = split_record(bytes).ok_or_else(|| Error::invalid("a pax header is malformed"))?;
         records.push(record);
-        bound(records.len())?;
+        bound_records(records.len())?;
         bytes = rest;
     }
     Ok(records)
@@ -30,7 +38,7 @@ pub(super) fn parse(mut bytes: &[u8]) -> Result<Records> {
 /// # Errors
 /// `Invalid` for more records than any real member has: each takes more memory than space in the
 /// tar.
-pub(super) fn bound(records: usize) -> Result<()> {
+pub(super) fn bound_records(records: usize) -> Result<()> {
     match records {
         0..=MOST => Ok(()),
         _ => Err(Error::invalid("the tar has more records for one member than any real one")),
@@ -128,6 +136,234 @@ pub(super) fn unescaped(name: &[u8]) -> Vec<u8> {
     out
 }
 
+const ACL_VERSION: u32 = 2;
+const ACL_ENTRY: usize = 8;
+/// Id of entries without a qualifier.
+const UNDEFINED_ID: u32 = u32::MAX;
+
+/// Converts an access control list from the kernel's format to text, with numeric ids; `None` for a
+/// malformed list.
+pub(super) fn acl_to_text(value: &[u8]) -> Option<String> {
+    let (head, rest) = value.split_first_chunk::<4>()?;
+    let (entries, []) = rest.as_chunks::<ACL_ENTRY>() else { return None };
+    if u32::from_le_bytes(*head) != ACL_VERSION {
+        return None;
+    }
+    let mut text = String::new();
+    for &[t0, t1, p0, p1, i0, i1, i2, i3] in entries {
+        let id = u32::from_le_bytes([i0, i1, i2, i3]).to_string();
+        let (word, id) = match u16::from_le_bytes([t0, t1]) {
+            0x01 => ("user", ""),
+            0x02 => ("user", &id[..]),
+            0x04 => ("group", ""),
+            0x08 => ("group", &id[..]),
+            0x10 => ("mask", ""),
+            0x20 => ("other", ""),
+            _ => return None,
+        };
+        let bits = u16::from_le_bytes([p0, p1]);
+        let letter = |bit: u16, letter: char| if bits & bit != 0 { letter } else { '-' };
+        let comma = if text.is_empty() { "" } else { "," };
+        // Writing to a String does not fail.
+        let _ = write!(text, "{comma}{word}:{id}:{}{}{}", letter(4, 'r'), letter(2, 'w'), letter(1, 'x'));
+    }
+    Some(text)
+}
+
+/// Converts text to the kernel's format; `None` for a malformed list, or names unknown on this
+/// machine.
+pub(super) fn acl_from_text(text: &[u8]) -> Option<Vec<u8>> {
+    let text = std::str::from_utf8(text).ok()?;
+    let mut entries = Vec::new();
+    for entry in text.split([',', '\n']).map(|entry| entry.split('#').next().unwrap_or_default().trim()) {
+        if !entry.is_empty() {
+            entries.push(parse_acl_entry(entry)?);
+        }
+    }
+    // The kernel requires this order.
+    entries.sort_by_key(|&(tag, _, id)| (tag, id));
+    let mut value = ACL_VERSION.to_le_bytes().to_vec();
+    for (tag, bits, id) in entries {
+        value.extend_from_slice(&tag.to_le_bytes());
+        value.extend_from_slice(&bits.to_le_bytes());
+        value.extend_from_slice(&id.to_le_bytes());
+    }
+    Some(value)
+}
+
+fn parse_acl_entry(entry: &str) -> Option<(u16, u16, u32)> {
+    let fields: Vec<&str> = entry.split(':').collect();
+    let (word, name, letters, number) = match fields[..] {
+        [word, name, letters] => (word, name, letters, None),
+        // The number of the name, as star and bsdtar write it.
+        [word, name, letters, number] => (word, name, letters, Some(number)),
+        // mask:rwx and other:rwx, which have no name field.
+        [word, letters] => (word, "", letters, None),
+        _ => return None,
+    };
+    let (tag, named) = match word {
+        "user" | "u" => (0x01, Some(0x02)),
+        "group" | "g" => (0x04, Some(0x08)),
+        "mask" | "m" => (0x10, None),
+        "other" | "o" => (0x20, None),
+        _ => return None,
+    };
+    let mut bits = 0;
+    for letter in letters.chars() {
+        bits |= match letter {
+            'r' => 4,
+            'w' => 2,
+            'x' => 1,
+            '-' => 0,
+            _ => return None,
+        };
+    }
+    if name.is_empty() {
+        return Some((tag, bits, UNDEFINED_ID));
+    }
+    let known = || match tag {
+        0x01 => User::from_name(name).ok().flatten().map(|user| user.uid.as_raw()),
+        _ => Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw()),
+    };
+    let id = number.and_then(|number| number.parse().ok()).or_else(|| name.parse().ok()).or_else(known)?;
+    Some((named?, bits, id))
+}
+
+/// Maximum ranges of a file: their map takes 16 MiB of memory.
+const MAX_PARTS: usize = 1 << 20;
+/// Maximum digits of a line in a map.
+const MAX_DIGITS: usize = 20;
+
+/// Offsets and lengths of the stored ranges, ascending and disjoint, and the size of the whole
+/// file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SparseMap {
+    pub(super) parts: Vec<(u64, u64)>,
+    pub(super) size: u64,
+}
+
+impl SparseMap {
+    pub(super) fn whole(size: u64) -> SparseMap {
+        SparseMap { parts: if size > 0 { vec![(0, size)] } else { Vec::new() }, size }
+    }
+
+    /// Validates a map.
+    ///
+    /// # Errors
+    /// `Invalid` for ranges out of order or beyond the end, or if their sum is not `stored`.
+    pub(super) fn checked(parts: Vec<(u64, u64)>, size: u64, stored: u64) -> Result<SparseMap> {
+        let wrong = || Error::invalid("the map of a sparse file contradicts itself");
+        let (mut end, mut sum) = (0u64, 0u64);
+        for &(offset, length) in &parts {
+            if offset < end {
+                return Err(wrong());
+            }
+            end = offset.checked_add(length).filter(|&end| end <= size).ok_or_else(wrong)?;
+            sum += length;
+        }
+        if sum != stored || i64::try_from(size).is_err() {
+            return Err(wrong());
+        }
+        Ok(SparseMap { parts, size })
+    }
+
+    /// Encodes the map as it precedes the data in version 1.0 of the format, padded to whole
+    /// blocks.
+    pub(super) fn to_lines(&self) -> Vec<u8> {
+        let mut lines = format!("{}\n", self.parts.len()).into_bytes();
+        for (offset, length) in &self.parts {
+            lines.extend_from_slice(format!("{offset}\n{length}\n").as_bytes());
+        }
+        lines.resize(lines.len().next_multiple_of(BLOCK), 0);
+        lines
+    }
+}
+
+/// Reads such a map; returns the ranges and the number of bytes read.
+pub(super) fn read_map_lines(input: &mut dyn Read) -> Result<(Vec<(u64, u64)>, u64)> {
+    let mut lines = SparseLines { input, block: [0; BLOCK], at: BLOCK, consumed: 0 };
+    let count = lines.number()?;
+    let count = usize::try_from(count).ok().filter(|&count| count <= MAX_PARTS).ok_or_else(too_many)?;
+    let mut parts = Vec::new();
+    for _ in 0..count {
+        parts.push((lines.number()?, lines.number()?));
+    }
+    Ok((parts, lines.consumed))
+}
+
+fn too_many() -> Error {
+    Error::invalid("the map of a sparse file has more parts than any real one")
+}
+
+struct SparseLines<'a> {
+    input: &'a mut dyn Read,
+    block: [u8; BLOCK],
+    at: usize,
+    consumed: u64,
+}
+
+impl SparseLines<'_> {
+    fn number(&mut self) -> Result<u64> {
+        let mut digits = Vec::new();
+        loop {
+            if self.at == BLOCK {
+                let cut_off = |_| Error::invalid("the map of a sparse file is cut off");
+                self.input.read_exact(&mut self.block).map_err(cut_off)?;
+                self.at = 0;
+                self.consumed += BLOCK as u64;
+            }
+            let byte = self.block[self.at];
+            self.at += 1;
+            if byte == b'\n' {
+                break;
+            }
+            digits.push(byte);
+            if digits.len() > MAX_DIGITS {
+                break;
+            }
+        }
+        decimal(&digits).ok_or_else(|| Error::invalid("the map of a sparse file is malformed"))
+    }
+}
+
+/// Parses the map of version 0.1: comma-separated numbers.
+pub(super) fn parse_map_commas(text: &[u8]) -> Result<Vec<(u64, u64)>> {
+    let numbers: Option<Vec<u64>> = text.split(|&byte| byte == b',').take(2 * MAX_PARTS + 1).map(decimal).collect();
+    let numbers = numbers.ok_or_else(|| Error::invalid("the map of a sparse file is malformed"))?;
+    let (pairs, rest) = numbers.as_chunks::<2>();
+    if pairs.len() > MAX_PARTS || !rest.is_empty() {
+        return Err(too_many());
+    }
+    Ok(pairs.iter().map(|&[offset, length]| (offset, length)).collect())
+}
+
+/// Parses the map of version 0.0: a record for each offset, followed by one for its length.
+pub(super) fn parse_map_records(records: &Records) -> Result<Vec<(u64, u64)>> {
+    let malformed = || Error::invalid("the map of a sparse file is malformed");
+    let mut numbers = Vec::new();
+    for (key, value) in records {
+        let is_length = match &key[..] {
+            b"GNU.sparse.offset" => false,
+            b"GNU.sparse.numbytes" => true,
+            _ => continue,
+        };
+        if is_length != (numbers.len() % 2 == 1) {
+            return Err(malformed());
+        }
+        numbers.push(decimal(value).ok_or_else(malformed)?);
+    }
+    let (pairs, rest) = numbers.as_chunks::<2>();
+    if !rest.is_empty() {
+        return Err(malformed());
+    }
+    Ok(pairs.iter().map(|&[offset, length]| (offset, length)).collect())
+}
+
+/// Refuses a map with too many ranges.
+pub(super) fn bound_parts(parts: &[(u64, u64)]) -> Result<()> {
+    if parts.len() > MAX_PARTS { Err(too_many()) } else { Ok(()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,5 +415,59 @@ mod tests {
     fn names_of_attributes_are_escaped() {
         assert_eq!(escaped(b"user.a=b%25"), b"user.a%3Db%2525");
         assert_eq!(unescaped(b"user.a%3Db%2525%"), b"user.a=b%25%");
+    }
+
+    #[test]
+    fn a_list_comes_back_from_its_text() {
+        let text = "user::rwx,user:7:r--,user:1000:---,group::r-x,group:5:rw-,mask::rwx,other::--x";
+        let value = acl_from_text(text.as_bytes()).unwrap();
+        assert_eq!(value.len(), 4 + 7 * ACL_ENTRY);
+        assert_eq!(acl_to_text(&value).unwrap(), text);
+    }
+
+    #[test]
+    fn other_programs_ways_of_writing_are_understood() {
+        let expected = acl_from_text(b"user::rw-,user:0:r--,group::r--,mask::r--,other::---").unwrap();
+        for text in [
+            "user::rw-\nuser:root:r--\ngroup::r--\nmask::r--\nother::---\n",
+            "u::rw,u:nobody-here:r:0,g::r,m::r,o::-",
+            "other:---,mask:r--\t#effective,group::r--,user:root:r--:0,user::rw-",
+        ] {
+            assert_eq!(acl_from_text(text.as_bytes()).as_ref(), Some(&expected), "{text}");
+        }
+        for bad in ["user", "user:nobody-here-at-all:rwx", "user::rwz", "mask:7:rwx", "a:b:c:d:e", "king::rwx"] {
+            assert_eq!(acl_from_text(bad.as_bytes()), None, "{bad}");
+        }
+        assert_eq!(acl_to_text(b"\x03\0\0\0"), None);
+        assert_eq!(acl_to_text(b"\x02\0\0\0\x01"), None);
+    }
+
+    #[test]
+    fn a_map_comes_back_from_its_lines() {
+        let parts = (0..100).map(|n| (n * 10_000, 4096)).chain([(5_000_000, 0)]).collect();
+        let map = SparseMap::checked(parts, 5_000_000, 100 * 4096).unwrap();
+        let lines = map.to_lines();
+        assert_eq!(lines.len() % BLOCK, 0);
+        let (parts, consumed) = read_map_lines(&mut &lines[..]).unwrap();
+        assert_eq!((parts, consumed), (map.parts, lines.len() as u64));
+        assert_eq!(parse_map_commas(b"0,5,10,7").unwrap(), [(0, 5), (10, 7)]);
+    }
+
+    #[test]
+    fn impossible_maps_are_refused() {
+        for (parts, size, stored) in [
+            (vec![(0, 10), (5, 10)], 100, 20),
+            (vec![(0, 10)], 5, 10),
+            (vec![(u64::MAX, 10)], u64::MAX, 10),
+            (vec![(0, 10)], 10, 20),
+            (vec![], u64::MAX, 0),
+        ] {
+            assert!(SparseMap::checked(parts.clone(), size, stored).is_err(), "{parts:?}");
+        }
+        for bad in ["x\n", "9999999999\n", "111111111111111111111111111111111111", "2\n1\n2\n"] {
+            assert!(read_map_lines(&mut bad.as_bytes()).is_err(), "{bad}");
+        }
+        assert!(parse_map_commas(b"1,2,3").is_err());
+        assert!(parse_map_commas(b"1,,3").is_err());
     }
 }

@@ -15,12 +15,12 @@ use rustix::io::Errno;
 use lockbox_terminal::display;
 
 use super::members::{Member, MemberKind, Members};
-use super::sparse::SparseMap;
+use super::pax::SparseMap;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result, Timestamp};
 use crate::exchange::CopyCounts;
+use crate::exchange::attributes::host_error;
 use crate::exchange::extract::write_all;
-use crate::exchange::host::host_error;
 use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
 use crate::fs::{Attributes, mode};
 use crate::storage::{FileIdentity, host_call};

@@ -23,9 +23,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use super::Entries;
+use super::path_ops::none_if_missing;
+use super::walk::join;
 use crate::error::{Error, Result};
-use crate::exchange::Entries;
-use crate::exchange::walk::join;
 use crate::format::Ino;
 use crate::fs::{Attributes, ChangedInode, FileSystem, mode};
 
@@ -358,7 +359,7 @@ fn attributes(fs: &FileSystem, ino: Ino) -> Result<Option<Attributes>> {
 }
 
 fn entry(fs: &FileSystem, directory: Ino, name: &[u8]) -> Result<Option<Attributes>> {
-    crate::exchange::path_ops::none_if_missing(fs.lookup(directory, name))
+    none_if_missing(fs.lookup(directory, name))
 }
 
 /// Bytes of each side that are compared at once.
@@ -368,9 +369,9 @@ const SMALL: u64 = 64 << 10;
 
 /// Object in its version.
 #[derive(Clone, Copy)]
-pub(in crate::exchange) struct SnapshotObject<'a> {
-    pub(in crate::exchange) fs: &'a FileSystem,
-    pub(in crate::exchange) attributes: &'a Attributes,
+pub(super) struct SnapshotObject<'a> {
+    pub(super) fs: &'a FileSystem,
+    pub(super) attributes: &'a Attributes,
 }
 
 /// Parts of two objects that may differ and must be read.
@@ -384,7 +385,7 @@ impl SuspectedChanges {
     pub(super) const ALL: SuspectedChanges = SuspectedChanges { content: true, xattrs: true };
 }
 
-pub(in crate::exchange) fn kind(attributes: &Attributes) -> u32 {
+pub(super) fn kind(attributes: &Attributes) -> u32 {
     attributes.mode & mode::TYPE
 }
 
@@ -412,7 +413,7 @@ fn differ(old: SnapshotObject<'_>, new: SnapshotObject<'_>, suspects: SuspectedC
 }
 
 /// Returns names and values, sorted by name.
-pub(in crate::exchange) fn xattrs(seen: SnapshotObject<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(super) fn xattrs(seen: SnapshotObject<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let ino = seen.attributes.ino;
     let names = seen.fs.list_xattrs(ino)?;
     let mut names: Vec<&[u8]> = names.split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
@@ -421,7 +422,7 @@ pub(in crate::exchange) fn xattrs(seen: SnapshotObject<'_>) -> Result<Vec<(Vec<u
 }
 
 /// Reader of a regular file's content, in an archive or on the host.
-pub(in crate::exchange) trait ContentReader {
+pub(super) trait ContentReader {
     /// Returns the offset of the first data at or after `at`; `None` if the rest is a hole.
     fn next_data(&mut self, at: u64) -> Result<Option<u64>>;
 
@@ -443,11 +444,7 @@ impl ContentReader for SnapshotObject<'_> {
 }
 
 /// Returns whether two files of the same size differ in content. Common holes are skipped.
-pub(in crate::exchange) fn bytes_differ(
-    one: &mut dyn ContentReader,
-    other: &mut dyn ContentReader,
-    size: u64,
-) -> Result<bool> {
+pub(super) fn bytes_differ(one: &mut dyn ContentReader, other: &mut dyn ContentReader, size: u64) -> Result<bool> {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     let mut at = 0;
     while at < size {

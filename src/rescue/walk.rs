@@ -1,28 +1,24 @@
 //! Walks over all named objects from the root, then over unnamed ones, and writes the complete
 //! ones.
 
-mod lost_found;
-
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 
-use super::index::{LeafIndex, LeafSet};
-use super::object::RescuedInode;
-use super::write::{self, ObjectSource};
+use rustix::fs::AtFlags;
+
+use super::index::{DataPiece, LeafIndex, LeafSet};
+use super::object::{self, ObjectSource, RescuedInode};
 use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, RescuedObject, UNNAMED};
 use crate::error::{Error, Result};
-use crate::exchange::SkippedItems;
-use crate::exchange::attributes::{self, Phase};
-use crate::exchange::host::{apply, is_root};
+use crate::exchange::attributes::{self, Phase, apply, host_error, is_root};
 use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, open_again};
 use crate::exchange::walk::{self, WalkStep};
-use crate::exchange::{FileTotals, Problem, Progress};
+use crate::exchange::{FileTotals, Problem, Progress, SkippedItems};
 use crate::format::values::decode_list;
-use crate::format::{Generation, Ino, Key, ROOT_INO, kind};
+use crate::format::{Generation, Ino, Key, MAX_INO, ROOT_INO, kind};
 use crate::fs::{Attributes, mode};
 use crate::pager::Pager;
 use crate::storage::FileIdentity;
-use lost_found::LostFoundDirectory;
 
 /// Names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -175,7 +171,7 @@ impl RescueWalk<'_> {
         let mut special = LostFoundDirectory::new(UNNAMED);
         for pass in 0..3 {
             let inodes = std::mem::take(&mut self.index.inodes);
-            for &ino in inodes.iter().filter(|ino| **ino <= crate::format::MAX_INO) {
+            for &ino in inodes.iter().filter(|ino| **ino <= MAX_INO) {
                 if !self.seen.contains(&ino) && self.is_of_pass(pass, Ino(ino), &inodes)? {
                     self.open_lost_found(&mut special)?;
                     let Some(host) = &special.host else { continue };
@@ -338,13 +334,13 @@ impl RescueWalk<'_> {
             let written = &mut |bytes| progress(&tell(path, bytes));
             let source =
                 ObjectSource { index: &mut walk.index, pager: walk.pager, version, ino, path, skipped, written };
-            created = Some(write::object(source, object, false, walk.stage, (at, name))?);
+            created = Some(object::write_object(source, object, false, walk.stage, (at, name))?);
             Ok(())
         })?;
         match found {
             FindOutcome::Deleted => Ok(None),
             FindOutcome::Whole { object, version, failed } if object.is_directory() => {
-                let host = write::directory(self.stage, at, name)?;
+                let host = object::directory(self.stage, at, name)?;
                 self.report.directories += 1;
                 self.report_complete(ino, &version, failed.as_deref())?;
                 Ok(Some((PartialDirectory::of(ino, version), RescuedDirectory { host, object: Some(object) })))
@@ -398,7 +394,7 @@ impl RescueWalk<'_> {
             self.report_object(RescueState::Lost, ino, Generation(0), false, reason)?;
             return Ok(None);
         }
-        let host = write::directory(self.stage, at, name)?;
+        let host = object::directory(self.stage, at, name)?;
         self.report_object(RescueState::Partial, ino, version.generation, false, reason)?;
         // All leaves, not only those of the version that was most complete.
         let version = self.index.newest_leaves(ino);
@@ -493,4 +489,148 @@ fn visit_entries(
         Ok(true)
     })?;
     Ok(())
+}
+
+/// Additional directory of the target, created on first use.
+struct LostFoundDirectory {
+    name: Vec<u8>,
+    host: Option<OwnedFd>,
+}
+
+impl LostFoundDirectory {
+    fn new(name: &str) -> LostFoundDirectory {
+        LostFoundDirectory { name: name.into(), host: None }
+    }
+}
+
+impl RescueWalk<'_> {
+    fn write_incomplete_file(
+        &mut self,
+        ino: Ino,
+        object: Option<RescuedInode>,
+        version: &LeafSet,
+        reason: &str,
+    ) -> Result<()> {
+        if object.is_none() && self.index.data.contains_key(&ino.0) {
+            self.named_orphans.insert(ino.0, self.path.clone());
+            return Ok(());
+        }
+        let state = if object.is_some() { RescueState::Partial } else { RescueState::Lost };
+        self.report_object(state, ino, version.generation, false, reason)?;
+        let Some(mut special) = self.partial.take() else { return Ok(()) };
+        let written = self.write_partial(&mut special, ino, object, version);
+        self.partial = Some(special);
+        match written {
+            Err(Error::Damaged(_)) => Ok(()),
+            other => self.note(other),
+        }
+    }
+
+    fn write_partial(
+        &mut self,
+        special: &mut LostFoundDirectory,
+        ino: Ino,
+        object: Option<RescuedInode>,
+        version: &LeafSet,
+    ) -> Result<()> {
+        let object = object.unwrap_or_else(|| RescuedInode::stand_in(mode::REGULAR | 0o600));
+        if object.file_type() != mode::REGULAR {
+            return Ok(());
+        }
+        self.open_lost_found(special)?;
+        let Some(host) = &special.host else { return Ok(()) };
+        let tell = self.progress_callback();
+        let (path, skipped, progress) = (&self.path[..], &mut self.report.skipped, &mut self.progress);
+        let written = &mut |bytes| progress(&tell(path, bytes));
+        let source = ObjectSource { index: &mut self.index, pager: self.pager, version, ino, path, skipped, written };
+        let created = object::write_object(source, &object, true, self.stage, (host, ino.0.to_string().as_bytes()))?;
+        created.metadata
+    }
+
+    /// Creates the directory; if an object of the archive has its name, another name is used.
+    fn open_lost_found(&mut self, special: &mut LostFoundDirectory) -> Result<()> {
+        let wanted = special.name.clone();
+        for attempt in 1..100 {
+            if special.host.is_some() {
+                return Ok(());
+            }
+            match object::directory(self.stage, self.stage.target(), &special.name) {
+                Ok(host) => special.host = Some(host),
+                Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {
+                    special.name = [&wanted[..], format!(".{attempt}").as_bytes()].concat();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_if_empty(&mut self, special: &LostFoundDirectory) -> Result<()> {
+        if special.host.is_some() {
+            match rustix::fs::unlinkat(self.stage.target(), &special.name[..], AtFlags::REMOVEDIR) {
+                Ok(()) | Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {}
+                Err(errno) => return Err(host_error("cannot remove an empty directory")(errno)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RescueWalk<'_> {
+    /// Writes inodes of which only data pages survived, with or without a name.
+    fn write_orphan_data(&mut self) -> Result<()> {
+        let mut remaining = std::mem::take(&mut self.named_orphans);
+        let mut unnamed = Vec::new();
+        for ino in self.index.data.keys().copied().filter(|ino| !self.seen.contains(ino)) {
+            unnamed.push(ino);
+        }
+        for ino in unnamed {
+            // A leaf that covers the inode without having it proves a deletion, unless the leaf is
+            // older than the inode.
+            let deleted = match self.index.versions(Ino(ino)).first().map(|version| version.generation) {
+                Some(generation) => !self.index.existed_after(Ino(ino), generation)?,
+                None => false,
+            };
+            if !deleted {
+                remaining.insert(ino, [UNNAMED.as_bytes(), b"/", ino.to_string().as_bytes()].concat());
+            }
+        }
+        if remaining.is_empty() {
+            return Ok(());
+        }
+        let mut pieces = HashMap::new();
+        if self.partial.is_some() {
+            let progress = &mut self.progress;
+            let wanted = remaining.keys().copied().collect();
+            pieces = self.index.pieces(&wanted, &mut |done, total| progress(&RescueProgress::Scanning(done, total)))?;
+        }
+        for (ino, path) in remaining {
+            self.path = path;
+            let written = self.write_pieces(Ino(ino), &pieces.remove(&ino).unwrap_or_default());
+            let written = self.tolerate(written)?.unwrap_or_default();
+            let pages = self.index.data.get(&ino).copied().unwrap_or_default();
+            let state = if self.partial.is_some() && written == 0 { RescueState::Lost } else { RescueState::Partial };
+            let reason = format!(
+                "nothing but data is left of it, of one or several versions: pages={} bytes={}",
+                pages.count, pages.bytes
+            );
+            self.report_object(state, Ino(ino), pages.last, false, &reason)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of pieces written; none without the option `partial`.
+    fn write_pieces(&mut self, ino: Ino, pieces: &[DataPiece]) -> Result<Option<u64>> {
+        let Some(mut special) = self.partial.take() else { return Ok(None) };
+        let opened = if pieces.is_empty() { Ok(()) } else { self.open_lost_found(&mut special) };
+        let written = opened.and_then(|()| match &special.host {
+            Some(host) => object::write_pieces(pieces, self.pager, self.stage, host, ino.0.to_string().as_bytes()),
+            None => Ok(0),
+        });
+        self.partial = Some(special);
+        match written {
+            Err(Error::Damaged(_)) => Ok(None),
+            written => written.map(Some),
+        }
+    }
 }

@@ -1,6 +1,7 @@
-//! Plans the deletions of a mirror operation, before anything is changed.
+//! Mirrors sources: plans the deletions before anything is changed, skips unchanged objects,
+//! replaces ones of another type, and deletes missing ones after the copying.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -10,14 +11,15 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 
 use lockbox_terminal::display;
 
-use super::attributes::{FileDifference, XattrObject, compare_with_host};
-use super::deletion::MirrorPlan;
-use super::host::host_error;
-use super::walk::{ArchiveWalk, TreeWalk, WalkStep, join};
-use super::{Entries, ImportOptions, ListingEntry, path_ops};
+use super::{ImportedDirectory, Importer, metadata_of};
 use crate::error::{Error, Result};
+use crate::exchange::attributes::{self, FileDifference, XattrObject, compare_with_host, host_error};
+use crate::exchange::path_ops::{self, delete_tree, none_if_missing};
+use crate::exchange::staging_dir::open_directory;
+use crate::exchange::walk::{ArchiveWalk, TreeWalk, WalkStep, join};
+use crate::exchange::{Entries, ImportOptions, ListingEntry, Problem};
 use crate::format::Ino;
-use crate::fs::{Attributes, FileSystem, mode};
+use crate::fs::{Attributes, FileSystem, RenameMode, SetAttributes, SetTime, mode};
 use crate::storage;
 
 /// Effect of a mirror operation on one object, as far as it is known without reading content. Hard
@@ -107,7 +109,7 @@ impl MirrorPlanner<'_> {
         while let Some(step) = walk.step(&mut self.path, |below| below.next().map(Ok), |(name, _)| name) {
             let WalkStep::Entry((name, ino), directory) = step? else { continue };
             // An unreadable directory is reported by the copy, and nothing below it is deleted.
-            if let Ok(host) = super::staging_dir::open_directory(&directory.state, &name) {
+            if let Ok(host) = open_directory(&directory.state, &name) {
                 self.directory(&mut walk, host, ino)?;
             }
         }
@@ -259,5 +261,190 @@ impl MirrorPlanner<'_> {
         if let Some(changed) = &mut self.changed {
             changed(change, &self.path);
         }
+    }
+}
+
+/// Deletions of a mirror operation. Planned before the copying, executed after it.
+#[derive(Clone, Debug, Default)]
+pub struct MirrorPlan {
+    /// Subtrees to delete, unordered.
+    pub deletions: Vec<Deletion>,
+    /// Number of objects in these subtrees.
+    pub deleted: u64,
+    /// Objects of the archive below the sources' targets, without excluded ones.
+    pub entries: u64,
+    /// Sources that are empty directories although their target has entries.
+    pub empty: Vec<PathBuf>,
+    doomed: HashMap<(Ino, Vec<u8>), PlannedDeletion>,
+    /// Directories that the sources replace with objects of another type.
+    replaceable: HashSet<Ino>,
+}
+
+/// Subtree of the archive that is to be deleted.
+#[derive(Clone, Debug)]
+pub struct Deletion {
+    /// Path from the root of the archive.
+    pub path: Vec<u8>,
+    /// Number of objects in the subtree.
+    pub entries: u64,
+}
+
+#[derive(Clone, Debug)]
+struct PlannedDeletion {
+    ino: Ino,
+    path: Vec<u8>,
+}
+
+impl MirrorPlan {
+    /// Plans the deletion of an object by parent and name, with its `below` descendants.
+    pub(super) fn delete(&mut self, name: (Ino, Vec<u8>), ino: Ino, path: Vec<u8>, below: u64) {
+        self.count(path.clone(), below);
+        self.doomed.insert(name, PlannedDeletion { ino, path });
+    }
+
+    /// Plans the replacement of a directory by an object of another type.
+    pub(super) fn replace(&mut self, directory: Ino, path: Vec<u8>, below: u64) {
+        self.count(path, below);
+        self.replaceable.insert(directory);
+    }
+
+    fn count(&mut self, path: Vec<u8>, below: u64) {
+        self.entries += below;
+        self.deleted += below + 1;
+        self.deletions.push(Deletion { path, entries: below + 1 });
+    }
+
+    /// Cancels the deletion of an object that exists in the source.
+    pub(super) fn keep(&mut self, parent: Ino, name: &[u8]) {
+        if !self.doomed.is_empty() {
+            self.doomed.remove(&(parent, name.to_vec()));
+        }
+    }
+
+    /// Returns the number of subtrees that are still to be deleted.
+    pub(super) fn remaining(&self) -> u64 {
+        self.doomed.len() as u64
+    }
+
+    /// Checks that an object of the archive may be replaced by one of the source. A directory may
+    /// be replaced only if its deletion was planned, and so counted.
+    ///
+    /// # Errors
+    /// `Invalid` if it may not be replaced.
+    pub(super) fn check_replaceable(&self, existing: &Attributes) -> Result<()> {
+        if existing.is_directory() && !self.replaceable.contains(&existing.ino) {
+            return Err(Error::invalid("it became another kind of object since the plan was made"));
+        }
+        Ok(())
+    }
+
+    /// Executes the remaining deletions; calls `deleted` with each path and the number of deleted
+    /// objects or the error.
+    pub(super) fn execute(
+        &mut self,
+        fs: &FileSystem,
+        mut deleted: impl FnMut(&[u8], Result<u64>) -> Result<()>,
+    ) -> Result<()> {
+        for ((parent, name), doomed) in std::mem::take(&mut self.doomed) {
+            let result = match fs.lookup(parent, &name) {
+                // Replaced or deleted since.
+                Err(Error::NotFound) => Ok(0),
+                Ok(found) if found.ino != doomed.ino => Ok(0),
+                Ok(found) => delete_keeping_time(fs, parent, &name, &found),
+                Err(error) => Err(error),
+            };
+            deleted(&doomed.path, result)?;
+        }
+        Ok(())
+    }
+}
+
+/// Deletes an object and restores the times of its directory, which were already copied from the
+/// source.
+fn delete_keeping_time(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
+    let before = fs.attributes(parent)?;
+    let count = delete_tree(fs, parent, name, found)?;
+    let set = SetAttributes { mtime: Some(SetTime::To(before.mtime)), ..SetAttributes::default() };
+    fs.set_attributes(parent, &set)?;
+    Ok(count)
+}
+
+impl Importer<'_> {
+    /// Returns whether the archive already has the object; updates its metadata if only that
+    /// differs. Hard links of one file must be hard links of one file in the archive, and no
+    /// others.
+    pub(super) fn is_unchanged(
+        &mut self,
+        stat: &Stat,
+        object: &XattrObject<'_>,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<bool> {
+        let Some(existing) = none_if_missing(self.fs.lookup(parent, name))? else { return Ok(false) };
+        let id = (stat.st_dev, stat.st_ino);
+        let linked = self.links.get(&id).copied();
+        let same_names = match linked {
+            Some((ino, _)) => ino == existing.ino,
+            None => !self.claimed.contains(&existing.ino) && (existing.links == 1 || stat.st_nlink > 1),
+        };
+        if !same_names {
+            return Ok(false);
+        }
+        match compare_with_host(self.fs, &existing, stat, object)? {
+            FileDifference::Content => return Ok(false),
+            FileDifference::None => self.report.unchanged += 1,
+            FileDifference::Metadata => {
+                attributes::update(object, self.fs, existing.ino, &self.path, &mut self.report.skipped)?;
+                self.fs.set_attributes(existing.ino, &metadata_of(stat))?;
+                self.report.updated += 1;
+            }
+        }
+        if stat.st_nlink > 1 {
+            let remaining = linked.map_or(stat.st_nlink, |(_, remaining)| remaining).saturating_sub(1);
+            self.links.insert(id, (existing.ino, remaining));
+            self.claimed.insert(existing.ino);
+        }
+        Ok(true)
+    }
+
+    /// Updates the metadata of an existing directory where it differs.
+    pub(super) fn update_directory(&mut self, object: &XattrObject<'_>, state: &ImportedDirectory) -> Result<()> {
+        let existing = self.fs.attributes(state.ino)?;
+        if compare_with_host(self.fs, &existing, &state.stat, object)? != FileDifference::None {
+            attributes::update(object, self.fs, state.ino, &self.path, &mut self.report.skipped)?;
+            self.fs.set_attributes(state.ino, &metadata_of(&state.stat))?;
+        }
+        Ok(())
+    }
+
+    /// Executes the planned deletions, unless a part of the sources could not be copied.
+    pub(super) fn delete_remaining(&mut self) -> Result<()> {
+        let Some(mut plan) = self.plan.take() else { return Ok(()) };
+        if self.report.problems.iter().any(Problem::hides_something) {
+            self.report.deletions_skipped = plan.remaining();
+            return Ok(());
+        }
+        let fs = self.fs;
+        plan.execute(fs, |path, result| {
+            self.path = path.to_vec();
+            self.report.deleted += self.tolerate(result.map(Some))?.unwrap_or(0);
+            Ok(())
+        })
+    }
+
+    /// Renames the new object over the old one, which may have any type when mirroring.
+    pub(super) fn put_in_place(&mut self, parent: Ino, temporary: &[u8], name: &[u8], made: &Attributes) -> Result<()> {
+        let existing = self.fs.lookup(parent, name)?;
+        if existing.ino == made.ino {
+            // A rename between two hard links of one file has no effect and would leave the
+            // temporary name.
+            return self.fs.unlink(parent, temporary);
+        }
+        if !existing.is_directory() && !made.is_directory() {
+            return self.fs.rename(parent, temporary, parent, name, RenameMode::Replace);
+        }
+        self.fs.rename(parent, temporary, parent, name, RenameMode::Exchange)?;
+        self.report.deleted += delete_tree(self.fs, parent, temporary, &existing)?;
+        Ok(())
     }
 }

@@ -28,15 +28,15 @@
 
 use std::collections::BTreeSet;
 
-use super::build::Builder;
+use lockbox_terminal::display;
+
+use super::copy::Builder;
+use super::path_ops::{components, delete_beside_users, none_if_missing, resolve};
+use super::walk::join;
+use super::{CopyCounts, Entries};
 use crate::error::{Error, Result};
-use crate::exchange::deletion::delete_beside_users;
-use crate::exchange::path_ops::{components, none_if_missing, resolve};
-use crate::exchange::walk::join;
-use crate::exchange::{CopyCounts, Entries};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, Creator, FileSystem, RenameMode};
-use lockbox_terminal::display;
 
 /// Prefix of the stage's name at the root of the archive; a number follows.
 const STAGE: &[u8] = b".lockbox-restore-";

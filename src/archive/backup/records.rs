@@ -1,15 +1,89 @@
-//! Incremental backup: copies the changes since the version in the file (BACKUP-4), and publishes
-//! them in one commit (BACKUP-3).
+//! Copies the records and pages of a version to a backup: everything into a new file (BACKUP-2), or
+//! the changes since the version in the file (BACKUP-4), published in one commit (BACKUP-3); and
+//! verifies the result by reading both.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use super::{BackupStep, BackupWatch, batch, extent, in_backup};
-use crate::archive::compact::pages::PageCopier;
+use super::{BackupSource, BackupStep, BackupWatch, batch, extent, in_backup};
+use crate::archive::OpenOptions;
+use crate::archive::compact::pages::{PageCopier, relay};
+use crate::archive::compact::versions::bytes;
+use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::record::BackupOrigin;
 use crate::format::values::Extent;
-use crate::format::{Generation, Key, Pointer, kind};
-use crate::txn::{Pinned, Volume};
+use crate::format::{BLOCK, Generation, Key, Pointer, kind};
+use crate::fs::FileSystem;
+use crate::keys::header::Header;
+use crate::storage::Storage;
+use crate::txn::{Pinned, View, Volume};
+
+/// Records per batch; their values are at most 3,500 bytes long.
+const BATCH: usize = 512;
+/// Records scanned between two progress reports.
+const ANNOUNCED: u32 = 65_536;
+
+/// Records and adopted pages of one operation; the pages are already written.
+type RecordBatch = (Vec<(Key, Vec<u8>)>, Vec<(Pointer, u32)>);
+
+/// Returns the number of bytes of file data copied.
+pub(super) fn copy(from: &Volume, pinned: &Pinned, to: &Volume, watch: &mut BackupWatch<'_>) -> Result<u64> {
+    let view = from.view(pinned.state());
+    let mut pages = PageCopier::new(from, pinned.state(), to, in_backup);
+    let (mut at, mut total) = (Key::MIN, 0);
+    while let Some(next) = announce(&view, at, &mut pages, &mut total)? {
+        at = next;
+        watch(BackupStep::Copying { done: 0, total: Some(total) })?;
+    }
+    let (mut next, mut done) = (Key::MIN, 0);
+    let read = |hand_on: &mut dyn FnMut(RecordBatch) -> Result<()>| {
+        loop {
+            let mut records = batch(&view, &mut next, Key::MAX, BATCH)?;
+            if records.is_empty() {
+                return Ok(());
+            }
+            let mut adopted = Vec::new();
+            for (key, value) in records.iter_mut().filter(|(key, _)| key.kind == kind::EXTENT) {
+                done += pages.carry(*key, value, &mut adopted)?;
+                watch(BackupStep::Copying { done, total: Some(total) })?;
+            }
+            hand_on((records, adopted))?;
+        }
+    };
+    relay(read, |(records, adopted): RecordBatch| {
+        // A reference count above 1 changes at most three records.
+        let count = records.len() as u64 + 3 * adopted.len() as u64;
+        let inserted = to.operate(count, false, |op| {
+            adopted.iter().try_for_each(|(page, extents)| op.adopt(page, *extents))?;
+            records.iter().try_for_each(|(key, value)| op.insert(*key, value).map(drop))
+        });
+        inserted.map_err(in_backup)
+    })?;
+    let marked = to.operate(pinned.sessions() as u64, false, |op| op.becomes_backup_of(pinned));
+    marked.and_then(|()| to.close()).map_err(in_backup)?;
+    Ok(done)
+}
+
+/// Announces the extents among the next records; returns the key to continue with, `None` at the
+/// end.
+fn announce(view: &View<'_>, from: Key, pages: &mut PageCopier<'_>, total: &mut u64) -> Result<Option<Key>> {
+    let (mut seen, mut next) = (0, None);
+    view.scan(from, Key::MAX, &mut |key, value| {
+        if let Some(extent) = extent(key, value)? {
+            *total += u64::from(extent.length);
+            pages.announce(&extent)?;
+        }
+        seen += 1;
+        if seen < ANNOUNCED {
+            return Ok(ControlFlow::Continue(()));
+        }
+        next = key.next();
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok(next)
+}
 
 /// Maximum records changed by one operation: with their values and dirty nodes some 100 MiB.
 const MOST_RECORDS: usize = 100_000;
@@ -19,8 +93,8 @@ const MOST_PAGES: usize = 16_384;
 const MOST_BYTES: usize = 64 << 20;
 /// Ranges that are compared in sequence, with a common prefetch of their nodes.
 const RANGES: usize = 64;
-/// Records per read.
-const BATCH: usize = 4096;
+/// Records per read of an update.
+const UPDATE_BATCH: usize = 4096;
 
 /// Prepared operation; its pages are already written.
 #[derive(Default)]
@@ -176,8 +250,8 @@ type RecordList = Vec<(Key, Vec<u8>)>;
 struct PairedRanges<'a> {
     at: Key,
     upper: Key,
-    ours: &'a crate::txn::View<'a>,
-    theirs: &'a crate::txn::View<'a>,
+    ours: &'a View<'a>,
+    theirs: &'a View<'a>,
 }
 
 impl PairedRanges<'_> {
@@ -188,12 +262,69 @@ impl PairedRanges<'_> {
         }
         let from = self.at;
         let (mut to, mut other) = (from, from);
-        let mut ours = batch(self.ours, &mut to, self.upper, BATCH)?;
-        let mut theirs = batch(self.theirs, &mut other, self.upper, BATCH).map_err(in_backup)?;
+        let mut ours = batch(self.ours, &mut to, self.upper, UPDATE_BATCH)?;
+        let mut theirs = batch(self.theirs, &mut other, self.upper, UPDATE_BATCH).map_err(in_backup)?;
         // The part ends at the end of the shorter batch.
         self.at = to.min(other);
         ours.retain(|(key, _)| *key < self.at);
         theirs.retain(|(key, _)| *key < self.at);
         Ok(Some((ours, theirs)))
+    }
+}
+
+pub(super) fn verify(source: &BackupSource, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<()> {
+    super::settle(&**file)?;
+    let sequence = Header::read(&**file).map_err(in_backup)?.framing().sequence;
+    let volume = source.volume().read_copy(file.clone(), sequence, super::MEMORY).map_err(in_backup)?;
+    if volume.origin() != Some(*source.origin()) {
+        return Err(differs("it is of another moment than it was made of"));
+    }
+    let total = source.volume().durable().used_blocks.saturating_mul(BLOCK);
+    let read = &mut |done| watch(BackupStep::Verifying { done, total });
+    compare(source, &volume, read)?;
+    // Every page named by the records was read before.
+    let mut findings = volume.check_space(false, &mut |_, _| {}).map_err(in_backup)?;
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() }.file_system_options();
+    let fs = FileSystem::new(volume, Arc::new(SystemEnvironment), source.fs.name_key, options).map_err(in_backup)?;
+    findings.extend(fs.check_structure(false, &mut |_, _| {}).map_err(in_backup)?.1);
+    match findings.first() {
+        None => Ok(()),
+        Some(finding) => Err(differs(format!("it is not sound: {finding}"))),
+    }
+}
+
+fn differs(detail: impl Into<String>) -> Error {
+    in_backup(Error::damaged(detail))
+}
+
+fn compare(source: &BackupSource, backup: &Volume, read: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+    let state = backup.state();
+    let (ours, theirs) = (source.volume().view(source.pinned.state()), backup.view(&state));
+    let (mut next, mut other, mut done) = (Key::MIN, Key::MIN, 0);
+    loop {
+        let one = batch(&ours, &mut next, Key::MAX, BATCH)?;
+        let two = batch(&theirs, &mut other, Key::MAX, BATCH).map_err(in_backup)?;
+        if one.len() != two.len() {
+            return Err(differs("it has another number of records"));
+        }
+        if one.is_empty() {
+            return Ok(());
+        }
+        for ((key, value), (there, copy)) in one.iter().zip(&two) {
+            let same = key == there
+                && match extent(*key, value)? {
+                    None => value == copy,
+                    Some(extent) => {
+                        done += u64::from(extent.length);
+                        read(done)?;
+                        let copy = Extent::decode(copy).map_err(in_backup)?;
+                        (extent.length, extent.born) == (copy.length, copy.born)
+                            && bytes(source.volume(), &extent)? == bytes(backup, &copy).map_err(in_backup)?
+                    }
+                };
+            if !same {
+                return Err(differs(format!("it differs: inode={} kind={}", key.object, key.kind)));
+            }
+        }
     }
 }
