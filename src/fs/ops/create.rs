@@ -2,9 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use super::acl::{self, RECORDS_INHERITED};
 use super::attributes::attributes_of;
-use super::xattr;
+use super::xattr::{self, RECORDS_INHERITED};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
 use crate::format::{Ino, Key, MAX_VALUE, ROOT_INO, kind};
@@ -173,7 +172,7 @@ impl FileSystem {
                 return Err(Error::Exists);
             }
             let (ino, mut inode) = begin_object(op, &parent, object, now)?;
-            acl::inherit(op, &self.name_key, &parent, object.creator.umask, ino, &mut inode)?;
+            xattr::inherit_acls(op, &self.name_key, &parent, object.creator.umask, ino, &mut inode)?;
             fill(op, ino, &mut inode)?;
             inode::store(op, ino, &inode)?;
             parent.insert(op, &self.name_key, name, EntryTarget::of(ino, &inode))?;
