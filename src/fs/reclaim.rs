@@ -485,7 +485,7 @@ pub(super) fn remove_unlinked(op: &mut Operation<'_>, ino: Ino, inode: &InodeVal
         let records = first_records(op.view(), ino, STEP + 1)?;
         if records.len() as u64 <= STEP {
             remove_records(op, &records)?;
-            op.remove(Key::new(ino.0, kind::INODE, 0))?;
+            op.remove(inode::key(ino))?;
             if inode.trim != NO_TRIM {
                 op.remove(trim_key(ino))?;
             }
@@ -531,7 +531,7 @@ fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
     records.truncate(STEP as usize);
     remove_records(op, &records)?;
     if all {
-        op.remove(Key::new(ino.0, kind::INODE, 0))?;
+        op.remove(inode::key(ino))?;
         op.remove(orphan_key(ino))?;
         op.remove(trim_key(ino))?;
         op.inode_gone();
