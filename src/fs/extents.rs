@@ -219,10 +219,17 @@ fn replace_in_frame(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Wr
     }
     for piece in pieces {
         debug_assert!((1..=MAX_DATA as u32).contains(&piece.length) && piece.ino == ino);
-        let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born };
-        op.insert(key(ino, piece.offset), &extent.encode())?;
+        insert_piece(op, piece)?;
         inode.bytes = inode.bytes.saturating_add(u64::from(piece.length));
     }
+    Ok(())
+}
+
+/// Inserts the extent of a new piece, born in the open transaction. The caller counts its bytes and
+/// references its page.
+pub(crate) fn insert_piece(op: &mut Operation<'_>, piece: &WrittenPiece) -> Result<()> {
+    let WrittenPiece { ino, offset, page, start, length, .. } = *piece;
+    op.insert(key(ino, offset), &Extent { page, start, length, born: op.generation() }.encode())?;
     Ok(())
 }
 

@@ -327,11 +327,9 @@ fn link_moved(op: &mut Operation<'_>, moved: &[PagePart], written: &mut Unrefere
     // REPACK-2
     let place_of = |piece: &WrittenPiece| same.range(..=(piece.ino, piece.offset)).next_back();
     written.name(op, |piece| place_of(piece).is_some_and(|(_, part)| part.has(piece)))?;
-    let born = op.generation();
     for part in same.values() {
         for piece in written.of(part.ino).iter().filter(|piece| part.has(piece)) {
-            let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born };
-            op.insert(extents::key(part.ino, piece.offset), &extent.encode())?;
+            extents::insert_piece(op, piece)?;
         }
         op.release(&part.extent.page, part.extent.born)?;
     }

@@ -1,6 +1,6 @@
 //! Lookup, getattr, setattr, and access times like Linux's relatime.
 
-use super::{acl, xattr};
+use super::xattr;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
@@ -71,7 +71,7 @@ impl FileSystem {
         }
         // The inode, its access list, and a removed xattr. Permissions can be removed on a full
         // disk.
-        let records = 1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE;
+        let records = 1 + xattr::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE;
         let inode = self.volume.operate(records, true, |op| {
             let now = self.environment.stamp();
             let mut inode = inode::load(op.view(), ino)?;
@@ -186,7 +186,7 @@ impl FileSystem {
         set: &SetAttributes,
     ) -> Result<()> {
         if let Some(mode) = set.mode {
-            acl::change_mode(op, &self.name_key, ino, inode, mode)?;
+            xattr::change_mode(op, &self.name_key, ino, inode, mode)?;
         }
         if drops_set_id(inode, set) && inode.flags & inode_flags::HAS_XATTRS != 0 {
             xattr::remove_entry(op, &self.name_key, ino, inode, CAPABILITY)?;
@@ -198,7 +198,7 @@ impl FileSystem {
     /// no caller has more privileges than requested.
     fn set_privileges(&self, ino: Ino, set: &SetAttributes) -> Result<()> {
         // The inode, its access list, and a removed xattr.
-        self.volume.operate(1 + acl::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE, true, |op| {
+        self.volume.operate(1 + xattr::RECORDS_OF_CHMOD + xattr::RECORDS_OF_VALUE, true, |op| {
             let mut inode = inode::load(op.view(), ino)?;
             let before = inode;
             self.change_privileges(op, ino, &mut inode, set)?;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::create::{NewObject, new_inode};
 use super::xattr::{self, RECORDS_OF_VALUE, put_entry};
 use crate::error::{Error, Result, Timestamp};
-use crate::format::values::{Extent, InodeValue, MAX_XATTR, find_in_index, inode_flags};
+use crate::format::values::{InodeValue, MAX_XATTR, find_in_index, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA};
 use crate::fs::directory::{self, DirectoryEditor, DirectoryRecord, EntryTarget, check_name, is_dot, put_in_list};
 use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, SharedPages};
@@ -272,11 +272,7 @@ impl FileSystem {
         if pieces.is_empty() && length > 0 {
             op.insert(extents::inline_key(ino), file.content)?;
         }
-        for piece in pieces {
-            let extent = Extent { page: piece.page, start: piece.start, length: piece.length, born: op.generation() };
-            op.insert(extents::key(ino, piece.offset), &extent.encode())?;
-        }
-        Ok(())
+        pieces.iter().try_for_each(|piece| extents::insert_piece(op, piece))
     }
 }
 

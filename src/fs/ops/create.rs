@@ -2,15 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use super::acl::{self, RECORDS_INHERITED};
-use super::attributes::attributes_of;
-use super::xattr;
+use super::xattr::{self, RECORDS_INHERITED};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
-use crate::format::{Ino, Key, MAX_VALUE, ROOT_INO, kind};
+use crate::format::{Ino, MAX_VALUE, ROOT_INO};
 use crate::fs::directory::{self, DirectoryEditor, EntryTarget, FIRST_SEQUENCE, check_name, is_dot};
 use crate::fs::packing::compresses;
-use crate::fs::write_buffer::ContentSize;
 use crate::fs::{Attributes, Creator, FileSystem, XattrMode, extents, inode, mode};
 use crate::txn::{Operation, UnreferencedPages, View, Volume};
 
@@ -102,7 +99,7 @@ impl FileSystem {
         if target.len() <= MAX_VALUE {
             return self.make(directory, name, object, &mut |op, ino, inode| {
                 (inode.size, inode.bytes) = (target.len() as u64, target.len() as u64);
-                op.insert(Key::new(ino.0, kind::INLINE, 0), target)?;
+                op.insert(extents::inline_key(ino), target)?;
                 Ok(())
             });
         }
@@ -173,14 +170,14 @@ impl FileSystem {
                 return Err(Error::Exists);
             }
             let (ino, mut inode) = begin_object(op, &parent, object, now)?;
-            acl::inherit(op, &self.name_key, &parent, object.creator.umask, ino, &mut inode)?;
+            xattr::inherit_acls(op, &self.name_key, &parent, object.creator.umask, ino, &mut inode)?;
             fill(op, ino, &mut inode)?;
             inode::store(op, ino, &inode)?;
             parent.insert(op, &self.name_key, name, EntryTarget::of(ino, &inode))?;
             parent.store(op, now)?;
             Ok((ino, inode))
         })?;
-        Ok(attributes_of(ino, &inode, ContentSize::published(&inode)))
+        Ok(Attributes::of_published(ino, &inode))
     }
 }
 
@@ -232,12 +229,11 @@ pub(super) fn link_target(volume: &Volume, view: View<'_>, ino: Ino) -> Result<V
     if inode.mode & mode::TYPE != mode::SYMLINK {
         return Err(Error::invalid("not a symbolic link"));
     }
-    if let Some(target) = view.get(Key::new(ino.0, kind::INLINE, 0), |value| Ok(value.to_vec()))? {
+    if let Some(target) = view.get(extents::inline_key(ino), |value| Ok(value.to_vec()))? {
         return Ok(target);
     }
     let mut target = Vec::new();
-    let (from, to) = (Key::new(ino.0, kind::EXTENT, 0), Key::new(ino.0, kind::EXTENT + 1, 0));
-    view.scan(from, to, &mut |key, value| {
+    view.scan(extents::key(ino, 0), extents::end_key(ino), &mut |key, value| {
         let extent = Extent::decode(value)?;
         let start = target.len();
         if key.sub != start as u64 || start + extent.length as usize > MAX_TARGET {

@@ -1,6 +1,6 @@
 //! Open, read, write and release of files.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use zeroize::Zeroize;
@@ -324,11 +324,7 @@ pub(super) fn read_published(
     }
     // Bytes after the inode's size do not exist, even if an extent covers them.
     let visible = range.start..range.end.min(inode.trim).min(inode.size);
-    let mut found = Vec::new();
-    extents::visit(view, ino, visible.clone(), &mut |mapped| {
-        found.push(mapped);
-        Ok(ControlFlow::Continue(()))
-    })?;
+    let found = extents::find_overlapping(view, ino, visible.clone(), usize::MAX)?;
     let part = |mapped: &MappedExtent| {
         let (from, to) = (mapped.offset.max(visible.start), mapped.end().min(visible.end));
         (from, to, mapped.extent.start + (from - mapped.offset) as u32)
@@ -356,13 +352,9 @@ pub(super) fn read_published(
 
 /// Prefetches the pages of a range of the file.
 fn prefetch_range(volume: &Volume, view: View<'_>, ino: Ino, inode: &InodeValue, range: Range<u64>) -> Result<()> {
-    let mut pages = Vec::new();
     let visible = range.start..range.end.min(inode.trim).min(inode.size);
-    extents::visit(view, ino, visible, &mut |mapped| {
-        pages.push(mapped.extent.page);
-        Ok(ControlFlow::Continue(()))
-    })?;
-    volume.prefetch_pages(pages.iter());
+    let found = extents::find_overlapping(view, ino, visible, usize::MAX)?;
+    volume.prefetch_pages(found.iter().map(|mapped| &mapped.extent.page));
     Ok(())
 }
 

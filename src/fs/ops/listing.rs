@@ -53,12 +53,12 @@ impl FileSystem {
 
     fn load_listed_attributes(&self, state: &State, ino: Ino, inode: &InodeValue) -> Result<Attributes> {
         if inode.mode & mode::TYPE != mode::REGULAR {
-            return Ok(attributes_of(ino, inode, ContentSize::published(inode)));
+            return Ok(Attributes::of_published(ino, inode));
         }
         // Dirty data belongs to the newest version: if that is a later one by now, all attributes
         // are taken from it. An inode removed meanwhile is taken from the older version, which has
         // it.
-        let published = || Ok(attributes_of(ino, inode, ContentSize::published(inode)));
+        let published = || Ok(Attributes::of_published(ino, inode));
         let (newest, dirty) = match self.write_buffer.load_dirty_inode(ino) {
             Err(Error::Stale) => return published(),
             looked => looked?,

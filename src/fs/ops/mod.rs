@@ -1,6 +1,5 @@
 //! File system operations, one file per family; each is one core call of an adapter.
 
-mod acl;
 mod attributes;
 mod bulk;
 mod copy;
@@ -11,7 +10,6 @@ mod names;
 mod paths;
 mod snapshots;
 mod sparse;
-mod statistics;
 mod sync;
 mod xattr;
 

@@ -142,7 +142,7 @@ impl FileSystem {
     /// Returns a view of a snapshot. The snapshot may be removed already, which each request
     /// detects.
     pub fn snapshot_view(&self, id: SnapshotId) -> SnapshotView<'_> {
-        SnapshotView::new(&self.volume, &self.name_key, id)
+        SnapshotView { volume: &self.volume, name_key: &self.name_key, id }
     }
 
     /// Removes the snapshots that `choose` selects from the existing ones. The removal is durable
@@ -284,10 +284,6 @@ pub struct SnapshotView<'a> {
 }
 
 impl<'a> SnapshotView<'a> {
-    fn new(volume: &'a Volume, name_key: &'a [u8; 16], id: SnapshotId) -> SnapshotView<'a> {
-        SnapshotView { volume, name_key, id }
-    }
-
     pub fn id(&self) -> SnapshotId {
         self.id
     }

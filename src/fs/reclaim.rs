@@ -1,27 +1,24 @@
 //! Frees unlinked and trimmed file content in bounded steps, after the last handle is released.
+//!
+//! The operation that drops the last name of an object deletes the inode at once if its records are
+//! few; otherwise the inode becomes an orphan that waits for its last handle and for reclaim.
 
-mod removal;
-
-pub(super) use removal::NameRemoval;
-#[cfg(test)]
-pub(super) use removal::remove_unlinked;
-pub(super) use removal::{REMOVAL_RECORDS, STEP};
-
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::inode;
+use super::types::mode;
 use super::write_buffer::{DirtyFile, LockedFile, WriteBuffer};
 use super::writeback::Writeback;
-use crate::error::{Error, Result};
-use crate::format::values::NO_TRIM;
-use crate::format::{Ino, Key, kind};
-use crate::txn::{Operation, Reclaimer, Volume};
-use removal::{OpenHandles, is_unlinked, orphan_key, orphan_step, trim_step};
+use super::{extents, inode};
+use crate::error::{Error, Result, Timestamp};
+use crate::format::values::{Extent, InodeValue, NO_TRIM};
+use crate::format::{Ino, Key, MAX_INO, ROOT_INO, kind};
+use crate::txn::{Operation, Reclaimer, View, Volume};
 
 /// Bounds of the keys of orphan and trim records.
 const RECLAIM_RECORDS: (Key, Key) =
@@ -312,5 +309,260 @@ impl Reclaim {
     /// Frees the hidden extents before `end`, so that the range can be written.
     pub(super) fn complete_trim(&self, file: &LockedFile<'_>, end: u64) -> Result<()> {
         self.trim_until(file.ino(), Some(end)).map(drop)
+    }
+}
+
+/// Number of shards, so that opens of different files rarely share a lock; opens are short, so a
+/// few times the number of threads is enough.
+const SHARDS: usize = 16;
+/// Count of an inode that an operation is about to delete: it can no longer be opened.
+const RETIRED: u64 = u64::MAX;
+
+/// Number of open handles of each inode.
+///
+/// The operation that drops the last name of an inode decides by `retire` whether the inode is
+/// deleted or kept. An `open` between that decision and the publication is refused, so it cannot
+/// hold a deleted inode.
+#[derive(Default)]
+struct OpenHandles {
+    shards: [Mutex<HashMap<Ino, u64>>; SHARDS],
+}
+
+impl OpenHandles {
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, u64>> {
+        &self.shards[(ino.0 % SHARDS as u64) as usize]
+    }
+
+    /// Counts a handle; returns false, and counts nothing, when the inode is being deleted.
+    fn open(&self, ino: Ino) -> bool {
+        let mut counts = self.shard(ino).lock();
+        let count = counts.entry(ino).or_insert(0);
+        if *count == RETIRED {
+            return false;
+        }
+        *count += 1;
+        true
+    }
+
+    /// Releases a handle; returns whether it was the last one.
+    fn release(&self, ino: Ino) -> bool {
+        let mut counts = self.shard(ino).lock();
+        let Entry::Occupied(mut count) = counts.entry(ino) else { return false };
+        match *count.get() {
+            RETIRED => false,
+            0 | 1 => {
+                count.remove();
+                true
+            }
+            _ => {
+                *count.get_mut() -= 1;
+                false
+            }
+        }
+    }
+
+    /// Drops all handles.
+    fn clear(&self) {
+        for shard in &self.shards {
+            shard.lock().retain(|_, count| *count == RETIRED);
+        }
+    }
+
+    fn is_open(&self, ino: Ino) -> bool {
+        self.shard(ino).lock().get(&ino).is_some_and(|&count| count != RETIRED)
+    }
+
+    /// Refuses opens of the inode until `revive`; returns false, and does nothing, if it is open.
+    fn retire(&self, ino: Ino) -> bool {
+        *self.shard(ino).lock().entry(ino).or_insert(RETIRED) == RETIRED
+    }
+
+    /// Ends `retire`: either the inode is deleted, which a later open sees in the tree, or the
+    /// deletion failed.
+    fn revive(&self, ino: Ino) {
+        let mut counts = self.shard(ino).lock();
+        if counts.get(&ino) == Some(&RETIRED) {
+            counts.remove(&ino);
+        }
+    }
+}
+
+/// Inode that loses its last name in an operation, if any.
+pub(super) struct NameRemoval<'r> {
+    handles: &'r OpenHandles,
+    last: Option<UnlinkedInode>,
+}
+
+struct UnlinkedInode {
+    ino: Ino,
+    /// Not open, and protected from opens by `OpenHandles::retire`.
+    retired: bool,
+    /// All its records are removed.
+    gone: bool,
+}
+
+impl<'r> NameRemoval<'r> {
+    fn new(handles: &'r OpenHandles) -> NameRemoval<'r> {
+        NameRemoval { handles, last: None }
+    }
+
+    /// Removes a name of `inode` (of a directory: the only one) and stores it. Changes 1 record,
+    /// and at most REMOVAL_RECORDS.
+    pub(super) fn drop_name(
+        &mut self,
+        op: &mut Operation<'_>,
+        ino: Ino,
+        inode: &mut InodeValue,
+        now: Timestamp,
+    ) -> Result<()> {
+        inode.links = if inode.mode & mode::TYPE == mode::DIRECTORY { 0 } else { inode.links.saturating_sub(1) };
+        inode.ctime = now;
+        inode::store(op, ino, inode)?;
+        if inode.links == 0 {
+            let retired = self.handles.retire(ino);
+            let last = self.last.insert(UnlinkedInode { ino, retired, gone: false });
+            last.gone = remove_unlinked(op, ino, inode, !retired)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the protection after the operation. Returns the inode that lost its last name, and
+    /// whether all its records were removed.
+    fn end(self) -> Option<(Ino, bool)> {
+        let UnlinkedInode { ino, retired, gone } = self.last?;
+        if retired {
+            self.handles.revive(ino);
+        }
+        Some((ino, gone))
+    }
+}
+
+/// Maximum records of an object that one operation removes: about a hundred leaves, well under a
+/// tenth of a second.
+pub(super) const STEP: u64 = 512;
+
+/// Records that an operation has to reserve for `remove_unlinked`: each record, and for extents the
+/// reference records around it.
+pub(super) const REMOVAL_RECORDS: u64 = STEP * 5;
+
+fn orphan_key(ino: Ino) -> Key {
+    Key::new(0, kind::ORPHAN, ino.0)
+}
+
+fn trim_key(ino: Ino) -> Key {
+    Key::new(0, kind::TRIM, ino.0)
+}
+
+/// Returns the first records of the object without its inode value, at most `limit`; extents with
+/// their value.
+fn first_records(view: View<'_>, ino: Ino, limit: u64) -> Result<Vec<(Key, Option<Extent>)>> {
+    let mut found = Vec::new();
+    view.scan(Key::new(ino.0, kind::INODE, 1), Key::new(ino.0 + 1, 0, 0), &mut |key, value| {
+        let extent = if key.kind == kind::EXTENT { Some(Extent::decode(value)?) } else { None };
+        found.push((key, extent));
+        Ok(if found.len() as u64 >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(found)
+}
+
+fn remove_records(op: &mut Operation<'_>, records: &[(Key, Option<Extent>)]) -> Result<()> {
+    for (key, extent) in records {
+        op.remove(*key)?;
+        if let Some(extent) = extent {
+            extents::note_stale_if_packed(op, key.sub, extent);
+            op.release(&extent.page, extent.born)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes an inode in the operation that dropped its last link. A small inode that is not open is
+/// deleted at once: the result is true and, once the operation is published, the caller discards
+/// its dirty data. Otherwise it becomes an orphan and the result is false; the caller queues it
+/// unless it is open.
+pub(super) fn remove_unlinked(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue, open: bool) -> Result<bool> {
+    if !open {
+        let records = first_records(op.view(), ino, STEP + 1)?;
+        if records.len() as u64 <= STEP {
+            remove_records(op, &records)?;
+            op.remove(inode::key(ino))?;
+            if inode.trim != NO_TRIM {
+                op.remove(trim_key(ino))?;
+            }
+            op.inode_gone();
+            return Ok(true);
+        }
+    }
+    op.insert(orphan_key(ino), &[])?;
+    Ok(false)
+}
+
+/// Frees up to `STEP` extents from the trim offset on and advances the offset past them.
+fn trim_step(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue) -> Result<()> {
+    let mut found = Vec::new();
+    op.view().scan(extents::key(ino, inode.trim), extents::end_key(ino), &mut |key, value| {
+        found.push((key, Some(Extent::decode(value)?)));
+        Ok(if found.len() as u64 > STEP { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    let next = found.get(STEP as usize).map(|(key, _)| key.sub);
+    found.truncate(STEP as usize);
+    remove_records(op, &found)?;
+    inode.trim = next.unwrap_or(NO_TRIM);
+    if next.is_none() {
+        op.remove(trim_key(ino))?;
+    }
+    inode::store(op, ino, inode)
+}
+
+/// Returns whether an orphan record is plausible: an inode with names, or the root, is never
+/// reclaimed because of a forged record.
+fn is_unlinked(ino: Ino, inode: Option<&InodeValue>) -> bool {
+    ino != ROOT_INO && ino.0 <= MAX_INO && inode.is_none_or(|inode| inode.links == 0)
+}
+
+/// Runs one step for an orphan; returns whether it is deleted.
+fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
+    let Some(mut inode) = inode::find(op.view(), ino)? else {
+        op.remove(orphan_key(ino))?;
+        return Ok(true);
+    };
+    let mut records = first_records(op.view(), ino, STEP + 1)?;
+    let all = records.len() as u64 <= STEP;
+    records.truncate(STEP as usize);
+    remove_records(op, &records)?;
+    if all {
+        op.remove(inode::key(ino))?;
+        op.remove(orphan_key(ino))?;
+        op.remove(trim_key(ino))?;
+        op.inode_gone();
+    } else if inode.trim != 0 {
+        // The rest is hidden, so the inode stays consistent with its extents between the steps.
+        inode.size = 0;
+        inode.bytes = 0;
+        inode.trim = 0;
+        op.drop_staged(ino, 0..u64::MAX);
+        op.insert(trim_key(ino), &[])?;
+        inode::store(op, ino, &inode)?;
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retired_inode_cannot_be_opened_and_an_open_one_not_retired() {
+        let handles = OpenHandles::default();
+        assert!(handles.open(Ino(5)) && handles.open(Ino(5)));
+        assert!(!handles.retire(Ino(5)));
+        assert!(!handles.release(Ino(5)));
+        assert!(handles.is_open(Ino(5)));
+        assert!(handles.release(Ino(5)));
+        assert!(!handles.release(Ino(5)) && !handles.is_open(Ino(5)));
+        assert!(handles.retire(Ino(5)));
+        assert!(!handles.open(Ino(5)) && !handles.is_open(Ino(5)));
+        handles.revive(Ino(5));
+        assert!(handles.open(Ino(5)));
     }
 }
