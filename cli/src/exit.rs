@@ -44,7 +44,6 @@ pub(crate) fn umount_8_code(code: u8) -> u8 {
     if code == USAGE { USAGE } else { 32 }
 }
 
-/// The program `lockbox`.
 pub(crate) struct Lockbox;
 
 pub(crate) type Failure = lockbox_host::Failure<Lockbox>;
