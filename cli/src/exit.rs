@@ -44,7 +44,6 @@ pub(crate) fn umount_8_code(code: u8) -> u8 {
     if code == USAGE { USAGE } else { 32 }
 }
 
-/// The program `lockbox`.
 pub(crate) struct Lockbox;
 
 pub(crate) type Failure = lockbox_host::Failure<Lockbox>;
@@ -73,24 +72,14 @@ impl Program for Lockbox {
             && !(remote::is_remote(path) && status.read_only)
         {
             let point = shown(&status.mount_point_path());
-            if daemons::is_out_of_sight(&status) && daemons::mount_of(&status, &mounts::all()).is_none() {
-                return Failure::new(
-                    code(&error),
-                    format!(
-                        "{} is in use: process {} has it mounted in another namespace, as for 'lockbox exec', until the last program there ends",
-                        shown(path),
-                        status.pid
-                    ),
-                );
-            }
-            return Failure::new(
-                code(&error),
-                format!(
-                    "{} is in use: process {} serves it at {point}; use the files there, or end that with 'lockbox umount {point}'",
-                    shown(path),
-                    status.pid
-                ),
-            );
+            let hidden = daemons::is_out_of_sight(&status) && daemons::mount_of(&status, &mounts::all()).is_none();
+            let how = if hidden {
+                "has it mounted in another namespace, as for 'lockbox exec', until the last program there ends"
+            } else {
+                &format!("serves it at {point}; use the files there, or end that with 'lockbox umount {point}'")
+            };
+            let sentence = format!("{} is in use: process {} {how}", shown(path), status.pid);
+            return Failure::new(code(&error), sentence);
         }
         // Any answer of that directory counts, as long as it still answers.
         if matches!(error, Error::NotArchive(_) | Error::Io { .. })

@@ -26,7 +26,6 @@ pub(crate) struct UnlockArgs {
 }
 
 impl UnlockArgs {
-    /// Returns the progress bar of the command.
     pub(crate) fn bar(&self) -> Bar {
         Bar::new(self.sources.passphrase.quiet)
     }
@@ -132,7 +131,6 @@ impl UnlockArgs {
     }
 }
 
-/// Returns the failure of a change of keys.
 pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     let path = place.path();
     match &error {

@@ -260,7 +260,6 @@ impl ArchiveArgs {
         Ok((self.told(opened)?, interrupt))
     }
 
-    /// Returns the progress bar of the command.
     pub(crate) fn bar(&self) -> Bar {
         Bar::new(self.opening.sources.passphrase.quiet)
     }
@@ -420,7 +419,6 @@ impl ArchiveArgs {
     }
 }
 
-/// Returns the attributes of a regular file of the archive.
 pub(crate) fn regular_file(fs: &FileSystem, path: &[u8]) -> Result<Attributes, Failure> {
     let failed = |error| Failure::of(display(path), &error);
     let attributes = resolve(fs, path).map_err(failed)?;

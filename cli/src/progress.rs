@@ -68,7 +68,6 @@ impl Bar {
         let _ = thread::Builder::new().name("count".into()).spawn(counting);
     }
 
-    /// Sets the amount to copy.
     pub(crate) fn expect(&self, amount: FileTotals) {
         let _ = self.total.amount.set(amount);
     }

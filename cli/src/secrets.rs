@@ -49,7 +49,6 @@ pub(crate) fn forget_kept(site: ArchiveSource<'_>) {
     }
 }
 
-/// Returns a passphrase to be set.
 pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Passphrase, Failure> {
     Ok(sources.new_passphrase(archive)?.into())
 }

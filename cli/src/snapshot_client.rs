@@ -132,7 +132,6 @@ impl Mounted {
         Ok(None)
     }
 
-    /// Returns the mount point, for messages.
     fn point(&self) -> String {
         shown(&self.status.mount_point_path())
     }
@@ -201,7 +200,6 @@ impl Mounted {
         rustix::fs::fstat(file).is_ok_and(|file| file.st_dev == self.status.mount_device)
     }
 
-    /// Returns whether the daemon is this user's.
     pub(crate) fn is_ours(&self) -> bool {
         self.status.uid == nix::unistd::geteuid().as_raw()
     }

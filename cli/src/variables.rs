@@ -51,7 +51,6 @@ pub(crate) fn names(archive: &Archive) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Returns the value of a variable.
 pub(crate) fn get(archive: &Archive, name: &str) -> Result<Zeroizing<Vec<u8>>, Failure> {
     check_name(name)?;
     let fs = archive.file_system();

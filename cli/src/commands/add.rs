@@ -12,8 +12,7 @@ use serde_json::{Value, json};
 
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
-use crate::open_archive::creator;
-use crate::open_archive::{ArchiveArgs, WriterArgs};
+use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
 use crate::output::{self, Output, put_name};
 use crate::patterns::PatternArgs;
 

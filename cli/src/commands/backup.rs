@@ -50,7 +50,6 @@ pub(crate) struct Args {
 /// Bytes that go to standard output at once.
 const PIECE: usize = 1 << 20;
 
-/// Source of a backup.
 trait Source {
     /// Fills a new file.
     fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure>;

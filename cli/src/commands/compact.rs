@@ -94,7 +94,6 @@ pub(crate) fn where_it_is(archive: &Path) -> &'static str {
     if remote::is_remote(archive) { "in the store" } else { "on the disk" }
 }
 
-/// Returns the failure of a compaction.
 pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     let path = place.path();
     match error {

@@ -13,8 +13,7 @@ use crate::commands::add::copy_in;
 use crate::commands::extract::copy_out;
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt;
-use crate::open_archive::creator;
-use crate::open_archive::{MomentArgs, OpeningArgs, WriterArgs};
+use crate::open_archive::{MomentArgs, OpeningArgs, WriterArgs, creator};
 use crate::paths::{Named, in_one_archive, is_same};
 
 /// Copy files and directories into an archive, out of it, or within it

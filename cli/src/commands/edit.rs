@@ -29,8 +29,7 @@ use nix::unistd::{Pid, geteuid, mkdtemp};
 
 use crate::exit::{Failure, Lockbox};
 use crate::interrupt::on_signal;
-use crate::open_archive::creator;
-use crate::open_archive::{OpeningArgs, WriterArgs, regular_file};
+use crate::open_archive::{OpeningArgs, WriterArgs, creator, regular_file};
 use crate::output;
 use crate::paths::in_one_archive;
 

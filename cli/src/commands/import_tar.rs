@@ -13,8 +13,7 @@ use lockbox_host::Program;
 
 use crate::exit::{Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
-use crate::open_archive::creator;
-use crate::open_archive::{ArchiveArgs, WriterArgs};
+use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
 use crate::output;
 
 /// Bytes after the end mark that are read, so that the program that writes them does not fail: the

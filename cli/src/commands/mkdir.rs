@@ -4,8 +4,7 @@ use std::ffi::OsString;
 use lockbox::exchange::make_directories;
 
 use crate::exit::Failure;
-use crate::open_archive::creator;
-use crate::open_archive::{OpeningArgs, WriterArgs};
+use crate::open_archive::{OpeningArgs, WriterArgs, creator};
 use crate::paths::in_one_archive;
 
 /// Make directories in an archive

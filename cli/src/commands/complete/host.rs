@@ -86,7 +86,6 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1))
 }
 
-/// Returns whether a file begins like an archive.
 fn is_archive(path: &Path) -> bool {
     // A FIFO or a device may have taken its place, and to open one may do something.
     let begin = || {

@@ -63,7 +63,6 @@ impl Confined {
     }
 }
 
-/// Returns the processes of all mounts of this user.
 pub(super) fn processes() -> Vec<Confined> {
     let mut found = Vec::new();
     for place in daemons::places() {

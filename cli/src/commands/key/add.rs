@@ -145,9 +145,7 @@ pub(crate) fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
     if !args.json {
         return print_recovery_code(place.path(), slot, &code);
     }
-    let mut out = Output::new();
-    out.json(&json!({"slot": slot, "recovery_code": &**code.text()}))?;
-    out.finish()
+    output::print_json(&json!({"slot": slot, "recovery_code": &**code.text()}))
 }
 
 pub(crate) fn print_recovery_code(path: &Path, slot: u8, code: &RecoveryCode) -> Result<(), Failure> {

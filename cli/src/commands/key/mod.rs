@@ -80,7 +80,6 @@ fn json_of(key: &KeyInfo) -> Value {
     })
 }
 
-/// Returns a line of the list of keys.
 pub(crate) fn row(key: &KeyInfo, reader: Reader) -> String {
     let (created, label) = match &key.about {
         Some(about) => (reader.time(about.created), display(about.label.as_bytes())),

@@ -83,7 +83,6 @@ pub(super) fn check_name(name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns standard input as a source.
 pub(super) fn standard_input(name: String) -> Result<impl Source, Failure> {
     let stdin = io::stdin();
     if stdin.is_terminal() {
@@ -208,7 +207,6 @@ impl Write for Parts {
     }
 }
 
-/// Reads the parts.
 struct Joined {
     receiver: Receiver<io::Result<Part>>,
     part: Part,

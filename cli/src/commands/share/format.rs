@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// Returns the state in one word.
 pub(super) fn state(state: ShareState) -> &'static str {
     match state {
         ShareState::Armed => "waiting",

@@ -18,7 +18,6 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Request to the server.
 type Ask = fn(&ShareClient, &OwnerToken, Handle) -> Result<ShareInfo, Error>;
 
 pub(super) fn run(args: &Args, ask: Ask) -> Result<(), Failure> {

@@ -22,6 +22,7 @@ use qrcode::render::unicode::Dense1x2;
 use serde_json::json;
 
 use super::content::{self, SharedArchiveFile};
+use super::format;
 use super::serving::{self, ServerArgs};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -185,7 +186,7 @@ fn share(
     drop((at_once, bar));
     let shared = shared.map_err(|error| serving::failure(&error))?;
     let created = &shared.created;
-    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+    let now = format::now();
     serving::book()?
         .add(
             client.server(),

@@ -85,7 +85,6 @@ pub(crate) fn state() -> Result<PathBuf, Failure> {
         .ok_or_else(|| Failure::other("neither XDG_STATE_HOME nor HOME says where to remember shares"))
 }
 
-/// Opens the history of this user's shares.
 pub(crate) fn book() -> Result<ShareHistory, Failure> {
     ShareHistory::open(&state()?).map_err(|error| failure(&error))
 }

@@ -81,7 +81,7 @@ pub(crate) struct RmArgs {
 pub(crate) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Create(args) => create(args),
-        Command::Ls(args) => ls(args),
+        Command::Ls(args) => list(&args.archive, &args.names, args.json),
         Command::Rm(args) => rm(args),
         Command::Prune(args) => prune::run(args),
         Command::Diff(args) => diff::run(args),
@@ -112,10 +112,6 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
         out.bytes(b"\n")?;
     }
     out.finish()
-}
-
-fn ls(args: &LsArgs) -> Result<(), Failure> {
-    list(&args.archive, &args.names, args.json)
 }
 
 /// Lists snapshots; with names, only the matching ones, and the space that they hold together.
