@@ -73,7 +73,7 @@ pub(crate) enum RequestKind<'a> {
 /// Returns the answer when it is that of a store that speaks S3.
 ///
 /// # Errors
-/// `Passing` for any other one (PROOF-1).
+/// `Transient` for any other one (PROOF-1).
 pub(crate) fn check_s3(kind: RequestKind<'_>, response: Response<Body>) -> RemoteResult<Response<Body>> {
     let has_id = has_any(response.headers(), &S3_IDS);
     match kind {
@@ -97,7 +97,7 @@ pub(crate) fn check_s3(kind: RequestKind<'_>, response: Response<Body>) -> Remot
 /// Returns the answer when it is that of Google's store.
 ///
 /// # Errors
-/// `Passing` for any other one (PROOF-1).
+/// `Transient` for any other one (PROOF-1).
 pub(crate) fn check_google(kind: RequestKind<'_>, response: Response<Body>) -> RemoteResult<Response<Body>> {
     let has_id = has_any(response.headers(), &GOOGLE_IDS);
     match kind {
@@ -117,7 +117,7 @@ pub(crate) fn check_google(kind: RequestKind<'_>, response: Response<Body>) -> R
 /// Returns the answer when it is that of Azure's store.
 ///
 /// # Errors
-/// `Passing` for any other one (PROOF-1).
+/// `Transient` for any other one (PROOF-1).
 pub(crate) fn check_azure(kind: RequestKind<'_>, response: Response<Body>) -> RemoteResult<Response<Body>> {
     let headers = response.headers();
     let has_id = has_any(headers, &AZURE_IDS);
@@ -133,7 +133,7 @@ pub(crate) fn check_azure(kind: RequestKind<'_>, response: Response<Body>) -> Re
 /// Returns the answer of a web server unless it cannot be about a part of a file.
 ///
 /// # Errors
-/// `Passing` for a page in place of the file.
+/// `Transient` for a page in place of the file.
 pub(crate) fn check_web(response: Response<Body>) -> RemoteResult<Response<Body>> {
     let status = response.status();
     let is_about_a_file = match status {

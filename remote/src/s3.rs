@@ -152,7 +152,7 @@ impl S3Signer<'_> {
     /// Returns the answer when it is that of the store (PROOF-1).
     ///
     /// # Errors
-    /// `Passing` for any other one.
+    /// `Transient` for any other one.
     pub(crate) fn check_provenance(
         &self,
         asked: RequestKind<'_>,

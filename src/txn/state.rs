@@ -1,4 +1,4 @@
-//! Versions of the archive: the published one, those that readers hold, and read access to their
+//! Versions of the archive: the published one, versions that readers hold, and read access to their
 //! trees.
 
 use std::collections::VecDeque;

@@ -3,7 +3,7 @@
 //!
 //! Every program of the project prints messages through [`complain`], and any other output that may
 //! hold such text through [`display`] or [`json`], so that callers need not know the origin of a
-//! text. Escaped are characters that a terminal obeys (control characters, also those of C1 and a
+//! text. Escaped are characters that a terminal obeys (control characters, also of C1 and a
 //! newline, which would make a line look like one of ours) and characters that reorder other text.
 
 pub mod quantity;

@@ -45,7 +45,7 @@
 //!     is gone, and drops everything cached below it. A process inside the snapshot meets the end
 //!     with the next request that the caches cannot answer: names and attributes there expire after
 //!     a minute, which costs a tree walk nothing. Pages of open files, and of links, can be read
-//!     until the kernel drops them: they are what the snapshot contained. A missing name in
+//!     until the kernel drops them: they are the content of the snapshot. A missing name in
 //!     `.snapshots` is not cached. KERNEL-5 concerns names that are created; in a snapshot none
 //!     are.
 //! KERNEL-11  The kernel keeps size and times of a file from its first reply on (KERNEL-1). So it

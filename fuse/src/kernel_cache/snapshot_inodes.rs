@@ -9,7 +9,7 @@
 //!     `du`(1) are right within a view.
 //! VIEW-2  A view's number belongs to one snapshot as long as the kernel knows an inode of it.
 //!     Numbers are assigned in order. They are reused only when all are used up, and then only
-//!     those that the kernel has forgotten. Until then a forgotten one is kept, because an NFS
+//!     numbers that the kernel has forgotten. Until then a forgotten one is kept, because an NFS
 //!     server may return to it.
 //! VIEW-3  The generation of a view's inodes is the number of its snapshot, which is unique in the
 //!     archive. So an old file handle, even from another mount, either finds the same snapshot or

@@ -18,8 +18,8 @@ use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
 use crate::txn::log::Logged;
 
-/// Maximum of written bytes that no barrier covered: the bound of one writer, and of several
-/// (`allocation.rs`).
+/// Maximum of written bytes that no barrier covered: the bound of one writer, and of
+/// several.
 const BOUND: u64 = 16 << 20;
 /// A page, and the nodes and record of a commit.
 const SLACK: u64 = 1 << 20;

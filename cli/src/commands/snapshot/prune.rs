@@ -1,4 +1,4 @@
-//! `lockbox snapshot prune`: removes all snapshots except those that rules keep.
+//! `lockbox snapshot prune`: removes all snapshots that no rule keeps.
 use std::collections::HashSet;
 
 use lockbox::archive::{RetentionPolicy, RetentionRule, Snapshot};

@@ -11,7 +11,7 @@
 //! 3. A connection without a complete request head (in the TLS handshake, in the head, between two
 //!    requests) is evicted when its slot is needed. When all slots are taken, the oldest such
 //!    connection of the client with the most slots is evicted; when a client has its quarter, the
-//!    oldest of its own. Those of proxies are evicted last.
+//!    oldest of its own. Connections of proxies are evicted last.
 //! 4. The fewer slots are free, the shorter the time for a head: all of `head_timeout` while half
 //!    of the slots are free, a tenth when none is.
 //! 5. A request in flight keeps its slot until its response was written; it has time-outs of its

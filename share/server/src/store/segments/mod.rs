@@ -10,7 +10,7 @@ mod crash;
 mod meta_files;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing {
-    //! The head of a file that somebody made up.
+    //! A forged head of a file.
 
     use super::scan::{SegmentClass, SegmentHeader};
 
