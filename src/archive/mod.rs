@@ -338,7 +338,8 @@ impl Archive {
         self.close_telling().map(drop)
     }
 
-    /// Closes the archive like [`Self::close`], and returns [`Archive::pending_upload_bytes`] at the end.
+    /// Closes the archive like [`Self::close`], and returns [`Archive::pending_upload_bytes`] at
+    /// the end.
     pub fn close_telling(self) -> Result<u64> {
         self.fs.close()?;
         if !self.storage.read_only() {

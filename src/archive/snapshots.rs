@@ -222,8 +222,8 @@ impl SnapshotManager {
     /// with respect to other creations and removals. Unknown ids are ignored.
     ///
     /// # Errors
-    /// That of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `WriteFailed`, `Invalid` when the
-    /// archive is being closed.
+    /// That of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `WriteFailed`, `Invalid` when
+    /// the archive is being closed.
     pub fn remove(&self, choose: &mut dyn FnMut(&[Snapshot]) -> Result<Vec<u64>>) -> Result<()> {
         self.fs.remove_chosen_snapshots(&mut |all| {
             let all: Vec<Snapshot> = all.iter().cloned().map(Snapshot::of).collect();

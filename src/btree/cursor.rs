@@ -1,5 +1,5 @@
-//! Descents, finger searches, scans and node prefetch, without copying values: resident nodes are borrowed, loaded
-//! ones are held by the call.
+//! Descents, finger searches, scans and node prefetch, without copying values: resident nodes are
+//! borrowed, loaded ones are held by the call.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

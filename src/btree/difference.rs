@@ -37,7 +37,7 @@ use super::{Child, NodeStore, ScanVisitor, Tree, cursor};
 use crate::error::Result;
 use crate::format::{Generation, Key, Pointer};
 
-/// Callback for a key whose values differ, with the older and the newer value.
+/// Callback for a key with different values, with the older and the newer value.
 pub(crate) type DifferenceVisitor<'a> = dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
 
 /// Resumable walk over the differences of two tree versions.

@@ -255,8 +255,9 @@ const AGAIN: u32 = 64;
 
 /// Deletes a tree like [`delete_tree`] although programs may still use it. Objects that were
 /// deleted or moved meanwhile are skipped, because they belong to another place now; a directory
-/// that is filled again and again is left, with its parents. Calls `on_other_link` for each file that has
-/// another hard link, whether or not that is deleted later. `go_on` is called before each object.
+/// that is filled again and again is left, with its parents. Calls `on_other_link` for each file
+/// that has another hard link, whether or not that is deleted later. `go_on` is called before each
+/// object.
 pub(super) fn delete_beside_users(
     fs: &FileSystem,
     (parent, name): (Ino, &[u8]),

@@ -155,7 +155,8 @@ enum Slot {
     Data(Arc<Bytes>),
 }
 
-/// Sparse file: length and blocks; clones share blocks until one side writes. Slots past the end of the vector are holes.
+/// Sparse file: length and blocks; clones share blocks until one side writes. Slots past the end of
+/// the vector are holes.
 ///
 /// Bytes of a data block at or after `len` are zero, so that growing shows zeros.
 #[derive(Clone, Default)]
