@@ -238,9 +238,10 @@ for make in (lambda: open('new', 'w'), lambda: os.mkdir('new'), lambda: os.link(
         print('ENOENT')
 ";
 
-/// A directory that was removed, or replaced by a rename, is still there for whoever works in it, has it open, or holds it by
-/// a descriptor of O_PATH: it has 0 links, lists nothing, nothing can be made in it (ENOENT), and its attributes can be read
-/// and changed. With the last of them, or after a crash, it is gone.
+/// A directory that was removed, or replaced by a rename, still exists for processes that work in
+/// it, have it open, or hold a descriptor of it (O_PATH): it has 0 links, lists nothing, nothing
+/// can be made in it (ENOENT), and its attributes can be read and changed. With the last of them,
+/// or after a crash, it is gone.
 #[test]
 fn removed_directories_live_as_long_as_they_are_used() {
     let mut mount = Mount::new();

@@ -280,8 +280,8 @@ fn orderly_ends_lose_nothing() {
     mount.check();
 }
 
-/// A mount that nobody uses comes to rest: some seconds after the last change all is committed, what was deleted is
-/// erased, and the file of the archive is not written to any more.
+/// An idle mount comes to rest: some seconds after the last change all is committed, what was
+/// deleted is erased, and the file of the archive is not written to any more.
 #[test]
 fn an_idle_mount_comes_to_rest() {
     let mut mount = Mount::new();

@@ -51,10 +51,11 @@ fn maps_reads_and_writes_are_coherent() {
     assert_eq!(file.metadata().unwrap().len(), 8192);
 }
 
-/// O_DIRECT is accepted with any offset, length and address, goes past the kernel's cache, and agrees with it: when a
-/// write(2) returned, each side sees what the other wrote. It makes nothing durable by itself. Asynchronous
-/// writes, by io_submit(2) or io_uring(7), agree only with what goes past the cache too: who reads the same bytes through it
-/// while one is under way may find the old ones there afterwards.
+/// O_DIRECT is accepted with any offset, length and address, goes past the kernel's cache, and
+/// agrees with it: when a write(2) returned, each side sees what the other wrote. It makes nothing
+/// durable by itself. Asynchronous writes, by io_submit(2) or io_uring(7), agree only with other
+/// I/O that bypasses the cache: a cached read of the same bytes during such an access may leave the
+/// old ones in the cache.
 #[test]
 fn direct_io_needs_no_alignment_and_is_coherent() {
     let mount = Mount::new();

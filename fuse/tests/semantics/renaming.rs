@@ -13,8 +13,9 @@ use rustix::io::Errno;
 
 use crate::support::{Mount, code, create};
 
-/// rename(2) is atomic: whoever opens the new name finds the old file or the new one, never none. Each other operation
-/// on names is atomic as well: it happens as a whole or, when it returns an error, not at all.
+/// rename(2) is atomic: opening the new name finds the old file or the new one, never none. Each
+/// other operation on names is atomic as well: it happens as a whole or, when it returns an error,
+/// not at all.
 #[test]
 fn a_replaced_name_is_never_absent() {
     let mut mount = Mount::new();

@@ -63,8 +63,9 @@ fn a_snapshot_shows_the_tree_as_it_was() {
     mount.check();
 }
 
-/// Nothing in .snapshots can be made, changed, removed or moved out of it (EROFS); modes say who may read, and for access(2) also who could write. A link
-/// out of it gets EXDEV, and what would make something of that name in the root EEXIST.
+/// Nothing in .snapshots can be made, changed, removed or moved out of it (EROFS); modes decide
+/// about reading, and for access(2) about writing too. A link out of it gets EXDEV, and what would
+/// make something of that name in the root EEXIST.
 #[test]
 fn a_snapshot_cannot_be_changed() {
     let mut mount = Mount::new();
@@ -144,8 +145,9 @@ fn numbers_and_handles_of_snapshots_are_their_own() {
     assert_eq!(code(open_directory(&mount)), ESTALE, "the root does not list the way");
 }
 
-/// A restore in a mount changes names alone: what it brings back is made in a directory of the root, named .lockbox-restore- and a number, and renamed
-/// into its place. Before it is whole nobody looks into what is made there (EACCES). Open files and mappings keep the content that they had; what is
+/// A restore in a mount changes names alone: what it brings back is made in a directory of the
+/// root, named .lockbox-restore- and a number, and renamed into its place. Until it is complete, it
+/// cannot be opened (EACCES). Open files and mappings keep the content that they had; what is
 /// written to them then is in no file that has a name.
 #[test]
 fn a_restore_changes_names_alone() {
