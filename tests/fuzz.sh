@@ -14,12 +14,11 @@
 set -uo pipefail
 
 if [[ ${1-} == *rustc ]]; then
-    plain=(--cfg fuzzing --cap-lints=allow)
+    flags=(--cfg fuzzing --cap-lints=allow)
     # The counters and comparisons that libFuzzer reads. The dependencies have no sanitizer, which is a part of no interface here.
-    instrumented=(-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+    [[ -n ${EXECUTIONS-} ]] || flags+=(-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares)
-    [[ -n ${EXECUTIONS-} ]] || plain+=("${instrumented[@]}")
-    RUSTC_BOOTSTRAP=1 exec "$@" "${plain[@]}"
+    RUSTC_BOOTSTRAP=1 exec "$@" "${flags[@]}"
 fi
 
 script=$(realpath "${BASH_SOURCE[0]}")
@@ -38,13 +37,13 @@ if [[ $# -eq 0 ]]; then
     [[ -n ${EXECUTIONS-} ]] || targets=("${wide[@]}" "${decoders[@]}")
 fi
 
-profile=dev program=$target/debug/lockbox-fuzz
-if [[ -n ${EXECUTIONS-}${FULL-} ]]; then
-    # Cargo does not see that the flags differ. Checks stay on in a long run as well.
-    target=$base/${EXECUTIONS:+plain}${FULL:+full}
-    profile=release program=$target/release/lockbox-fuzz
+profile=dev output=debug
+if [[ -n ${EXECUTIONS-} || ${FULL:-0} == 1 ]]; then
+    # In a directory of its own, as cargo does not see that the flags differ. Checks stay on in a long run as well.
+    profile=release output=release target=$base/${EXECUTIONS:+plain}
     export CARGO_TARGET_DIR=$target CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true CARGO_PROFILE_RELEASE_LTO=off
 fi
+program=$target/$output/lockbox-fuzz
 # With the whole workspace and a test, so that dependencies have the features of the other builds.
 RUSTC_WORKSPACE_WRAPPER=$script cargo build --quiet --locked --profile "$profile" --workspace --bin lockbox-fuzz --test layering --features lockbox-fuzz/libfuzzer || exit 1
 [[ -z ${BUILD_ONLY-} ]] || exit 0
