@@ -18,8 +18,7 @@ pub(crate) fn complain(message: &str) {
 
 /// Shows a line that belongs to a question.
 pub(crate) fn show(line: &str) {
-    // With standard error closed there is no reader.
-    let _ = writeln!(io::stderr(), "{}", lockbox_terminal::sentence(line));
+    lockbox_terminal::say(&lockbox_terminal::sentence(line));
 }
 
 /// Shows each object that failed.
@@ -86,7 +85,7 @@ pub(crate) fn start_log() {
         .with_writer(io::stderr)
         .without_time()
         .with_target(false)
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(lockbox_terminal::is_animated())
         .finish();
     // `init` would also show messages of libraries through the crate `log`, and the HTTP library
     // shows the bytes that it sends, tokens included. The only error is a second call.

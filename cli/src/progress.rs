@@ -43,7 +43,8 @@ struct Part {
 impl Bar {
     /// `quiet`: the user wants no signs of work.
     pub(crate) fn new(quiet: bool) -> Bar {
-        let line = if quiet { ProgressBar::hidden() } else { ProgressBar::no_length() };
+        let is_shown = !quiet && lockbox_terminal::is_animated();
+        let line = if is_shown { ProgressBar::no_length() } else { ProgressBar::hidden() };
         let line = (!line.is_hidden()).then(|| match ProgressStyle::with_template("{wide_msg}") {
             Ok(style) => line.with_style(style),
             Err(_) => line,

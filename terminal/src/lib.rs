@@ -13,7 +13,7 @@ pub use quantity::{civil, utc};
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::os::unix::ffi::OsStrExt;
 
 /// Longest message in bytes: two paths and a sentence. A longer one is an attempt to fill a screen.
@@ -29,10 +29,35 @@ pub fn abort_on_panic() {
     }));
 }
 
-/// Writes `program: sentence` to standard error.
+/// Writes `program: sentence` to standard error, wrapped at the width of a terminal.
 pub fn complain(program: &str, message: &str) {
+    say(&format!("{program}: {}", sentence(message)));
+}
+
+/// Writes a line of [`sentence`]s to standard error, wrapped at the width of a terminal.
+pub fn say(line: &str) {
+    let line = match terminal_size::terminal_size_of(io::stderr()) {
+        // A terminal may report no width at all.
+        Some((terminal_size::Width(width), _)) if width >= NARROWEST => wrapped(line, width.into()),
+        _ => line.to_owned(),
+    };
     // With standard error closed there is no reader.
-    let _ = writeln!(io::stderr(), "{program}: {}", sentence(message));
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Narrower terminals wrap lines themselves.
+const NARROWEST: u16 = 20;
+
+/// Breaks a line between words; a longer word, such as a path, stays whole so that it can be copied.
+fn wrapped(line: &str, width: usize) -> String {
+    let whole_words = textwrap::WordSplitter::NoHyphenation;
+    let options = textwrap::Options::new(width).break_words(false).word_splitter(whole_words).subsequent_indent("  ");
+    textwrap::fill(line, options)
+}
+
+/// Returns whether standard error is a terminal that obeys escape sequences.
+pub fn is_animated() -> bool {
+    io::stderr().is_terminal() && env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
 
 /// Returns the text of a message or a question.
@@ -165,6 +190,15 @@ mod tests {
         for byte in 0x80..=0xff_u8 {
             assert_eq!(display(&[b'a', byte]), format!("a\\x{byte:02x}"));
         }
+    }
+
+    #[test]
+    fn a_message_is_wrapped_between_words_and_paths_stay_whole() {
+        let path = "/home/somebody/a/path/that/is/longer/than/the/line";
+        let shown = wrapped(&format!("lockbox: cannot read {path}: no such file"), 30);
+        assert_eq!(shown, format!("lockbox: cannot read\n  {path}:\n  no such file"));
+        assert_eq!(wrapped("lockbox: 日本語 日本語 well-known", 20), "lockbox: 日本語\n  日本語 well-known");
+        assert_eq!(wrapped("short", 20), "short");
     }
 
     #[test]

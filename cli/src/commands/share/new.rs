@@ -1,7 +1,7 @@
 //! `lockbox share PATH`: encrypts a file, a directory or a text, uploads it to the daemon and
 //! prints the link.
 use std::ffi::{OsStr, OsString};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -251,7 +251,7 @@ fn show_qr(link: &Link) -> Result<(), Failure> {
         .map_err(|error| Failure::other(format!("the link makes no QR code: {error}")))?;
     let mut picture = code.render::<Dense1x2>();
     let mut out = io::stderr().lock();
-    let shown = if out.is_terminal() {
+    let shown = if lockbox_terminal::is_animated() {
         // Black squares on white, for terminals of any colours: not every telephone reads the
         // inverse.
         let picture = picture.dark_color(Dense1x2::Dark).light_color(Dense1x2::Light).build();
