@@ -83,7 +83,7 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     let real = real_path(given).unwrap_or_else(|_| canonical.to_path_buf());
     let named = |mounted: &Mounted| mounted.is_archive() && [canonical, &real].contains(&&*mounted.source);
     let Some(mounted) = table.iter().rfind(|mounted| named(mounted)) else {
-        return Failure::other(format!("{at} is neither a mounted archive nor its mount point"));
+        return Failure::other(format!("{at} is not mounted"));
     };
     let (user, point) = (mounted.user.map_or_else(|| "unknown".into(), daemons::user_name), shown(&mounted.point));
     if mounted.user == Some(geteuid().as_raw()) {

@@ -71,17 +71,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if sees {
         let name = shown(path);
         if args.generate_recovery_code {
-            output::show("Without its passphrase and the code nobody can open it, neither you nor anybody else.");
+            output::show("If you lose the passphrase and the recovery code, the files are lost.");
         } else {
-            output::show(
-                "Without its passphrase nobody can open it, neither you nor anybody else: there is no other way in.",
-            );
-            output::show(&format!("A second way is a recovery code on paper: lockbox key recovery {name}"));
+            output::show("If you lose the passphrase, the files are lost.");
+            output::show(&format!("For a second way in, print a recovery code: lockbox key recovery {name}"));
         }
         if is_file {
             // Without a suffix there is no default name for a mount point in the same directory.
             let directory = if path.extension().is_some() { "" } else { " DIRECTORY" };
             output::show(&format!("Use it as a folder: lockbox mount {name}{directory}"));
+            output::show("Deleted files are erased within seconds; -o snapshots=hourly:24,daily:7 keeps versions.");
         } else {
             output::show(&format!("Put files into it: lockbox add {name} FILE"));
         }

@@ -274,5 +274,5 @@ fn nothing_mounted_is_not_unmounted() {
     fs::create_dir(place.path("directory")).unwrap();
     let ended = place.run(&["umount", "directory"]);
     assert_eq!(ended.code, 2);
-    assert_eq!(ended.complaint, "lockbox: directory is neither a mounted archive nor its mount point\n");
+    assert_eq!(ended.complaint, "lockbox: directory is not mounted\n");
 }

@@ -102,7 +102,7 @@ const TABLE: &[(&[&str], i32, &str)] = &[
     (&["ls", "out"], 11, "out: not a lockbox archive: it is a directory\n"),
     (&["receive", "somewhere"], 20, "this is no one-time link: "),
     (&["snapshot", "ls", "out"], 2, "out is not the mount point of an archive\n"),
-    (&["umount", "out"], 2, "out is neither a mounted archive nor its mount point\n"),
+    (&["umount", "out"], 2, "out is not mounted\n"),
 ];
 
 fn place() -> Place {

@@ -2,7 +2,7 @@
 //! generates one on request), and a line during long operations.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -34,7 +34,7 @@ pub fn ask(question: &str) -> Result<Bytes> {
     let question = lockbox_terminal::sentence(question);
     let terminal = OpenOptions::new().read(true).write(true).open(TERMINAL);
     let line = terminal.and_then(|terminal| NoEchoTerminal::over(&terminal)?.ask(&question));
-    let mut line = line.map_err(|e| Error::host("cannot ask on the terminal", &e))?;
+    let mut line = line.map_err(|e| no_answer(&e))?;
     cut_paste_marks(&mut line);
     match line.pop() {
         Some(b'\n') if line.len() + 2 < MOST_LINE => Ok(line),
@@ -162,7 +162,15 @@ pub(crate) fn has_terminal() -> bool {
 fn show(text: &str) -> Result<()> {
     let terminal = OpenOptions::new().write(true).open(TERMINAL);
     let shown = terminal.and_then(|mut terminal| terminal.write_all(text.as_bytes()));
-    shown.map_err(|e| Error::host("cannot ask on the terminal", &e))
+    shown.map_err(|e| no_answer(&e))
+}
+
+/// Returns the reason why a terminal could not be asked.
+fn no_answer(error: &io::Error) -> Error {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENXIO | Errno::ENOENT) => Error::source("there is no terminal to ask on; use --passfile FILE"),
+        _ => Error::host("cannot ask on the terminal", error),
+    }
 }
 
 /// Asks for a line that others may see. None without a terminal.
@@ -187,7 +195,7 @@ pub fn is_yes(answer: &str) -> bool {
 
 /// Prompts a second time, since the input is not shown.
 fn again(first: Bytes) -> Result<Bytes> {
-    let second = ask("The same again: ")?;
+    let second = ask("Repeat it: ")?;
     if *first != *second {
         return Err(Error::source("the two passphrases differ; nothing was changed"));
     }
@@ -286,13 +294,16 @@ impl Spinner {
     /// Shows that a key is derived. Nothing is shown unless `shows`, which is for persons at a
     /// terminal only.
     pub fn deriving(shows: bool) -> Spinner {
-        if shows { Spinner::on(io::stderr(), PATIENCE, "Deriving the key...") } else { Spinner(None) }
+        if shows { Spinner::at("Deriving the key...") } else { Spinner(None) }
     }
 
     /// Shows a sign of work without known progress; used only when nothing else is written on the
     /// terminal meanwhile.
     pub fn at(sentence: &'static str) -> Spinner {
-        if io::stderr().is_terminal() { Spinner::on(io::stderr(), PATIENCE, sentence) } else { Spinner(None) }
+        match lockbox_terminal::is_animated() {
+            true => Spinner::on(io::stderr(), PATIENCE, sentence),
+            false => Spinner(None),
+        }
     }
 
     fn on(mut terminal: impl Write + Send + 'static, patience: Duration, sentence: &'static str) -> Spinner {

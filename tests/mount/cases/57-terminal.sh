@@ -20,7 +20,7 @@ seen() {
 
 case_passphrases_are_asked_for_and_never_shown() {
     cd "$WORK"
-    local ask='Passphrase of box.lbx: ' plain='New passphrase of box.lbx: ' again='The same again: '
+    local ask='Passphrase of box.lbx: ' plain='New passphrase of box.lbx: ' again='Repeat it: '
     local new='New passphrase of box.lbx \(Enter for a generated one\): '
     # Good enough that nobody is asked whether it is wanted.
     local good='xyzzy mural stardust pluck'
@@ -32,9 +32,11 @@ case_passphrases_are_asked_for_and_never_shown() {
     seen 0 '^New' "$new" "$good" "$again" "$good" -- "${create[@]}"
     same "$(cat screen)" "${new//\\/}
 $again
-Without its passphrase nobody can open it, neither you nor anybody else: there is no other way in.
-A second way is a recovery code on paper: lockbox key recovery box.lbx
+If you lose the passphrase, the files are lost.
+For a second way in, print a recovery code: lockbox key recovery box.lbx
 Use it as a folder: lockbox mount box.lbx"
+Deleted files are erased within seconds; -o snapshots=hourly:24,daily:7 keeps
+  versions.
     rm box.lbx
     seen 0 "^$plain\$" "$plain" xyzzy "$again" xyzzy -- "${create[@]}" --quiet
     same "$(cat screen)" "$plain
@@ -75,7 +77,7 @@ $again"
 
 case_a_weak_passphrase_is_told_and_taken_when_it_is_wanted() {
     cd "$WORK"
-    local new='New passphrase of box.lbx.*: ' again='The same again: ' good='xyzzy mural stardust pluck'
+    local new='New passphrase of box.lbx.*: ' again='Repeat it: ' good='xyzzy mural stardust pluck'
     local weak='This passphrase is weak: [a-z ]+ guesses find it\. Use it anyway\? \[y/N\] '
     local create=(lockbox create --weak-kdf --kdf-memory 1 box.lbx)
     # Who does not want it is asked for another, as often as needed.
@@ -99,7 +101,7 @@ case_a_weak_passphrase_is_told_and_taken_when_it_is_wanted() {
 
 case_a_derivation_that_takes_long_is_told_and_programs_see_nothing() {
     cd "$WORK"
-    local good='xyzzy mural stardust pluck' new='New passphrase of box.lbx.*: ' again='The same again: ' ask='Passphrase of box.lbx: '
+    local good='xyzzy mural stardust pluck' new='New passphrase of box.lbx.*: ' again='Repeat it: ' ask='Passphrase of box.lbx: '
     # 6 GiB go through memory, which takes some seconds.
     seen 0 'Use it as a folder' "$new" "$good" "$again" "$good" -- lockbox create --kdf-memory 128 --kdf-passes 48 box.lbx
     grep -qF "$SIGN" all || fail "no sign of work: $(cat all)"
@@ -153,7 +155,7 @@ case_who_types_nothing_gets_words_to_write_down() {
 case_changes_of_keys_have_three_tries_too() {
     new_archive box
     cd "$WORK"
-    local ask='Passphrase of box.lbx: ' new='New passphrase of box.lbx.*: ' again='The same again: ' good='xyzzy mural stardust pluck'
+    local ask='Passphrase of box.lbx: ' new='New passphrase of box.lbx.*: ' again='Repeat it: ' good='xyzzy mural stardust pluck'
     local wrong="Wrong passphrase. $ask" right secret command
     right=$(cat "$PASSFILE")
     secret=(--weak-kdf --kdf-memory 1)
@@ -187,7 +189,7 @@ case_changes_of_keys_have_three_tries_too() {
 case_a_recovery_asks_whose_passphrase_is_replaced() {
     new_archive box
     cd "$WORK"
-    local code='Recovery code of box.lbx: ' new='New passphrase of box.lbx.*: ' again='The same again: '
+    local code='Recovery code of box.lbx: ' new='New passphrase of box.lbx.*: ' again='Repeat it: '
     local recover=(lockbox recovery --weak-kdf --kdf-memory 1 box.lbx) good='xyzzy mural stardust pluck' digits wrong
     digits=$(lockbox key recovery --passfile "$PASSFILE" box.lbx | grep -oE '[0-9]{6}(-[0-9]{6}){8}')
     wrong=$(((${digits:2:1} + 1) % 10))

@@ -59,7 +59,7 @@ case_status_tells_holder_use_and_memory() {
     await until_detached
     exec 7<&-
     await gone "$pid"
-    expect 2 'neither a mounted archive' lockbox status "$WORK/box.lbx"
+    expect 2 'is not mounted' lockbox status "$WORK/box.lbx"
     # One whose daemon died.
     attach box
     kill_daemon box
