@@ -71,6 +71,7 @@ fn list(names: &[&'static str]) -> String {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use lockbox_host::help::{Detail, lay_out};
 
     use super::*;
 
@@ -128,6 +129,54 @@ mod tests {
                 }
                 commands.push(below.clone());
             }
+        }
+    }
+
+    /// Returns the help texts of a command and of all below it, at 80 columns.
+    fn texts(command: &mut clap::Command, name: &str, texts: &mut Vec<(String, String)>) {
+        texts.push((name.to_owned(), command.render_help().to_string()));
+        for inner in command.get_subcommands_mut().filter(|inner| inner.get_name() != OWN && !inner.is_hide_set()) {
+            let name = format!("{name} {}", inner.get_name());
+            self::texts(inner, &name, texts);
+        }
+    }
+
+    fn all_texts(detail: Detail) -> Vec<(String, String)> {
+        let mut program = lay_out(crate::Cli::command(), detail).term_width(80);
+        program.build();
+        let mut all = Vec::new();
+        texts(&mut program, "lockbox", &mut all);
+        all
+    }
+
+    /// `HELP=write` writes the file.
+    #[test]
+    fn the_summaries_are_those_that_were_reviewed() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/help.txt");
+        let shown: String = all_texts(Detail::Summary)
+            .iter()
+            .map(|(name, text)| format!("$ {name} -h\n{}\n\n", text.trim_end()))
+            .collect();
+        if std::env::var_os("HELP").is_some_and(|value| value == "write") {
+            std::fs::write(path, &shown).unwrap();
+        }
+        let reviewed = std::fs::read_to_string(path).unwrap();
+        let differs = shown.lines().zip(reviewed.lines()).find(|(shown, reviewed)| shown != reviewed);
+        assert!(shown == reviewed, "{path} differs at {differs:?}; HELP=write renews it");
+    }
+
+    #[test]
+    fn own_arguments_come_before_the_shared_ones_and_every_line_fits() {
+        for (name, text) in all_texts(Detail::Full).into_iter().chain(all_texts(Detail::Summary)) {
+            let headings: Vec<&str> =
+                text.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
+            let first_shared = headings.iter().position(|heading| *heading == "Secrets:").unwrap_or(headings.len());
+            let own = ["Usage:", "Commands:", "Arguments:", "Options:"];
+            let last_own = headings.iter().rposition(|heading| own.contains(heading));
+            assert!(last_own.is_none_or(|last| last < first_shared), "{name}: {headings:?}");
+            // A usage line is one word for the parser.
+            let long = text.lines().find(|line| line.chars().count() > 80 && !line.starts_with("Usage:"));
+            assert_eq!(long, None, "{name}");
         }
     }
 

@@ -27,16 +27,17 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use lockbox_host::USAGE;
 use lockbox_host::harden;
+use lockbox_host::help::{Detail, VERSION, lay_out};
 
 use commands::Command;
 use exit::Failure;
 
 /// Keep files in an encrypted archive: one file that any program uses as a folder
 #[derive(Parser)]
-#[command(name = "lockbox", version, help_template = help::TEMPLATE)]
+#[command(name = "lockbox", version = VERSION, help_template = help::TEMPLATE)]
 #[command(before_help = help::short(), before_long_help = help::whole())]
 #[command(after_help = help::MORE, after_long_help = exit::HELP)]
 struct Cli {
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
     let parsed = if for_umount_8 {
         commands::umount::parse_as_umount_8()
     } else {
-        Cli::try_parse().map(|cli| cli.command).map_err(|error| suggestions::hinted(error, std::env::args_os().skip(1)))
+        parse().map_err(|error| suggestions::hinted(error, std::env::args_os().skip(1)))
     };
     let command = match parsed {
         Ok(command) => command,
@@ -81,6 +82,12 @@ fn main() -> ExitCode {
             if for_umount_8 { exit::umount_8_code(failure.code).into() } else { code }
         }
     }
+}
+
+fn parse() -> clap::error::Result<Command> {
+    let mut program = lay_out(Cli::command(), Detail::requested());
+    let matches = program.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches(&matches).map(|cli| cli.command).map_err(|error| error.format(&mut program))
 }
 
 /// Prints the reason of a failure, unless its message is empty.

@@ -9,6 +9,7 @@
 pub mod daemons;
 mod failure;
 pub mod harden;
+pub mod help;
 pub mod located;
 pub mod mount_options;
 pub mod mountpoint;

@@ -20,8 +20,24 @@ const SYSTEM: &str = "/sbin/mount.lockbox";
 /// Shows a directory in the program that its user has chosen for that.
 const OPENER: &str = "xdg-open";
 
+/// Options that most people use, of those in mount.lockbox(8).
+const OPTIONS: &str = "\
+Mount options, after -o and separated by commas (all of them: mount.lockbox(8)):
+  ro                  Read-only
+  allow_other         Let other users in; file permissions apply
+  nonempty            Mount over a directory that has content
+  sync=always         Every write is durable when it returns (default: in 5 s)
+  idle=10m            Unmount after ten minutes without use
+  lock-on-suspend     Unmount before the machine sleeps
+  snapshots=hourly:24,daily:7
+                      Take snapshots on a schedule and keep that many
+  snapshot=NAME       Show this snapshot, read-only
+  memory=256M         Limit of caches and unwritten data
+  size-limit=10G      Limit of the archive's file";
+
 /// Show an archive as a directory; returns when the directory answers
 #[derive(clap::Args)]
+#[command(after_help = OPTIONS)]
 pub(crate) struct Args {
     /// The archive file
     archive: PathBuf,

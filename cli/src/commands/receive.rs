@@ -67,7 +67,7 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// On a terminal, leave out signs of work
+    /// Suppress progress
     #[arg(long)]
     quiet: bool,
     #[command(flatten)]

@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Accept files with secrets that others may read
     #[arg(long)]
     passfile_any: bool,
-    /// On a terminal, leave out advice and signs of work
+    /// Suppress hints and progress
     #[arg(long)]
     quiet: bool,
     /// The key slot that is to get the passphrase, by number or label; without it the only one with a passphrase, when that has no

@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{PlaceName, UnlockedKey};
@@ -21,22 +22,21 @@ use lockbox_fuse::{
     broker, daemon, fetcher, fstab, kernel, mount, mount_agent, mount8_options, mountpoint_check, previous_daemon,
     remount, session,
 };
+use lockbox_host::help::{Detail, VERSION, lay_out};
 use lockbox_host::located::real_path;
 use lockbox_host::mountpoint::CreatedMountpoint;
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::remote::{self, ArchiveLocation};
 use lockbox_host::secrets::{Cache, Sources, desktop};
 use lockbox_host::{OTHER, Program, USAGE, harden};
+use lockbox_terminal::{display, say};
 use nix::errno::Errno;
 use nix::sys::statvfs::FsFlags;
 use nix::unistd::{AccessFlags, access};
 
 /// Mount a lockbox archive
-///
-/// The passphrase comes from an option, the environment (LOCKBOX_PASSFILE, LOCKBOX_PASSCOMMAND), standard input when it is
-/// no terminal, or a prompt.
 #[derive(Parser)]
-#[command(name = "mount.lockbox", version, after_help = AFTER_HELP)]
+#[command(name = "mount.lockbox", version = VERSION, after_help = AFTER_HELP)]
 struct Arguments {
     /// The archive file
     archive: PathBuf,
@@ -83,7 +83,7 @@ struct Arguments {
 }
 
 const AFTER_HELP: &str = "\
-Options:
+Mount options, after -o and separated by commas:
   ro, rw                       Read-only or (default) read-write
   allow_other                  Let other users in; file permissions apply
   sync=never|periodic|always   How much is durable without fsync
@@ -155,7 +155,7 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|first| first == broker::ARGUMENT) {
         return if broker::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
     }
-    let arguments = match Arguments::try_parse() {
+    let arguments = match parse() {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = match lockbox_terminal::of_arguments(&error.render().to_string()) {
@@ -292,11 +292,20 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     match &served {
         Err(_) if creates_point => drop(CreatedMountpoint::of(config.point()).map(|made| made.remove())),
         Ok(()) if creates_point && !config.options.foreground && config.options.sources.passphrase.advises() => {
-            print_message(&format!("made {}, which goes when the archive is unmounted", config.point().display()));
+            let point = display(config.point().as_os_str().as_bytes());
+            let archive = display(config.archive().file_name().unwrap_or_default().as_bytes());
+            say(&format!("Your files are in {point}."));
+            say(&format!("To close: lockbox umount {point} (the folder disappears, the files stay in {archive})"));
         }
         _ => {}
     }
     served
+}
+
+fn parse() -> clap::error::Result<Arguments> {
+    let mut program = lay_out(Arguments::command(), Detail::requested());
+    let matches = program.try_get_matches_from_mut(std::env::args_os())?;
+    Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut program))
 }
 
 /// Returns the names of the archive's location: those on the command line and, since mount(8) has

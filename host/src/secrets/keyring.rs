@@ -20,7 +20,6 @@ use super::{Bytes, Error, Result};
 
 /// Whether what unlocks is kept for a while
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
-#[command(next_help_heading = "Secrets")]
 pub struct Cache {
     /// Keep what unlocks the archive in the kernel's keyring for TIME, such as 10m; commands and mounts use it before they ask
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]

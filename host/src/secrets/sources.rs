@@ -21,7 +21,6 @@ const KEY_FILE: SecretKind = SecretKind { name: "key file", most: usize::MAX };
 
 /// Where the secrets that open an archive come from; nothing in here is secret.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
-#[command(next_help_heading = "Secrets")]
 pub struct Sources {
     #[command(flatten)]
     pub passphrase: PassphraseSources,
@@ -125,7 +124,6 @@ impl Sources {
 
 /// Where a passphrase comes from, as the command line says; nothing in here is secret.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
-#[command(next_help_heading = "Secrets")]
 pub struct PassphraseSources {
     /// Read the passphrase from FILE; without any source from LOCKBOX_PASSFILE, the output of LOCKBOX_PASSCOMMAND, standard
     /// input when it is no terminal, or a prompt
@@ -146,7 +144,7 @@ pub struct PassphraseSources {
     /// Accept files with secrets that others may read
     #[arg(long)]
     pub passfile_any: bool,
-    /// On a terminal, leave out advice and signs of work
+    /// Suppress hints and progress
     #[arg(long)]
     pub quiet: bool,
     /// Standard input is something else, so the terminal is asked.
