@@ -18,7 +18,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 [[ -n ${DEFAULT_SIGNALS-} ]] || DEFAULT_SIGNALS=1 exec env --default-signal=HUP,INT,QUIT "$BASH" tests/run.sh "$@"
 
 PACKAGES=(acl age attr binutils btrfs-progs ca-certificates curl dbench dbus debootstrap desktop-file-utils dpkg-dev e2fsprogs fio fish fuse3 g++ gcc git iproute2 libarchive-tools libc6-dev
-    libxml2-utils make mount nginx-light openssl procps python3 python3-dbus python3-gi python3-venv redis-server rpm rsync shared-mime-info sqlite3 strace stress-ng systemd tar unzip util-linux vim zip zsh zstd)
+    libxml2-utils make mandoc mount nginx-light openssl procps python3 python3-dbus python3-gi python3-venv redis-server rpm rsync shared-mime-info sqlite3 strace stress-ng systemd tar unzip util-linux vim zip zsh zstd)
 # Dependencies of the reader, pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
@@ -96,7 +96,7 @@ stage_tools() {
 }
 
 stage_format() {
-    cargo fmt --all --check
+    cargo fmt --all --check && tests/manuals.py
 }
 
 stage_lint() {
