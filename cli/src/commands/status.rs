@@ -79,7 +79,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     out.finish()?;
-    found.iter().find_map(Found::silent).map_or(Ok(()), |mounted| Err(runtime::unanswered(mounted)))
+    if let Some(mounted) = found.iter().find_map(Found::silent) {
+        return Err(runtime::unanswered(mounted));
+    }
+    match found.iter().any(Found::has_latched) {
+        // The lines say why.
+        true => Err(Failure::other("")),
+        false => Ok(()),
+    }
 }
 
 /// `whole`: include values that take the daemon some time.
@@ -139,6 +146,11 @@ impl Found {
             Found::Served(_) => None,
             Found::Silent(mounted) => Some(mounted),
         }
+    }
+
+    /// Returns whether a failure has made the mount read-only.
+    fn has_latched(&self) -> bool {
+        matches!(self, Found::Served(served) if served.status.latched.is_some())
     }
 }
 
@@ -406,7 +418,10 @@ mod tests {
         assert_eq!(said(elsewhere, true), "mounted read-only, busy", "seen here all the same");
         let schedule = Some(ScheduleStatus { failure: Some("no space".into()), ..ScheduleStatus::default() });
         let latched = Status { read_only: true, latched: Some("a write failed".into()), schedule, ..mine() };
-        assert_eq!(said(latched, true), "mounted; read-only because a write failed; snapshot failed: no space");
+        assert_eq!(said(latched.clone(), true), "mounted; read-only because a write failed; snapshot failed: no space");
+        let found = |status| Found::Served(Box::new(Served { status, attached: true, users: Vec::new(), held: None }));
+        assert!(found(latched).has_latched());
+        assert!(!found(Status { read_only: true, ..mine() }).has_latched(), "as it was mounted");
         let away = Some(RemoteTraffic { offline_since: Some(0), ..RemoteTraffic::default() });
         let remote = Status { remote: away, read_only: true, ..mine() };
         assert!(said(remote, true).starts_with("mounted read-only, its server does not answer since 1970-01-01 "));

@@ -83,6 +83,7 @@ case_a_mount_that_was_taken_over_from_is_read_only_and_says_why() {
     ! { echo lost >"$WORK/dir/lost" && sync "$WORK/dir/lost"; } 2>/dev/null || fail "it was written"
     same "$(cat "$WORK/dir/mine")" mine
     await bash -c "lockbox status '$WORK/dir' | grep -q 'read-only because .*another writer took over'"
+    ! lockbox status "$WORK/dir" >/dev/null || fail 'status ended with 0'
     expect 2 'another writer took over' lockbox umount "$WORK/dir"
     same "$(lockbox ls --passfile "$PASSFILE" "$URL" | tr '\n' ' ')" 'mine theirs '
     # What it wrote last is read where it was written.
