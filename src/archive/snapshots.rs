@@ -164,20 +164,32 @@ impl SnapshotManager {
     }
 
     /// Creates a snapshot before a restore, under an unused name that says so; returns the name.
+    /// Removes older ones of this kind beyond the newest [`RESTORES_KEPT`], but for the one that is
+    /// `restored` now.
     ///
     /// # Errors
-    /// As [`SnapshotManager::create`].
-    pub fn create_before_restore(&self, now: Timestamp) -> Result<Vec<u8>> {
-        let name = format!("before-restore-{}", name_of_time(now));
+    /// As [`SnapshotManager::create`] and [`SnapshotManager::remove`].
+    pub fn create_before_restore(&self, restored: &[u8], now: Timestamp) -> Result<Vec<u8>> {
+        let name = format!("{BEFORE_RESTORE}{}", name_of_time(now));
         for number in 1u64.. {
             let name = if number == 1 { name.clone() } else { format!("{name}-{number}") }.into_bytes();
             match self.create(&name) {
                 // Another restore within the same second.
                 Err(Error::Refused(Refusal::SnapshotExists { .. })) => {}
-                created => return created.map(|()| name),
+                created => return created.and_then(|()| self.prune_before_restores(restored)).map(|()| name),
             }
         }
         Err(Error::Exists)
+    }
+
+    fn prune_before_restores(&self, restored: &[u8]) -> Result<()> {
+        let mut choose = |all: &[Snapshot]| {
+            let made = all.iter().rev().filter(|one| is_before_restore(&one.name)).skip(RESTORES_KEPT);
+            Ok(made.filter(|one| one.name != restored).map(|one| one.id).collect())
+        };
+        // Usually there is nothing to remove, and a removal is a commit.
+        let gone: Vec<u64> = choose(&self.list()?)?;
+        if gone.is_empty() { Ok(()) } else { self.remove(&mut choose) }
     }
 
     /// Creates a snapshot of the current state; durable on return. It uses no space until something
@@ -273,6 +285,12 @@ impl SnapshotManager {
 /// Name prefix of scheduled snapshots.
 const SCHEDULED: &str = "auto-";
 
+/// Name prefix of snapshots that are created before a restore.
+const BEFORE_RESTORE: &str = "before-restore-";
+
+/// Number of those that are kept: each holds what its restore replaced, deleted files included.
+const RESTORES_KEPT: usize = 5;
+
 /// Returns a time such as `2026-11-23T05-42-03Z`, valid as a file name on every system.
 pub fn name_of_time(time: Timestamp) -> String {
     format!("{}Z", time.utc().replace(' ', "T").replace(':', "-"))
@@ -284,7 +302,22 @@ fn name_of_scheduled(time: Timestamp) -> Vec<u8> {
 
 /// Returns the time in the name of a scheduled snapshot; `None` for other names.
 pub fn time_of_scheduled(name: &[u8]) -> Option<Timestamp> {
-    let text = std::str::from_utf8(name).ok()?.strip_prefix(SCHEDULED)?;
+    time_of_name(std::str::from_utf8(name).ok()?.strip_prefix(SCHEDULED)?)
+}
+
+/// Returns whether the name is one of [`SnapshotManager::create_before_restore`]: a time and,
+/// within the same second, a number.
+fn is_before_restore(name: &[u8]) -> bool {
+    let text = std::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(BEFORE_RESTORE));
+    let parts = text.and_then(|text| text.split_once('Z'));
+    parts.is_some_and(|(time, number)| {
+        let number = number.strip_prefix('-').map(str::parse::<u64>);
+        time_of_name(&format!("{time}Z")).is_some() && number.is_none_or(|number| number.is_ok_and(|number| number > 1))
+    })
+}
+
+/// The inverse of [`name_of_time`].
+fn time_of_name(text: &str) -> Option<Timestamp> {
     let (day, time) = text.strip_suffix('Z')?.split_once('T')?;
     let mut numbers = day.splitn(3, '-').chain(time.splitn(3, '-')).map(|part| part.parse::<i64>().ok());
     let mut next = || numbers.next().flatten();
@@ -296,7 +329,7 @@ pub fn time_of_scheduled(name: &[u8]) -> Option<Timestamp> {
     let first = RetentionRule::Monthly.beginning_of(12 * year + month - 1).seconds;
     let time = Timestamp { seconds: first + ((day - 1) * 24 + hour) * 3600 + minute * 60 + second, nanos: 0 };
     // Only the canonical form is accepted: no invalid days of a month, signs or missing zeros.
-    (name_of_scheduled(time) == name).then_some(time)
+    (name_of_time(time) == text).then_some(time)
 }
 
 /// Adds the snapshot's name to an error about it.
@@ -315,6 +348,24 @@ mod tests {
     #[test]
     fn a_name_by_default_is_a_time_without_colons() {
         assert_eq!(name_of_time(Timestamp { seconds: 1, nanos: 5 }), "1970-01-01T00-00-01Z");
+    }
+
+    #[test]
+    fn only_names_of_restores_are_taken_for_those() {
+        for name in ["before-restore-2026-11-23T05-42-03Z", "before-restore-2026-11-23T05-42-03Z-2"] {
+            assert!(is_before_restore(name.as_bytes()), "{name}");
+        }
+        for name in [
+            "before-restore-",
+            "before-restore-monday",
+            "before-restore-2026-11-23T05-42-03",
+            "before-restore-2026-11-23T05-42-03Z-",
+            "before-restore-2026-11-23T05-42-03Z-1",
+            "before-restore-2026-11-23T05-42-03Z2",
+            "auto-2026-11-23T05-42-03Z",
+        ] {
+            assert!(!is_before_restore(name.as_bytes()), "{name}");
+        }
     }
 
     #[test]

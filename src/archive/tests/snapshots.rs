@@ -16,7 +16,7 @@ use crate::crypto::kdf::KdfCost;
 use crate::env::{SeededEnvironment, seeds};
 use crate::error::{Error, Refusal, Result};
 use crate::format::values::Extent;
-use crate::format::{Ino, Key, ROOT_INO, kind};
+use crate::format::{Ino, Key, ROOT_INO, Timestamp, kind};
 use crate::fs::{
     Attributes, DirectoryEntry, FileSystem, FsOptions, RenameMode, SnapshotId, SyncProfile, XattrMode, mode,
 };
@@ -464,4 +464,29 @@ fn a_compaction_ends_a_removal_that_was_interrupted() {
     let archive = place.open();
     assert_eq!(archive.file_system().volume.snapshots().unwrap(), []);
     assert_eq!(archive.check(true, &mut |_| {}).unwrap().findings, []);
+}
+
+#[test]
+fn the_newest_snapshots_before_restores_are_kept_and_the_one_that_is_restored() {
+    let (_, fs) = fresh(46);
+    let moments = SnapshotManager::of(Arc::clone(&fs));
+    moments.create(b"before-restore-monday").unwrap();
+    let names = || -> Vec<String> {
+        moments.list().unwrap().into_iter().map(|one| String::from_utf8(one.name).unwrap()).collect()
+    };
+    // Two in each second.
+    let made: Vec<Vec<u8>> = (0..12)
+        .map(|number| {
+            put(&fs, ROOT_INO, format!("{number}").as_bytes(), b"content");
+            let now = Timestamp { seconds: number / 2, nanos: 0 };
+            moments.create_before_restore(b"before-restore-1970-01-01T00-00-01Z", now).unwrap()
+        })
+        .collect();
+    let expected: Vec<String> = ["before-restore-monday", "before-restore-1970-01-01T00-00-01Z"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(made[7..].iter().map(|name| String::from_utf8(name.clone()).unwrap()))
+        .collect();
+    assert_eq!(names(), expected);
+    assert_sound(&fs);
 }

@@ -108,7 +108,11 @@ fn restore(
     let restore = Restore::prepare(archive.file_system(), &moment, &paths, to, &mut names)?;
     // With --to nothing is replaced.
     if to.is_none() {
-        *before = Some(archive.snapshot_manager().create_before_restore(Timestamp::from_system(SystemTime::now()))?);
+        *before = Some(
+            archive
+                .snapshot_manager()
+                .create_before_restore(args.name.as_bytes(), Timestamp::from_system(SystemTime::now()))?,
+        );
     }
     restore.run(go_on).map(drop)
 }
