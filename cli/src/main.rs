@@ -5,17 +5,12 @@ mod commands;
 mod exit;
 mod help;
 mod interrupt;
-mod kdf;
-mod key_unlock;
 #[cfg(test)]
 mod manual;
-mod mounted_tree;
 mod open_archive;
 mod output;
 mod paths;
-mod patterns;
 mod progress;
-mod rollback_state;
 mod runtime;
 mod secrets;
 mod snapshot_client;
@@ -34,6 +29,8 @@ use lockbox_host::help::{Detail, VERSION, lay_out};
 
 use commands::Command;
 use exit::Failure;
+use secrets as kdf;
+use secrets as rollback_state;
 
 /// Keep files in an encrypted archive: one file that any program uses as a folder
 #[derive(Parser)]

@@ -14,7 +14,7 @@ use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
 use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
 use crate::output::{self, Output, put_name};
-use crate::patterns::PatternArgs;
+use crate::paths::PatternArgs;
 
 /// Number of deletions listed one by one when mirroring is refused.
 const TOLD: usize = 10;

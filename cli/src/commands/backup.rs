@@ -24,7 +24,7 @@ use crate::interrupt::{self, Interrupt};
 use crate::open_archive::{ArchiveArgs, begin};
 use crate::output::{Output, rfc3339};
 use crate::progress::Bar;
-use crate::rollback_state;
+use crate::secrets;
 use crate::snapshot_client::Mounted;
 
 /// Copy an archive as it is now into a file or an object store, or bring that up to now; the archive may be mounted, and written to meanwhile
@@ -159,7 +159,7 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
 /// Remembers the new archive at the place. The user's own command replaced any other archive there.
 fn remember(args: &Args, source: &dyn Source) {
     if let Some((archive, fingerprint)) = source.archive() {
-        rollback_state::remember_place(&args.destination, archive, fingerprint);
+        secrets::remember_place(&args.destination, archive, fingerprint);
     }
 }
 

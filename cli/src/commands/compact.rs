@@ -9,10 +9,10 @@ use serde_json::json;
 
 use crate::exit::Failure;
 use crate::interrupt::{self, Interrupt};
-use crate::key_unlock;
 use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::Output;
 use crate::progress::Bar;
+use crate::secrets;
 
 /// Treatment of the bytes of a new file.
 const COPIED: &str = "copied and compared";
@@ -105,6 +105,6 @@ pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
                 shown(path)
             ),
         ),
-        error => key_unlock::failure(place, error),
+        error => secrets::failure(place, error),
     }
 }

@@ -8,7 +8,7 @@ use lockbox_host::Program;
 use crate::exit::{Failure, Lockbox};
 use crate::open_archive::{ArchiveArgs, MomentArgs};
 use crate::output;
-use crate::patterns::PatternArgs;
+use crate::paths::PatternArgs;
 
 /// Write files and directories as a tar to standard output
 #[derive(clap::Args)]

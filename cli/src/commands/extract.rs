@@ -11,7 +11,7 @@ use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
 use crate::open_archive::{ArchiveArgs, MomentArgs};
 use crate::output;
-use crate::patterns::PatternArgs;
+use crate::paths::PatternArgs;
 
 /// Copy files and directories out of an archive
 #[derive(clap::Args)]

@@ -8,10 +8,9 @@ use lockbox_host::remote::RemoteArgs;
 use lockbox_host::shown;
 
 use crate::exit::Failure;
-use crate::key_unlock::{self, UnlockArgs};
 use crate::open_archive::{self, WriterArgs};
 use crate::output;
-use crate::secrets;
+use crate::secrets::{self, UnlockArgs};
 
 /// Back up and restore the header of an archive, which holds the keys
 #[derive(clap::Subcommand)]
@@ -58,7 +57,7 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
 
 fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let place = open_archive::place(&args.archive, &args.remote)?;
-    let bytes = keys::backup_header(place.site()).map_err(|error| key_unlock::failure(&place, error))?;
+    let bytes = keys::backup_header(place.site()).map_err(|error| secrets::failure(&place, error))?;
     let failed = |e: io::Error| match e.kind() {
         io::ErrorKind::AlreadyExists => {
             Failure::other(format!("{} exists already; it was left as it is: choose another name", shown(&args.file)))

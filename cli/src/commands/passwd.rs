@@ -5,11 +5,9 @@ use lockbox::keys::{self, KeyAccess};
 use lockbox_host::remote::RemoteArgs;
 
 use crate::exit::Failure;
-use crate::kdf::KdfArgs;
-use crate::key_unlock::UnlockArgs;
 use crate::open_archive::{self, WriterArgs};
 use crate::output;
-use crate::secrets;
+use crate::secrets::{self, KdfArgs, UnlockArgs};
 
 /// Change the passphrase of an archive that is not mounted
 #[derive(clap::Args)]

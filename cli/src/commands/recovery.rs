@@ -10,12 +10,9 @@ use lockbox_host::{Spinner, shown};
 
 use crate::commands::key::{name_of, row};
 use crate::exit::Failure;
-use crate::kdf::KdfArgs;
-use crate::key_unlock;
 use crate::open_archive::{self, WriterArgs};
 use crate::output::{self, Reader};
-use crate::rollback_state::SeenArgs;
-use crate::secrets::{self, LimitArgs};
+use crate::secrets::{self, KdfArgs, LimitArgs, SeenArgs};
 
 /// Set a new passphrase with a recovery code
 #[derive(clap::Args)]
@@ -55,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let place = open_archive::place_to_change(path, &args.remote, args.writer)?;
     let (code, new) = args.code_and_new(path)?;
     let given = Secrets { recovery_code: Some(code), ..Secrets::default() };
-    let failed = |error| key_unlock::failure(&place, error);
+    let failed = |error| secrets::failure(&place, error);
     // A wrong code is reported before the next prompt, and before a second is spent on the new
     // passphrase.
     let access = KeyAccess { secrets: &given, limits: args.limit.limits(), seen: args.seen.options(path) };

@@ -14,8 +14,8 @@ use serde_json::json;
 
 use super::ChangeArgs;
 use crate::exit::{Failure, Lockbox};
-use crate::kdf::KdfArgs;
 use crate::output::{self, Output};
+use crate::secrets::KdfArgs;
 
 /// Add a key: a passphrase, or what one of the options names
 #[derive(clap::Args)]

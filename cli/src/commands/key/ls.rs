@@ -5,9 +5,9 @@ use serde_json::json;
 
 use super::{KeyArgs, json_of, name_of, row};
 use crate::exit::Failure;
-use crate::key_unlock;
 use crate::open_archive;
 use crate::output::Output;
+use crate::secrets;
 
 /// List the keys of an archive, with their labels
 #[derive(clap::Args)]
@@ -56,6 +56,6 @@ type Lister = fn(ArchiveSource<'_>, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyIn
 
 fn keys(args: &KeyArgs, list: Lister) -> Result<Vec<KeyInfo>, Failure> {
     let place = open_archive::place(&args.archive, &args.remote)?;
-    keys::identify(place.site()).map_err(|error| key_unlock::failure(&place, error))?;
+    keys::identify(place.site()).map_err(|error| secrets::failure(&place, error))?;
     args.unlock.with_access(&place, |access| list(place.site(), access))
 }

@@ -16,9 +16,9 @@ use lockbox_terminal::display;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::key_unlock::UnlockArgs;
 use crate::open_archive::{self, WriterArgs};
 use crate::output::{Reader, rfc3339};
+use crate::secrets::UnlockArgs;
 
 /// Add, list, remove and renew the keys that open an archive
 #[derive(clap::Subcommand)]
