@@ -15,7 +15,6 @@ mod runtime;
 mod secrets;
 mod snapshot_client;
 mod suggestions;
-mod variables;
 
 use std::ffi::OsStr;
 use std::io::{self, Write};

@@ -1,18 +1,19 @@
-//! `lockbox compact`: rewrites an archive without its free space.
+//! `lockbox compact` and `purge`: rewrite an archive without its free space, or erase that.
 use std::path::Path;
 
 use lockbox::Error;
 use lockbox::archive::{Archive, CompactOptions, CompactStep};
 use lockbox_host::remote::{self, ArchiveLocation};
-use lockbox_host::{NO_SPACE, shown};
+use lockbox_host::{NO_SPACE, Program, shown};
 use serde_json::json;
 
-use crate::exit::Failure;
+use crate::exit::{Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
 use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::Output;
 use crate::progress::Bar;
 use crate::secrets;
+use crate::snapshot_client::Mounted;
 
 /// Treatment of the bytes of a new file.
 const COPIED: &str = "copied and compared";
@@ -107,4 +108,33 @@ pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
         ),
         error => secrets::failure(place, error),
     }
+}
+
+/// Erase what deleted files left in an archive, now; the archive may be mounted, and named by its mount point
+#[derive(clap::Args)]
+pub(crate) struct PurgeArgs {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
+    /// First remove every snapshot, so that what only they show is erased too
+    #[arg(long)]
+    snapshots: bool,
+}
+
+pub(crate) fn purge(args: &PurgeArgs) -> Result<(), Failure> {
+    if let Some(mounted) = Mounted::find(&args.archive)? {
+        if args.snapshots {
+            let ids: Vec<u64> = mounted.list(false)?.iter().map(|snapshot| snapshot.id).collect();
+            mounted.remove(&ids)?;
+        }
+        return mounted.purge();
+    }
+    let archive = args.archive.write(args.writer)?;
+    let all = &mut |all: &[lockbox::archive::Snapshot]| Ok(all.iter().map(|snapshot| snapshot.id).collect());
+    let removed = if args.snapshots { archive.snapshot_manager().remove(all) } else { Ok(()) };
+    let purged = removed.and_then(|()| archive.file_system().purge());
+    // Closing erases the remaining space and truncates the file, also after purging failed
+    // half-way.
+    purged.and(archive.close()).map_err(|error| Lockbox::failure(&args.archive.archive, error))
 }

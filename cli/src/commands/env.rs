@@ -1,15 +1,26 @@
-//! `lockbox env`: sets, prints, lists and removes environment variables stored in an archive for
-//! `lockbox run`.
+//! `lockbox env` and `run`: environment variables in an archive, and a program that gets them.
+//!
+//! They are in the directory `/.lockbox/env`, one file per variable, named after it.
+use std::ffi::{CString, OsString};
 use std::io::{self, IsTerminal};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use lockbox::Error;
 use lockbox::archive::Archive;
-use lockbox_host::Program;
+use lockbox::exchange::{Entries, resolve};
+use lockbox::format::{Ino, ROOT_INO};
+use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
+use lockbox_host::harden::{self, CoreLimit};
+use lockbox_host::{Program, secrets};
+use lockbox_terminal::display;
+use nix::errno::Errno;
+use nix::unistd::execvpe;
+use zeroize::{Zeroize, Zeroizing};
 
-use crate::exit::{Failure, Lockbox};
-use crate::open_archive::{ArchiveArgs, WriterArgs};
+use crate::exit::{Failure, Lockbox, NOT_FOUND, NOT_RUNNABLE};
+use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
 use crate::output::Output;
-use crate::variables;
 
 /// Keep environment variables in an archive, for 'lockbox run'
 #[derive(clap::Args)]
@@ -73,14 +84,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Command::Get(args) => get(args),
         Command::Ls(args) => list(args),
         Command::Rm(Rm { one: args, writer }) => {
-            variables::check_name(&args.name)?;
-            change(&args.archive, args.archive.write(*writer)?, |archive| variables::remove(archive, &args.name))
+            check_name(&args.name)?;
+            change(&args.archive, args.archive.write(*writer)?, |archive| remove_variable(archive, &args.name))
         }
     }
 }
 
 fn set(args: &Set) -> Result<(), Failure> {
-    variables::check_name(&args.name)?;
+    check_name(&args.name)?;
     // Read before the passphrase prompt, which would otherwise consume standard input.
     let value = match &args.from {
         None if io::stdin().is_terminal() => None,
@@ -100,7 +111,7 @@ fn set(args: &Set) -> Result<(), Failure> {
     if value.contains(&0) {
         return Err(Failure::other("the value holds a NUL, which no variable can"));
     }
-    change(&args.archive, archive, |archive| variables::set(archive, &args.name, &value))
+    change(&args.archive, archive, |archive| write_variable(archive, &args.name, &value))
 }
 
 fn change(
@@ -114,9 +125,9 @@ fn change(
 }
 
 fn get(args: &One) -> Result<(), Failure> {
-    variables::check_name(&args.name)?;
+    check_name(&args.name)?;
     let archive = args.archive.read()?;
-    let value = variables::get(&archive, &args.name)?;
+    let value = read_variable(&archive, &args.name)?;
     let mut out = Output::new();
     out.bytes(&value)?;
     out.bytes(b"\n")?;
@@ -125,10 +136,227 @@ fn get(args: &One) -> Result<(), Failure> {
 
 fn list(args: &All) -> Result<(), Failure> {
     let archive = args.archive.read()?;
-    let names = variables::names(&archive).map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+    let names = variable_names(&archive).map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
     let mut out = Output::new();
     for name in names {
         out.line(&name)?;
     }
     out.finish()
+}
+
+/// Run a program with the variables of an archive in its environment
+#[derive(clap::Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// Give the program only this variable of the archive; may be repeated
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Give the program nothing of the present environment
+    #[arg(long)]
+    no_inherit: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Replaces this process by the program, which keeps its process id, signals and exit code. Returns
+/// only when the program could not be run.
+pub(crate) fn run_program(args: &RunArgs, cores: CoreLimit) -> Result<(), Failure> {
+    for name in &args.only {
+        check_name(name)?;
+    }
+    let mut environment = Environment(Vec::new());
+    if !args.no_inherit {
+        for (name, value) in secrets::inherited() {
+            environment.put(name.as_bytes(), &Zeroizing::new(value.into_vec()))?;
+        }
+    }
+    // Standard input is the program's.
+    let archive = args.archive.read_with_input_taken()?;
+    let names = match args.only.is_empty() {
+        true => variable_names(&archive).map_err(|error| Lockbox::failure(&args.archive.archive, error))?,
+        false => args.only.clone(),
+    };
+    for name in names {
+        let value = read_variable(&archive, &name)?;
+        environment.put(name.as_bytes(), &value)?;
+    }
+    archive.close().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+    let command: Vec<CString> = args
+        .command
+        .iter()
+        .map(|argument| CString::new(argument.as_bytes()))
+        .collect::<Result<_, _>>()
+        .map_err(|_| Failure::usage("an argument of the program holds a NUL"))?;
+    cores.restore();
+    harden::undo_outliving_size_limits();
+    let Err(errno) = execvpe(&command[0], &command, &environment.0);
+    let code = if errno == Errno::ENOENT { NOT_FOUND } else { NOT_RUNNABLE };
+    let program = display(command[0].as_bytes());
+    Err(Failure::new(code, format!("cannot run {program}: {}", errno.desc())))
+}
+
+/// Entries `NAME=value`. The kernel drops the memory when another program replaces the process; the
+/// destructor clears it in case none does.
+struct Environment(Vec<CString>);
+
+impl Environment {
+    /// The last value of a name counts.
+    fn put(&mut self, name: &[u8], value: &[u8]) -> Result<(), Failure> {
+        let same = |entry: &CString| entry.as_bytes().strip_prefix(name).is_some_and(|rest| rest.starts_with(b"="));
+        while let Some(at) = self.0.iter().position(same) {
+            clear(self.0.swap_remove(at));
+        }
+        // Allocated at once, with the NUL: a growing vector leaves copies in memory.
+        let mut entry = Vec::with_capacity(name.len() + value.len() + 2);
+        entry.extend_from_slice(name);
+        entry.push(b'=');
+        entry.extend_from_slice(value);
+        let entry = CString::new(entry).map_err(|_| Failure::other("a variable holds a NUL"))?;
+        self.0.push(entry);
+        Ok(())
+    }
+}
+
+impl Drop for Environment {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(clear);
+    }
+}
+
+fn clear(entry: CString) {
+    entry.into_bytes().zeroize();
+}
+
+/// Directory of the variables, for people.
+const DIRECTORY: &str = "/.lockbox/env";
+const PARTS: [&[u8]; 2] = [b".lockbox", b"env"];
+/// Under this name a new value is written before it takes its place; no variable can have it.
+const UNFINISHED: &[u8] = b".new";
+/// The kernel's limit of one variable with its name is 128 KiB.
+const MAX_VALUE: usize = 64 << 10;
+const MAX_NAME: usize = 255;
+
+/// Refuses a name that is not valid in every shell.
+fn check_name(name: &str) -> Result<(), Failure> {
+    let begins = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
+    if begins && name.len() <= MAX_NAME && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "'{}' is no name of a variable: letters, digits and underscores, at most {MAX_NAME}, not beginning with a digit",
+        display(name.as_bytes())
+    )))
+}
+
+/// Returns the names, sorted. Other objects in the directory are not variables: a file that a
+/// program left there through a mount, for example.
+pub(crate) fn variable_names(archive: &Archive) -> Result<Vec<String>, Error> {
+    let fs = archive.file_system();
+    let Some(directory) = directory(fs)? else { return Ok(Vec::new()) };
+    let mut names = Vec::new();
+    for entry in Entries::new(fs, directory)? {
+        let entry = entry?;
+        if entry.attributes.mode & mode::TYPE == mode::REGULAR
+            && let Ok(name) = String::from_utf8(entry.name)
+            && check_name(&name).is_ok()
+        {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn read_variable(archive: &Archive, name: &str) -> Result<Zeroizing<Vec<u8>>, Failure> {
+    check_name(name)?;
+    let fs = archive.file_system();
+    let found = find(fs, name)?;
+    if found.size > MAX_VALUE as u64 {
+        return Err(Failure::other(format!("{DIRECTORY}/{name} is longer than {} KiB", MAX_VALUE >> 10)));
+    }
+    let value = Zeroizing::new(fs.read(found.ino, 0, MAX_VALUE)?);
+    if value.contains(&0) {
+        return Err(Failure::other(format!("{DIRECTORY}/{name} holds a NUL, which no variable can")));
+    }
+    Ok(value)
+}
+
+/// Sets a variable: the old or the new value exists at any moment.
+fn write_variable(archive: &Archive, name: &str, value: &[u8]) -> Result<(), Failure> {
+    check_name(name)?;
+    let fs = &**archive.file_system();
+    let creator = creator();
+    let mut at = ROOT_INO;
+    for part in PARTS {
+        let found = match fs.lookup(at, part) {
+            Err(Error::NotFound) => fs.make_directory(at, part, 0o700, creator)?,
+            other => other?,
+        };
+        if !found.is_directory() {
+            return Err(Failure::other(format!("{} of the archive is no directory", display(part))));
+        }
+        at = found.ino;
+    }
+    match fs.unlink(at, UNFINISHED) {
+        Ok(()) | Err(Error::NotFound) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let made = fs.create_and_open(at, UNFINISHED, 0o600, creator)?;
+    let written = fs.write(made.ino, 0, value);
+    fs.release(made.ino)?;
+    written?;
+    Ok(fs.rename(at, UNFINISHED, at, name.as_bytes(), RenameMode::Replace)?)
+}
+
+fn remove_variable(archive: &Archive, name: &str) -> Result<(), Failure> {
+    check_name(name)?;
+    let fs = archive.file_system();
+    find(fs, name)?;
+    match directory(fs)? {
+        Some(directory) => Ok(fs.unlink(directory, name.as_bytes())?),
+        None => Err(missing(name)),
+    }
+}
+
+fn directory(fs: &FileSystem) -> Result<Option<Ino>, Error> {
+    match resolve(fs, DIRECTORY.as_bytes()) {
+        Err(Error::NotFound) => Ok(None),
+        Err(error) => Err(error),
+        Ok(found) if found.is_directory() => Ok(Some(found.ino)),
+        Ok(_) => Err(Error::NotDirectory),
+    }
+}
+
+fn find(fs: &FileSystem, name: &str) -> Result<Attributes, Failure> {
+    let found = match directory(fs)? {
+        Some(directory) => fs.lookup(directory, name.as_bytes()),
+        None => Err(Error::NotFound),
+    };
+    match found {
+        Ok(found) if found.mode & mode::TYPE == mode::REGULAR => Ok(found),
+        Ok(_) => Err(Failure::other(format!("{DIRECTORY}/{name} is no file"))),
+        Err(Error::NotFound) => Err(missing(name)),
+        Err(error) => Err(Failure::of(format_args!("{DIRECTORY}/{name}"), &error)),
+    }
+}
+
+fn missing(name: &str) -> Failure {
+    Failure::other(format!("the archive has no variable {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_shells() {
+        for good in ["A", "_", "a_1", "PATH", &"x".repeat(255)] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "1A", "A-B", "A=B", "a/b", "..", ".new", "ä", "A B", "A\n", &"x".repeat(256)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
 }

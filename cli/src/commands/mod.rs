@@ -1,39 +1,24 @@
 //! The commands, one module each: its arguments, and the function that runs it.
 
-mod add;
 mod backup;
-mod cache;
-mod cat;
 mod check;
 mod compact;
 mod complete;
-mod completions;
-mod cp;
 mod create;
 mod diff;
 mod doctor;
 mod edit;
 mod env;
+mod exchange;
 mod exec;
-mod export_tar;
-mod extract;
-mod forget;
-mod header;
-mod import_tar;
-mod info;
+mod files;
 mod key;
 mod ls;
-mod mkdir;
 mod mount;
-mod mv;
 mod passwd;
-mod purge;
 mod receive;
-mod recovery;
 mod remote;
 mod rescue;
-mod rm;
-mod run;
 mod share;
 mod snapshot;
 mod status;
@@ -50,43 +35,43 @@ pub(crate) enum Command {
     Mount(mount::Args),
     Umount(umount::Args),
     Status(status::Args),
-    Add(add::Args),
-    Extract(extract::Args),
-    ExportTar(export_tar::Args),
-    ImportTar(import_tar::Args),
+    Add(exchange::AddArgs),
+    Extract(exchange::ExtractArgs),
+    ExportTar(exchange::ExportTarArgs),
+    ImportTar(exchange::ImportTarArgs),
     Ls(ls::Args),
-    Cat(cat::Args),
-    Cp(cp::Args),
+    Cat(ls::CatArgs),
+    Cp(files::CopyArgs),
     Diff(diff::Args),
     Edit(edit::Args),
-    Mkdir(mkdir::Args),
-    Mv(mv::Args),
-    Rm(rm::Args),
-    Info(info::Args),
+    Mkdir(files::MkdirArgs),
+    Mv(files::MoveArgs),
+    Rm(files::RemoveArgs),
+    Info(check::InfoArgs),
     Check(check::Args),
     Rescue(rescue::Args),
     Backup(backup::Args),
     Compact(compact::Args),
-    Purge(purge::Args),
+    Purge(compact::PurgeArgs),
     Passwd(passwd::Args),
-    Forget(forget::Args),
+    Forget(key::ForgetArgs),
     #[command(subcommand)]
     Remote(remote::Command),
     #[command(subcommand)]
-    Cache(cache::Command),
+    Cache(remote::CacheCommand),
     Doctor(doctor::Args),
-    Completions(completions::Args),
+    Completions(complete::CompletionsArgs),
     #[command(hide = true)]
     Complete(complete::Args),
-    Recovery(recovery::Args),
+    Recovery(passwd::RecoverArgs),
     #[command(subcommand)]
     Key(key::Command),
     #[command(subcommand)]
-    Header(header::Command),
+    Header(key::HeaderCommand),
     #[command(subcommand)]
     Snapshot(snapshot::Command),
     Env(env::Args),
-    Run(run::Args),
+    Run(env::RunArgs),
     Exec(exec::Args),
     Share(share::Args),
     Receive(receive::Args),
@@ -98,40 +83,40 @@ pub(crate) fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
         Command::Mount(args) => mount::run(args, cores),
         Command::Umount(args) => umount::run(args),
         Command::Status(args) => status::run(args),
-        Command::Add(args) => add::run(args),
-        Command::Extract(args) => extract::run(args),
-        Command::ExportTar(args) => export_tar::run(args),
-        Command::ImportTar(args) => import_tar::run(args),
+        Command::Add(args) => exchange::add(args),
+        Command::Extract(args) => exchange::extract(args),
+        Command::ExportTar(args) => exchange::export_tar(args),
+        Command::ImportTar(args) => exchange::import_tar(args),
         Command::Ls(args) => ls::run(args),
-        Command::Cat(args) => cat::run(args),
-        Command::Cp(args) => cp::run(args),
+        Command::Cat(args) => ls::cat(args),
+        Command::Cp(args) => files::cp(args),
         Command::Diff(args) => diff::run(args),
         Command::Edit(args) => edit::run(args),
-        Command::Mkdir(args) => mkdir::run(args),
-        Command::Mv(args) => mv::run(args),
-        Command::Rm(args) => rm::run(args),
-        Command::Info(args) => info::run(args),
+        Command::Mkdir(args) => files::mkdir(args),
+        Command::Mv(args) => files::mv(args),
+        Command::Rm(args) => files::rm(args),
+        Command::Info(args) => check::info(args),
         Command::Check(args) => check::run(args),
         Command::Rescue(args) => rescue::run(args),
         Command::Backup(args) => backup::run(args),
         Command::Compact(args) => compact::run(args),
-        Command::Purge(args) => purge::run(args),
+        Command::Purge(args) => compact::purge(args),
         Command::Passwd(args) => passwd::run(args),
-        Command::Forget(args) => forget::run(args),
+        Command::Forget(args) => key::forget(args),
         Command::Remote(command) => remote::run(command),
-        Command::Cache(command) => cache::run(command),
+        Command::Cache(command) => remote::cache(command),
         Command::Doctor(args) => doctor::run(args),
-        Command::Completions(args) => completions::run(args),
+        Command::Completions(args) => complete::completions(args),
         Command::Complete(args) => {
             complete::run(args);
             Ok(())
         }
-        Command::Recovery(args) => recovery::run(args),
+        Command::Recovery(args) => passwd::recovery(args),
         Command::Key(command) => key::run(command),
-        Command::Header(command) => header::run(command),
+        Command::Header(command) => key::header(command),
         Command::Snapshot(command) => snapshot::run(command),
         Command::Env(args) => env::run(args),
-        Command::Run(args) => run::run(args, cores),
+        Command::Run(args) => env::run_program(args, cores),
         Command::Exec(args) => exec::run(args, cores),
         Command::Share(args) => share::run(args),
         Command::Receive(args) => receive::run(args),

@@ -1,5 +1,4 @@
-//! `lockbox remote`: lists, verifies and cleans up archives in object stores and pending uploads,
-//! without a key.
+//! `lockbox remote` and `cache`: archives in object stores, pending uploads and the local cache, without a key.
 use std::path::PathBuf;
 
 use lockbox::error::Timestamp;
@@ -258,4 +257,80 @@ fn counted(reader: Reader, what: &str, count: u64, bytes: u64) -> String {
 
 fn objects(count: u64) -> String {
     if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
+}
+
+/// List or remove what is kept on disk of archives on servers
+#[derive(clap::Subcommand)]
+pub(crate) enum CacheCommand {
+    Ls(CacheLsArgs),
+    Clear(ClearArgs),
+}
+
+/// List what is kept, an archive a line: size, when it was used last, address
+#[derive(clap::Args)]
+pub(crate) struct CacheLsArgs {
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Remove what is kept of all archives, or of some; a mount that uses it goes on with it
+#[derive(clap::Args)]
+pub(crate) struct ClearArgs {
+    /// Only of these
+    #[arg(value_name = "ADDRESS")]
+    addresses: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn cache(command: &CacheCommand) -> Result<(), Failure> {
+    match command {
+        CacheCommand::Ls(args) => list_cache(args),
+        CacheCommand::Clear(args) => clear(args),
+    }
+}
+
+fn list_cache(args: &CacheLsArgs) -> Result<(), Failure> {
+    let mut out = Output::new();
+    for kept in remote::kept()? {
+        let used = Timestamp::from_system(kept.used);
+        if args.json {
+            out.json(&json!({
+                "address": kept.address,
+                "file": kept.file,
+                "bytes": kept.bytes,
+                "most_bytes": kept.most,
+                "used": rfc3339(used),
+            }))?;
+        } else {
+            let (size, used) = (out.reader.size(kept.bytes), out.reader.time(used));
+            let address = kept.address.unwrap_or_else(|| format!("({}, which does not say its address)", kept.file));
+            out.line(&format!("{size:>17}  {used}  {address}"))?;
+        }
+    }
+    out.finish()
+}
+
+fn clear(args: &ClearArgs) -> Result<(), Failure> {
+    let removed = remote::remove_kept((!args.addresses.is_empty()).then_some(&args.addresses))?;
+    let bytes: u64 = removed.iter().map(|(kept, _)| kept.bytes).sum();
+    let used = removed.iter().filter(|(_, is_used)| *is_used).count();
+    let mut out = Output::new();
+    if args.json {
+        out.json(&json!({"removed": removed.len(), "bytes": bytes, "in_use": used}))?;
+        return out.finish();
+    }
+    match removed.len() {
+        0 => out.line("Nothing was kept.")?,
+        1 => out.line(&format!("What was kept of 1 archive is removed: {}.", out.reader.size(bytes)))?,
+        count => out.line(&format!("What was kept of {count} archives is removed: {}.", out.reader.size(bytes)))?,
+    }
+    match used {
+        0 => {}
+        1 => out.line("1 of it is in use; its space comes back when that ends.")?,
+        count => out.line(&format!("{count} of them are in use; their space comes back when that ends."))?,
+    }
+    out.finish()
 }

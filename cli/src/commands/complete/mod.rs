@@ -5,12 +5,9 @@
 //! nothing is offered and nothing is printed. Names with characters that a terminal would obey are
 //! not offered either, so that untrusted names are harmless in any shell; every shell gets them as
 //! data, or quoted for it.
-
 mod bash;
-mod content;
-mod host;
 mod line;
-mod value_kind;
+mod values;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -22,8 +19,9 @@ use std::time::Duration;
 use clap::CommandFactory;
 use lockbox_terminal::display;
 
-use line::{CursorContext, Line};
-use value_kind::ValueKind;
+use self::line::{CursorContext, Line, ValueKind};
+use crate::exit::Failure;
+use crate::output::Output;
 
 /// Deadline, after which nothing is offered: the mount or the server does not answer, and the shell
 /// waits.
@@ -189,23 +187,40 @@ fn of_argument(line: &Line<'_>, argument: &clap::Arg, before: usize, typed: &OsS
         return values.iter().map(|value| Candidate::new(b"", value.get_name())).collect();
     }
     let archive = || line.archive();
-    match value_kind::of(line.command, argument) {
-        Some(ValueKind::File) => host::files(typed),
-        Some(ValueKind::Directory) => host::directories(typed),
-        Some(ValueKind::Archive) if before == 0 && line.takes_paths() => content::whole_or_within(typed, false),
-        Some(ValueKind::Archive) => host::archives(typed),
-        Some(ValueKind::Within) => content::whole_or_within(typed, true),
-        Some(ValueKind::Either) => content::either(typed),
-        Some(ValueKind::Path) => archive().map(|archive| content::paths(&archive, typed)).unwrap_or_default(),
-        Some(ValueKind::Mounted) => host::mounted(typed),
-        Some(ValueKind::Slot) => archive().map(|archive| content::labels(&archive)).unwrap_or_default(),
-        Some(ValueKind::Snapshot) => archive().map(|archive| content::snapshots(&archive)).unwrap_or_default(),
-        Some(ValueKind::Variable) => archive().map(|archive| content::variables(&archive)).unwrap_or_default(),
-        Some(ValueKind::Address) => host::addresses(),
-        Some(ValueKind::MountOptions) => host::list_of_options(typed, true),
-        Some(ValueKind::RemoteOptions) => host::list_of_options(typed, false),
+    match line::kind_of(line.command, argument) {
+        Some(ValueKind::File) => values::files(typed),
+        Some(ValueKind::Directory) => values::directories(typed),
+        Some(ValueKind::Archive) if before == 0 && line.takes_paths() => values::whole_or_within(typed, false),
+        Some(ValueKind::Archive) => values::archives(typed),
+        Some(ValueKind::Within) => values::whole_or_within(typed, true),
+        Some(ValueKind::Either) => values::either(typed),
+        Some(ValueKind::Path) => archive().map(|archive| values::paths(&archive, typed)).unwrap_or_default(),
+        Some(ValueKind::Mounted) => values::mounted(typed),
+        Some(ValueKind::Slot) => archive().map(|archive| values::labels(&archive)).unwrap_or_default(),
+        Some(ValueKind::Snapshot) => archive().map(|archive| values::snapshots(&archive)).unwrap_or_default(),
+        Some(ValueKind::Variable) => archive().map(|archive| values::variables(&archive)).unwrap_or_default(),
+        Some(ValueKind::Address) => values::addresses(),
+        Some(ValueKind::MountOptions) => values::list_of_options(typed, true),
+        Some(ValueKind::RemoteOptions) => values::list_of_options(typed, false),
         Some(ValueKind::Free) | None => Vec::new(),
     }
+}
+
+/// Print the completions of a shell
+#[derive(clap::Args)]
+pub(crate) struct CompletionsArgs {
+    shell: Shell,
+}
+
+pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+    let script = match args.shell {
+        Shell::Bash => include_str!("lockbox.bash"),
+        Shell::Zsh => include_str!("lockbox.zsh"),
+        Shell::Fish => include_str!("lockbox.fish"),
+    };
+    let mut out = Output::new();
+    out.bytes(script.as_bytes())?;
+    out.finish()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Checks the requirements of mounting and of keeping keys in memory.
+//! Checks what mounting needs, and whether keys and content stay in memory and in the sandbox.
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use lockbox::control::OwnRuntimeDir;
+use lockbox::control::{self, OwnRuntimeDir};
 use lockbox::keys::state_directory;
 use lockbox_host::secrets::Keyring;
-use lockbox_host::{daemons, shown};
+use lockbox_host::{daemons, proc, shown};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{AccessFlags, access, geteuid};
 use serde_json::{Value, json};
@@ -36,6 +36,7 @@ pub(super) fn findings() -> Vec<Finding> {
         clock(),
         state(),
         runtime_directory(),
+        swap(),
     ]
 }
 
@@ -280,4 +281,210 @@ fn in_path(program: impl AsRef<OsStr>) -> Option<PathBuf> {
 /// Returns the host's words without its number for them.
 fn reason(error: &std::io::Error) -> String {
     lockbox_terminal::without_numbers(error.to_string())
+}
+
+/// Devices lie on devices on devices, but not deeper.
+const DEEPEST: u32 = 16;
+
+fn swap() -> Finding {
+    const NAME: &str = "swap";
+    let advice =
+        "encrypt swap (crypttab with a random key) or use zram: what programs read from archives may be written there";
+    let Ok(table) = fs::read_to_string("/proc/swaps") else {
+        return Finding::advice(NAME, "cannot be told: /proc/swaps is not readable", advice);
+    };
+    let spaces = spaces(&table);
+    if spaces.is_empty() {
+        return Finding::good(NAME, "none");
+    }
+    let plain: Vec<_> = spaces.iter().filter(|path| !is_encrypted(path)).map(|path| shown(path)).collect();
+    if plain.is_empty() {
+        return Finding::good(NAME, "encrypted or in memory");
+    }
+    Finding::advice(NAME, format!("not encrypted, as far as can be told: {}", plain.join(", ")), advice)
+}
+
+/// Parses `/proc/swaps`, skipping the header line.
+fn spaces(table: &str) -> Vec<PathBuf> {
+    table.lines().skip(1).filter_map(|line| line.split_whitespace().next()).map(PathBuf::from).collect()
+}
+
+/// The device, or the one under the file, or any device below that.
+fn is_encrypted(space: &Path) -> bool {
+    if space.file_name().is_some_and(|name| name.to_string_lossy().starts_with("zram")) {
+        return true;
+    }
+    let Ok(metadata) = fs::metadata(space) else { return false };
+    let is_device = std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type());
+    let number = if is_device { metadata.rdev() } else { metadata.dev() };
+    let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
+    crypt_below(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")), 0)
+}
+
+/// Returns whether dm-crypt is the device of this directory in /sys, or all devices below it.
+fn crypt_below(device: &Path, depth: u32) -> bool {
+    let uuid = fs::read_to_string(device.join("dm/uuid")).unwrap_or_default();
+    if uuid.starts_with("CRYPT-") {
+        return true;
+    }
+    let slaves: Vec<PathBuf> = match fs::read_dir(device.join("slaves")) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => return false,
+    };
+    depth < DEEPEST && !slaves.is_empty() && slaves.iter().all(|slave| crypt_below(slave, depth + 1))
+}
+
+/// CAP_IPC_LOCK, the one capability that a daemon keeps, and CAP_DAC_OVERRIDE, which a fetcher
+/// keeps for objects in a directory of another user.
+const KEPT: u64 = 1 << 14 | 1 << 1;
+
+/// One process of a mount.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Confined {
+    archive: String,
+    pid: u32,
+    /// `daemon` or `fetcher`.
+    process: &'static str,
+    no_new_privs: bool,
+    /// A filter of system calls binds it.
+    seccomp: bool,
+    /// Its effective capabilities, as in /proc.
+    capabilities: String,
+}
+
+impl Confined {
+    fn of(archive: &str, pid: u32, process: &'static str) -> Option<Confined> {
+        Confined::parse(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, archive, pid, process)
+    }
+
+    fn parse(status: &str, archive: &str, pid: u32, process: &'static str) -> Option<Confined> {
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.map(str::trim)
+        };
+        Some(Confined {
+            archive: archive.to_owned(),
+            pid,
+            process,
+            no_new_privs: field("NoNewPrivs")? == "1",
+            seccomp: field("Seccomp")? == "2",
+            capabilities: format!("{:016x}", proc::bits(status, "CapEff")?),
+        })
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "archive": self.archive,
+            "pid": self.pid,
+            "process": self.process,
+            "no_new_privs": self.no_new_privs,
+            "seccomp": self.seccomp,
+            "capabilities": self.capabilities,
+        })
+    }
+
+    fn is_in_force(&self) -> bool {
+        let capabilities = u64::from_str_radix(&self.capabilities, 16).unwrap_or(u64::MAX);
+        self.no_new_privs && self.seccomp && capabilities & !KEPT == 0
+    }
+}
+
+pub(super) fn processes() -> Vec<Confined> {
+    let mut found = Vec::new();
+    for place in daemons::places() {
+        for (_, status) in control::list_daemons(&place).unwrap_or_default() {
+            found.extend(Confined::of(&status.archive, status.pid, "daemon"));
+            found.extend(fetcher(status.pid).and_then(|pid| Confined::of(&status.archive, pid, "fetcher")));
+        }
+    }
+    found
+}
+
+/// Returns the fetcher of a daemon; None if the kernel does not list children.
+fn fetcher(daemon: u32) -> Option<u32> {
+    // Each thread has children of its own.
+    let threads = fs::read_dir(format!("/proc/{daemon}/task")).ok()?.flatten();
+    let children: String =
+        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok()).collect();
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid: &u32| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments.split(|byte| *byte == 0).nth(1) == Some(b"--fetcher")
+    })
+}
+
+pub(super) fn confinement(processes: &[Confined]) -> Finding {
+    const NAME: &str = "mounts";
+    let free: Vec<_> = processes.iter().filter(|process| !process.is_in_force()).collect();
+    match (processes.len(), free.as_slice()) {
+        (0, _) => Finding::good(NAME, "none of this user"),
+        (count, []) => Finding::good(
+            NAME,
+            format!(
+                "{count} processes, all in a sandbox: no capability but to lock memory, no new privileges, a list of system calls"
+            ),
+        ),
+        (_, free) => {
+            let named = free
+                .iter()
+                .map(|one| format!("the {} of {} (process {})", one.process, shown(one.archive.as_ref()), one.pid));
+            Finding::advice(
+                NAME,
+                format!("without a whole sandbox: {}", named.collect::<Vec<_>>().join(", ")),
+                "mount again without sandbox=off; the daemon's log names the reason",
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_table_is_read() {
+        let table = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n/dev/dm-1                               partition\t8388604\t0\t-2\n\
+                     /swap                                   file\t1024\t0\t-3\n";
+        assert_eq!(spaces(table), [Path::new("/dev/dm-1"), Path::new("/swap")]);
+        assert!(spaces("Filename Type\n").is_empty());
+    }
+
+    #[test]
+    fn a_volume_on_encrypted_devices_alone_is_encrypted() {
+        let place = std::env::temp_dir().join(format!("lockbox-doctor-{}", std::process::id()));
+        let make = |name: &str, uuid: Option<&str>, slaves: &[&str]| {
+            fs::create_dir_all(place.join(name).join("slaves")).unwrap();
+            if let Some(uuid) = uuid {
+                fs::create_dir_all(place.join(name).join("dm")).unwrap();
+                fs::write(place.join(name).join("dm/uuid"), uuid).unwrap();
+            }
+            for slave in slaves {
+                std::os::unix::fs::symlink(place.join(slave), place.join(name).join("slaves").join(slave)).unwrap();
+            }
+        };
+        make("crypt", Some("CRYPT-LUKS2-0123-cryptswap\n"), &["disk"]);
+        make("disk", None, &[]);
+        make("on-crypt", Some("LVM-0123"), &["crypt"]);
+        make("on-both", Some("LVM-4567"), &["crypt", "disk"]);
+        let encrypted = |name: &str| crypt_below(&place.join(name), 0);
+        let found = ["crypt", "disk", "on-crypt", "on-both", "missing"].map(encrypted);
+        fs::remove_dir_all(&place).unwrap();
+        assert_eq!(found, [true, false, true, false, false]);
+    }
+
+    #[test]
+    fn a_process_is_in_force_with_all_three_parts() {
+        let of = |privileges: &str, seccomp: &str, capabilities: &str| {
+            let status = format!("Name:\tx\nCapEff:\t{capabilities}\nNoNewPrivs:\t{privileges}\nSeccomp:\t{seccomp}\n");
+            Confined::parse(&status, "/a.lbx", 7, "daemon").unwrap()
+        };
+        let whole = of("1", "2", "0000000000004000");
+        assert!(whole.is_in_force());
+        for part in [of("0", "2", "0"), of("1", "0", "0"), of("1", "2", "000001ffffffffff"), of("1", "2", "200000")] {
+            assert!(!part.is_in_force(), "{part:?}");
+            let found = confinement(&[part]);
+            assert!(found.found.contains("the daemon of /a.lbx (process 7)") && found.advice.is_some());
+        }
+        assert!(confinement(&[whole]).advice.is_none() && confinement(&[]).advice.is_none());
+        assert_eq!(Confined::parse("Name:\tx\n", "/a.lbx", 7, "daemon"), None);
+    }
 }

@@ -22,7 +22,7 @@ use qrcode::render::unicode::Dense1x2;
 use serde_json::json;
 
 use super::content::{self, SharedArchiveFile};
-use super::format;
+use super::now;
 use super::serving::{self, ServerArgs};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -186,7 +186,7 @@ fn share(
     drop((at_once, bar));
     let shared = shared.map_err(|error| serving::failure(&error))?;
     let created = &shared.created;
-    let now = format::now();
+    let now = now();
     serving::book()?
         .add(
             client.server(),

@@ -1,12 +1,13 @@
-//! `lockbox snapshot restore`: restores files from a snapshot.
+//! `lockbox snapshot diff` and `restore`: compare what snapshots show, and bring it back.
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::SystemTime;
 
 use lockbox::Error;
 use lockbox::archive::Archive;
+use lockbox::control::PathDifference;
 use lockbox::error::Timestamp;
-use lockbox::exchange::{OfflineNamespace, Restore};
+use lockbox::exchange::{OfflineNamespace, PathChange, PathChangeKind, Restore, compare};
 use lockbox_host::{Program, Spinner};
 use lockbox_terminal::display;
 use serde_json::json;
@@ -17,11 +18,91 @@ use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name};
 use crate::snapshot_client::Mounted;
 
+/// Tell which paths differ between two snapshots, or between one and now
+#[derive(clap::Args)]
+pub(crate) struct DiffArgs {
+    #[command(flatten)]
+    archive: ArchiveArgs,
+    /// The older snapshot
+    #[arg(value_name = "A")]
+    older: OsString,
+    /// The newer snapshot; by default what is there now
+    #[arg(value_name = "B")]
+    newer: Option<OsString>,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
+    let failed = |error| Lockbox::failure(&args.archive.archive, error);
+    let mut out = Output::new();
+    let mut tell = |differing: &PathChange| {
+        if args.json { json_of(differing, &mut out) } else { line(differing, &mut out) }
+    };
+    let newer = args.newer.as_ref().map(|name| name.as_bytes());
+    if let Some(mounted) = Mounted::find(&args.archive)? {
+        mounted.compare(args.older.as_bytes(), newer, &mut |found| {
+            found.into_iter().try_for_each(|PathDifference { path, from, change, changed }| {
+                let kind = PathChangeKind::of_name(&change, changed);
+                let kind =
+                    kind.ok_or_else(|| Failure::other("the daemon tells of a change that this program does not know"))?;
+                tell(&PathChange { path: path.0, kind, from: from.map(|from| from.0) })
+            })
+        })?;
+        return out.finish();
+    }
+    let archive = args.archive.read()?;
+    let older = archive.snapshot_view(args.older.as_bytes()).map_err(failed)?;
+    let newer = match newer {
+        Some(name) => archive.snapshot_view(name).map_err(failed)?,
+        None => archive.file_system().clone(),
+    };
+    let working = Spinner::at("Comparing...");
+    let found = compare(&older, &newer, &mut |_| Ok(())).map_err(failed)?;
+    drop(working);
+    for differing in found {
+        tell(&differing)?;
+    }
+    out.finish()
+}
+
+/// Prints one line, with any names escaped: `git status --porcelain` has the same letters.
+fn line(differing: &PathChange, out: &mut Output) -> Result<(), Failure> {
+    let letters = match differing.kind {
+        PathChangeKind::Added => "A",
+        PathChangeKind::Removed => "D",
+        PathChangeKind::Changed => "M",
+        PathChangeKind::TypeChanged => "T",
+        PathChangeKind::Renamed { changed: false } => "R",
+        PathChangeKind::Renamed { changed: true } => "RM",
+    };
+    let from = differing.from.as_ref().map_or_else(String::new, |from| format!("{} -> ", display(from)));
+    out.line(&format!("{letters} {from}{}", display(shown(&differing.path))))
+}
+
+fn json_of(differing: &PathChange, out: &mut Output) -> Result<(), Failure> {
+    let mut object = json!({ "change": differing.kind.name() });
+    if let PathChangeKind::Renamed { changed } = differing.kind {
+        object["changed"] = changed.into();
+    }
+    if let Some(from) = &differing.from {
+        put_name(&mut object, "from", from);
+    }
+    put_name(&mut object, "path", shown(&differing.path));
+    out.json(&object)
+}
+
+/// The root has no name.
+fn shown(path: &[u8]) -> &[u8] {
+    if path.is_empty() { b"/" } else { path }
+}
+
 const AT_WORK: &str = "Restoring...";
 
 /// Bring back what a snapshot shows
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct RestoreSnapshotArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
     #[command(flatten)]
@@ -39,7 +120,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn restore(args: &RestoreSnapshotArgs) -> Result<(), Failure> {
     // It would stand for the root: of a variable that is not set everything that is newer would go.
     if args.paths.iter().any(|path| path.is_empty()) {
         return Err(Failure::usage("a path is empty; without any path everything is brought back"));
@@ -54,7 +135,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         None => {
             let (archive, interrupt) = args.archive.write_watched(args.writer)?;
-            let restored = restore(args, &archive, &mut before, &mut || interrupt.check());
+            let restored = restore_file(args, &archive, &mut before, &mut || interrupt.check());
             let closed = archive.close();
             // An interrupted archive is closed too, and a failure to close takes precedence.
             let restored = match restored {
@@ -89,13 +170,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-fn paths(args: &Args) -> Vec<Vec<u8>> {
+fn paths(args: &RestoreSnapshotArgs) -> Vec<Vec<u8>> {
     args.paths.iter().map(|path| path.as_bytes().to_vec()).collect()
 }
 
 /// `before` gets the name of the snapshot that is taken of the paths to be replaced.
-fn restore(
-    args: &Args,
+fn restore_file(
+    args: &RestoreSnapshotArgs,
     archive: &Archive,
     before: &mut Option<Vec<u8>>,
     go_on: &mut dyn FnMut() -> Result<(), Error>,

@@ -1,16 +1,18 @@
-//! `lockbox cp`: copies files into an archive, out of one, and within it.
+//! `lockbox cp`, `mkdir`, `mv` and `rm`: copy, make, rename and remove files of an archive.
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::exchange::{self, CopyDestination, ExtractOptions, Filter, ImportOptions, components, resolve};
+use lockbox::exchange::{
+    self, CopyDestination, ExtractOptions, Filter, ImportOptions, components, make_directories, remove, rename, resolve,
+};
+use lockbox::format::ROOT_INO;
 use lockbox::fs::FileSystem;
 use lockbox_host::{Program, shown};
 use lockbox_terminal::display;
 
-use crate::commands::add::copy_in;
-use crate::commands::extract::copy_out;
+use crate::commands::exchange::{copy_in, copy_out};
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt;
 use crate::open_archive::{MomentArgs, OpeningArgs, WriterArgs, creator};
@@ -18,7 +20,7 @@ use crate::paths::{Named, in_one_archive, is_same};
 
 /// Copy files and directories into an archive, out of it, or within it
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct CopyArgs {
     #[command(flatten)]
     opening: OpeningArgs,
     #[command(flatten)]
@@ -37,7 +39,7 @@ pub(crate) struct Args {
     privileges: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn cp(args: &CopyArgs) -> Result<(), Failure> {
     let Some((target, sources)) = args.paths.split_last() else { return Err(Failure::usage("nothing is named")) };
     let within = sources.iter().map(|source| Ok(matches!(Named::of(source)?, Named::Within { .. })));
     let within = within.collect::<Result<Vec<bool>, Failure>>()?;
@@ -86,7 +88,7 @@ fn refuse_directory(name: String) -> Failure {
 }
 
 /// Copies from the host into an archive.
-fn into(args: &Args, sources: &[OsString], archive: PathBuf, target: &[u8]) -> Result<(), Failure> {
+fn into(args: &CopyArgs, sources: &[OsString], archive: PathBuf, target: &[u8]) -> Result<(), Failure> {
     let sources: Vec<PathBuf> = sources.iter().map(PathBuf::from).collect();
     for source in &sources {
         let found = source.symlink_metadata();
@@ -113,7 +115,7 @@ fn into(args: &Args, sources: &[OsString], archive: PathBuf, target: &[u8]) -> R
 }
 
 /// Copies from an archive to the host.
-fn out_of(args: &Args, sources: &[OsString], target: &Path) -> Result<(), Failure> {
+fn out_of(args: &CopyArgs, sources: &[OsString], target: &Path) -> Result<(), Failure> {
     let (archive, paths) = in_one_archive(sources)?;
     let is_root = |path: &Vec<u8>| components(path).is_ok_and(|names| names.is_empty());
     let (to, name) = if target.is_dir() {
@@ -146,7 +148,7 @@ fn out_of(args: &Args, sources: &[OsString], target: &Path) -> Result<(), Failur
 }
 
 /// Copies within an archive.
-fn inside(args: &Args, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Result<(), Failure> {
+fn inside(args: &CopyArgs, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Result<(), Failure> {
     let named = args.opening.of(archive);
     let (archive, interrupt) = named.write_watched(args.writer)?;
     let fs = archive.file_system();
@@ -168,11 +170,86 @@ fn inside(args: &Args, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -> Re
     copied.and(closed)
 }
 
-fn refuse_directories(args: &Args, fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(), Failure> {
+fn refuse_directories(args: &CopyArgs, fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(), Failure> {
     let directory = |path: &&Vec<u8>| resolve(fs, path).is_ok_and(|found| found.is_directory());
     match paths.iter().find(directory).filter(|_| !args.recursive) {
         None => Ok(()),
         Some(path) if path.is_empty() => Err(refuse_directory("the root of the archive".into())),
         Some(path) => Err(refuse_directory(display(path))),
     }
+}
+
+/// Make directories in an archive
+#[derive(clap::Args)]
+pub(crate) struct MkdirArgs {
+    #[command(flatten)]
+    opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
+    /// The directories, all of one archive
+    #[arg(required = true, value_name = "ARCHIVE:PATH")]
+    paths: Vec<OsString>,
+    /// Make what is missing above them too, and leave one that is there as it is
+    #[arg(short)]
+    parents: bool,
+}
+
+pub(crate) fn mkdir(args: &MkdirArgs) -> Result<(), Failure> {
+    let (archive, paths) = in_one_archive(&args.paths)?;
+    args.opening.of(archive).change(args.writer, |fs| make_directories(fs, &paths, args.parents, creator()))
+}
+
+/// Move or rename files and directories within an archive
+#[derive(clap::Args)]
+pub(crate) struct MoveArgs {
+    #[command(flatten)]
+    opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
+    /// What to move, and last where to: into a directory that is there, or one of them to a new name
+    #[arg(required = true, num_args = 2.., value_name = "ARCHIVE:PATH")]
+    paths: Vec<OsString>,
+    /// Replace files that are in the way
+    #[arg(long)]
+    force: bool,
+}
+
+pub(crate) fn mv(args: &MoveArgs) -> Result<(), Failure> {
+    let (archive, mut paths) = in_one_archive(&args.paths)?;
+    let target = paths.pop().unwrap_or_default();
+    args.opening.of(archive).change(args.writer, |fs| {
+        let to = CopyDestination::of(fs, &target, paths.len() > 1)?;
+        rename(fs, &paths, &to, args.force)
+    })
+}
+
+/// Remove files and directories of an archive
+#[derive(clap::Args)]
+pub(crate) struct RemoveArgs {
+    #[command(flatten)]
+    opening: OpeningArgs,
+    #[command(flatten)]
+    writer: WriterArgs,
+    /// What to remove, all of one archive
+    #[arg(required = true, value_name = "ARCHIVE:PATH")]
+    paths: Vec<OsString>,
+    /// Remove directories with everything below them
+    #[arg(short)]
+    recursive: bool,
+}
+
+pub(crate) fn rm(args: &RemoveArgs) -> Result<(), Failure> {
+    let (archive, paths) = in_one_archive(&args.paths)?;
+    let archive = args.opening.of(archive);
+    archive.change(args.writer, |fs| {
+        for path in paths.iter().filter(|_| !args.recursive) {
+            if resolve(fs, path).is_ok_and(|found| found.is_directory() && found.ino != ROOT_INO) {
+                let path = display(path);
+                return Err(lockbox::Error::Invalid(format!(
+                    "{path} is a directory; use -r to remove it with all in it"
+                )));
+            }
+        }
+        remove(fs, &paths).map(drop)
+    })
 }
