@@ -73,7 +73,6 @@ pub(crate) fn by_whom(mounted: &Mounted) -> Option<String> {
     (!found.is_empty()).then(|| found.join(", "))
 }
 
-/// Returns the processes that use the mount, as far as this user may see them.
 pub(crate) fn users(mounted: &Mounted) -> Vec<User> {
     let others = numbers(Path::new("/proc")).filter(|&pid| pid != std::process::id());
     others.filter_map(|pid| use_of(pid, mounted)).collect()
@@ -102,7 +101,6 @@ pub(crate) fn users_in_other_namespaces(device: u64, of_daemon: u64) -> Vec<Stri
     found
 }
 
-/// Returns the first mount of the file system in a table.
 fn point_of(table: &[u8], device: u64) -> Option<PathBuf> {
     let mut mounts = table.split(|&byte| byte == b'\n').filter_map(mounts::parse);
     mounts.find(|mounted| mounted.device == device).map(|mounted| mounted.point)

@@ -136,16 +136,15 @@ pub(crate) fn mending(finding: FindingKind) -> &'static str {
     }
 }
 
-/// Returns the gravest of the failures of single objects, which were shown one by one; None without
-/// any.
-pub(crate) fn of_problems(problems: &[Problem]) -> Option<Failure> {
-    let worst = gravest(problems)?;
+/// Fails with the code of the gravest problem, if there is any; each was shown before.
+pub(crate) fn of_problems(problems: &[Problem]) -> Result<(), Failure> {
+    let Some(worst) = gravest(problems) else { return Ok(()) };
     let count = problems.len();
     let objects = if count == 1 { "1 object was" } else { &format!("{count} objects were") };
-    Some(Failure::new(worst, format!("{objects} not copied in full; see above")))
+    Err(Failure::new(worst, format!("{objects} not copied in full; see above")))
 }
 
-/// Returns their exit code; None without any.
+/// Returns the exit code of the gravest problem.
 pub(crate) fn gravest(problems: &[Problem]) -> Option<u8> {
     let codes = problems.iter().map(|problem| match &problem.cause {
         ProblemCause::Changed | ProblemCause::Itself => OTHER,

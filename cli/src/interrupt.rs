@@ -105,7 +105,6 @@ impl Interrupt {
     }
 }
 
-/// See [`Interrupt::ends_at_once`].
 pub(crate) struct ImmediateExit<'a>(&'a SignalState);
 
 impl Drop for ImmediateExit<'_> {

@@ -86,7 +86,6 @@ fn parse() -> clap::error::Result<Command> {
     Cli::from_arg_matches(&matches).map(|cli| cli.command).map_err(|error| error.format(&mut program))
 }
 
-/// Prints the reason of a failure, unless its message is empty.
 fn ended(failure: &Failure) -> ExitCode {
     if !failure.message.is_empty() {
         output::complain(&failure.message);

@@ -133,7 +133,6 @@ pub(crate) fn remember_place(path: &Path, archive: ArchiveId, fingerprint: Finge
 }
 
 impl SeenArgs {
-    /// For the archive that its user calls `archive`.
     pub(crate) fn options(&self, archive: &Path) -> SeenOptions {
         let directory =
             seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());

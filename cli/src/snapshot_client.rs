@@ -24,7 +24,6 @@ use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::Output;
 use crate::runtime;
 
-/// State after an interrupted removal.
 const INTERRUPTED: &str =
     "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of what they held";
 
@@ -138,10 +137,7 @@ impl Mounted {
     }
 
     pub(crate) fn create(&self, name: &[u8]) -> Result<(), Failure> {
-        match self.ask(&Request::SnapshotCreate { name: SnapshotName(name.to_vec()) })? {
-            Response::Done => Ok(()),
-            other => Err(self.failure(&other)),
-        }
+        self.request_done(&Request::SnapshotCreate { name: SnapshotName(name.to_vec()) })
     }
 
     pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
@@ -157,23 +153,14 @@ impl Mounted {
         Ok(all.into_iter().map(snapshot).collect())
     }
 
-    /// Erases free space.
     pub(crate) fn purge(&self) -> Result<(), Failure> {
-        match self.ask(&Request::Purge)? {
-            Response::Done => Ok(()),
-            other => Err(self.failure(&other)),
-        }
+        self.request_done(&Request::Purge)
     }
 
     /// Removes the snapshots with these ids; missing ones are skipped.
     pub(crate) fn remove(&self, ids: &[u64]) -> Result<(), Failure> {
-        for ids in ids.chunks(IDS) {
-            match self.ask(&Request::SnapshotRemove { ids: ids.to_vec(), among: None })? {
-                Response::Done => {}
-                other => return Err(self.failure(&other)),
-            }
-        }
-        Ok(())
+        let mut chunks = ids.chunks(IDS);
+        chunks.try_for_each(|ids| self.request_done(&Request::SnapshotRemove { ids: ids.to_vec(), among: None }))
     }
 
     /// Removes the snapshots with these ids, which were chosen among `all`. If one of `all` is
@@ -194,7 +181,6 @@ impl Mounted {
         Ok(true)
     }
 
-    /// Returns whether a file lies in the mount.
     pub(crate) fn holds(&self, file: impl AsFd) -> bool {
         // The mount point is an ordinary directory when the mount is detached and the daemon still
         // works.
@@ -205,7 +191,6 @@ impl Mounted {
         self.status.uid == nix::unistd::geteuid().as_raw()
     }
 
-    /// Returns the fingerprint, if the daemon reports one.
     pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
         Fingerprint::parse(&self.status.fingerprint)
     }
@@ -315,6 +300,13 @@ impl Mounted {
             })
         })?;
         match end {
+            Response::Done => Ok(()),
+            other => Err(self.failure(&other)),
+        }
+    }
+
+    fn request_done(&self, request: &Request) -> Result<(), Failure> {
+        match self.ask(request)? {
             Response::Done => Ok(()),
             other => Err(self.failure(&other)),
         }

@@ -57,14 +57,11 @@ trait Source {
     fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure>;
     /// Returns whether no other user reads or writes it.
     fn is_ours(&self) -> bool;
-    /// Returns the id and fingerprint of the archive, as far as they are known.
     fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
-    /// Returns whether a file lies in the archive.
     fn holds(&self, file: BorrowedFd) -> bool;
     fn interrupt(&self) -> &Interrupt;
 }
 
-/// Existing target of a backup.
 enum ExistingBackup {
     File(Arc<FileStorage>),
     Remote(Arc<dyn Storage>),

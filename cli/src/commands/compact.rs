@@ -15,7 +15,6 @@ use crate::progress::Bar;
 use crate::secrets;
 use crate::snapshot_client::Mounted;
 
-/// Treatment of the bytes of a new file.
 const COPIED: &str = "copied and compared";
 
 /// Rewrite an archive without its free space and put the new one in its place

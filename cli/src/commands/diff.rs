@@ -38,7 +38,6 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// One of the two.
 struct Side {
     file: PathBuf,
     /// In the archive that the file is; None for one of the host.

@@ -174,7 +174,6 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     Ok(changed.then_some(private))
 }
 
-/// Writes the edited file into the archive.
 fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Error> {
     if let Err(Error::NotFound) = resolve(fs, path) {
         let to = CopyDestination::of(fs, path, false)?;
@@ -282,7 +281,6 @@ fn wipe(path: &Path) {
     }
 }
 
-/// No process.
 const STARTING: i32 = -1;
 
 /// Signals during editing: those of the keyboard are left to the editor, others end it; edits are
@@ -329,7 +327,6 @@ fn end(editor: i32, signal: u8) {
     }
 }
 
-/// Runs the editor on the file, and returns its wait status.
 fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     let named = ["VISUAL", "EDITOR"].iter().filter_map(std::env::var_os).find(|editor| !editor.is_empty());
     let named = named.unwrap_or_else(|| USUAL.into());

@@ -229,7 +229,6 @@ fn clear(entry: CString) {
     entry.into_bytes().zeroize();
 }
 
-/// Directory of the variables, for people.
 const DIRECTORY: &str = "/.lockbox/env";
 const PARTS: [&[u8]; 2] = [b".lockbox", b"env"];
 /// Under this name a new value is written before it takes its place; no variable can have it.

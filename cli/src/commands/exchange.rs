@@ -1,4 +1,4 @@
-//! `lockbox add`, `extract`, `import-tar` and `export-tar`: copy files between the host and an archive.
+//! `lockbox add`, `extract`, `import-tar`, `export-tar`: copy files between host and archive.
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
@@ -97,7 +97,7 @@ pub(crate) fn add(args: &AddArgs) -> Result<(), Failure> {
     if args.json {
         output::print_json(&summary(args, &report))?;
     }
-    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+    exit::of_problems(&report.problems)
 }
 
 /// Copies files into an archive, closes it, and reports the files that could not be copied. `verb`:
@@ -284,7 +284,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> Result<(), Failure> {
         summary["problems"] = output::problems(&report.problems).into();
         output::print_json(&summary)?;
     }
-    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+    exit::of_problems(&report.problems)
 }
 
 /// Copies files out of an archive, and reports the files that could not be copied. `verb`:
@@ -391,7 +391,6 @@ pub(crate) fn import_tar(args: &ImportTarArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the number of bytes left to read, where that is known.
 fn rest_of(tar: &mut File) -> Option<u64> {
     let length = tar.metadata().ok().filter(Metadata::is_file)?.len();
     length.checked_sub(tar.stream_position().ok()?)
@@ -401,7 +400,6 @@ fn rest_of(tar: &mut File) -> Option<u64> {
 struct Watched<'a> {
     tar: File,
     interrupt: &'a Interrupt,
-    /// Bytes read of it.
     read: &'a Cell<u64>,
 }
 

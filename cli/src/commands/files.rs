@@ -111,7 +111,7 @@ fn into(args: &CopyArgs, sources: &[OsString], archive: PathBuf, target: &[u8]) 
         mirror: None,
     };
     let report = copy_in(&named, archive, &interrupt, "copied", &sources, &options)?;
-    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+    exit::of_problems(&report.problems)
 }
 
 /// Copies from an archive to the host.
@@ -144,7 +144,7 @@ fn out_of(args: &CopyArgs, sources: &[OsString], target: &Path) -> Result<(), Fa
     let (opened, interrupt) = named.read_watched(&MomentArgs::default())?;
     refuse_directories(args, opened.file_system(), &paths)?;
     let report = copy_out(&named, &opened, &interrupt, "copied", &paths, &options)?;
-    exit::of_problems(&report.problems).map_or(Ok(()), Err)
+    exit::of_problems(&report.problems)
 }
 
 /// Copies within an archive.

@@ -1,4 +1,4 @@
-//! `lockbox key`, `header` and `forget`: keys in an archive, in a copy of its header, and in the keyring.
+//! `lockbox key`, `header`, `forget`: keys in an archive, in a copy of its header, in the keyring.
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 

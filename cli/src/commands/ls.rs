@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Why a listing ends early.
+/// Reason for an early end of a listing.
 enum Stop {
     Archive(Error),
     Output(Failure),

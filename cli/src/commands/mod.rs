@@ -1,4 +1,4 @@
-//! The commands, one module each: its arguments, and the function that runs it.
+//! The commands: their arguments, and the functions that run them.
 
 mod backup;
 mod check;

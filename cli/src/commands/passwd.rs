@@ -141,16 +141,11 @@ impl RecoverArgs {
             ));
         };
         let code = RecoveryCode::parse(&input[..end])?;
-        Ok((
-            code,
-            Some(
-                lockbox_host::secrets::checked(
-                    Bytes::new(input[end + 1..].to_vec()),
-                    "standard input must have the recovery code and the new passphrase, one a line",
-                )?
-                .into(),
-            ),
-        ))
+        let new = lockbox_host::secrets::checked(
+            Bytes::new(input[end + 1..].to_vec()),
+            "standard input must have the recovery code and the new passphrase, one a line",
+        )?;
+        Ok((code, Some(new.into())))
     }
 
     fn new_passphrase(&self, path: &Path) -> Result<Passphrase, Failure> {

@@ -1,4 +1,4 @@
-//! `lockbox remote` and `cache`: archives in object stores, pending uploads and the local cache, without a key.
+//! `lockbox remote` and `cache`: object stores, pending uploads and the local cache, without a key.
 use std::path::PathBuf;
 
 use lockbox::error::Timestamp;
@@ -205,12 +205,15 @@ fn check(args: &CheckArgs) -> Result<(), Failure> {
         for fault in &examined.faults {
             out.line(fault)?;
         }
-        let reader = out.reader;
-        let line = |what: &str, objects: u64, bytes: u64| counted(reader, what, objects, bytes);
-        out.line(&line("needed", examined.needed.objects, examined.needed.bytes))?;
-        out.line(&line("dead, to be removed", examined.dead.objects, examined.dead.bytes))?;
-        out.line(&line("named by nothing", examined.unnamed.objects, examined.unnamed.bytes))?;
-        out.line(&line("records that stay", examined.records.objects, examined.records.bytes))?;
+        for (what, amount) in [
+            ("needed", &examined.needed),
+            ("dead, to be removed", &examined.dead),
+            ("named by nothing", &examined.unnamed),
+            ("records that stay", &examined.records),
+        ] {
+            let bytes = out.reader.size(amount.bytes);
+            out.line(&format!("{:>14}  {bytes:>20}  {what}", objects(amount.objects)))?;
+        }
     }
     out.finish()?;
     match examined.faults.len() {
@@ -249,10 +252,6 @@ fn row(reader: Reader, bytes: Option<u64>, time: Option<Timestamp>, address: &st
 
 fn pair(objects: u64, bytes: u64) -> Value {
     json!({"objects": objects, "bytes": bytes})
-}
-
-fn counted(reader: Reader, what: &str, count: u64, bytes: u64) -> String {
-    format!("{:>14}  {:>20}  {what}", objects(count), reader.size(bytes))
 }
 
 fn objects(count: u64) -> String {
@@ -317,11 +316,10 @@ fn clear(args: &ClearArgs) -> Result<(), Failure> {
     let removed = remote::remove_kept((!args.addresses.is_empty()).then_some(&args.addresses))?;
     let bytes: u64 = removed.iter().map(|(kept, _)| kept.bytes).sum();
     let used = removed.iter().filter(|(_, is_used)| *is_used).count();
-    let mut out = Output::new();
     if args.json {
-        out.json(&json!({"removed": removed.len(), "bytes": bytes, "in_use": used}))?;
-        return out.finish();
+        return output::print_json(&json!({"removed": removed.len(), "bytes": bytes, "in_use": used}));
     }
+    let mut out = Output::new();
     match removed.len() {
         0 => out.line("Nothing was kept.")?,
         1 => out.line(&format!("What was kept of 1 archive is removed: {}.", out.reader.size(bytes)))?,

@@ -175,7 +175,6 @@ fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Res
     Ok(())
 }
 
-/// `of_snapshot`: a snapshot was rescued.
 fn summary(report: &RescueReport, of_snapshot: bool) -> String {
     format!(
         "{} files, {} directories, {} links and special files whole ({} in an older version, {} perhaps in one, {} without a name); \
@@ -193,7 +192,6 @@ fn summary(report: &RescueReport, of_snapshot: bool) -> String {
     )
 }
 
-/// Returns whether the rescue is complete, as far as can be determined.
 fn verdict(report: &RescueReport) -> &'static str {
     match report.later {
         LaterCommits::Seen => "data of a newer one is left, which was lost or never made",
@@ -207,7 +205,6 @@ fn verdict(report: &RescueReport) -> &'static str {
     }
 }
 
-/// Returns whether the rescue of the snapshot is complete.
 fn verdict_of_snapshot(report: &RescueReport) -> &'static str {
     match report.complete() {
         true => "complete",

@@ -13,7 +13,6 @@ pub(super) struct Line<'a> {
     pending: Option<&'a Arg>,
     /// Words that belong to no option.
     words: Vec<&'a OsStr>,
-    /// Values of options.
     values: Vec<(&'a Arg, &'a OsStr)>,
     /// True after `--`, which ends the options.
     escaped: bool,
@@ -118,7 +117,6 @@ impl<'a> Line<'a> {
         last
     }
 
-    /// Returns the argument that the next word is.
     fn positional(&self) -> Option<&'a Arg> {
         let all = || self.command.get_positionals();
         if self.escaped
@@ -134,7 +132,6 @@ impl<'a> Line<'a> {
         plain().nth(self.words.len()).or_else(|| plain().last().filter(many))
     }
 
-    /// Returns the archive that this is about.
     pub(super) fn archive(&self) -> Option<OsString> {
         let is_archive = |argument: &Arg| kind_of(self.command, argument) == Some(ValueKind::Archive);
         let named = self.values.iter().find(|(argument, _)| is_archive(argument)).map(|(_, value)| *value);

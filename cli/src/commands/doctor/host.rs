@@ -1,4 +1,4 @@
-//! Checks what mounting needs, and whether keys and content stay in memory and in the sandbox.
+//! Checks the requirements of mounting and of keeping keys in memory, and the sandboxes of mounts.
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -315,7 +315,7 @@ fn is_encrypted(space: &Path) -> bool {
         return true;
     }
     let Ok(metadata) = fs::metadata(space) else { return false };
-    let is_device = std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type());
+    let is_device = metadata.file_type().is_block_device();
     let number = if is_device { metadata.rdev() } else { metadata.dev() };
     let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
     crypt_below(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")), 0)
@@ -348,8 +348,8 @@ pub(super) struct Confined {
     no_new_privs: bool,
     /// A filter of system calls binds it.
     seccomp: bool,
-    /// Its effective capabilities, as in /proc.
-    capabilities: String,
+    /// Effective ones.
+    capabilities: u64,
 }
 
 impl Confined {
@@ -368,7 +368,7 @@ impl Confined {
             process,
             no_new_privs: field("NoNewPrivs")? == "1",
             seccomp: field("Seccomp")? == "2",
-            capabilities: format!("{:016x}", proc::bits(status, "CapEff")?),
+            capabilities: proc::bits(status, "CapEff")?,
         })
     }
 
@@ -379,13 +379,12 @@ impl Confined {
             "process": self.process,
             "no_new_privs": self.no_new_privs,
             "seccomp": self.seccomp,
-            "capabilities": self.capabilities,
+            "capabilities": format!("{:016x}", self.capabilities),
         })
     }
 
     fn is_in_force(&self) -> bool {
-        let capabilities = u64::from_str_radix(&self.capabilities, 16).unwrap_or(u64::MAX);
-        self.no_new_privs && self.seccomp && capabilities & !KEPT == 0
+        self.no_new_privs && self.seccomp && self.capabilities & !KEPT == 0
     }
 }
 

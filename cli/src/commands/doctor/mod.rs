@@ -139,7 +139,6 @@ fn findings_of_server(address: &Path, how: &Remote) -> Result<Vec<Finding>, Fail
     Ok(findings)
 }
 
-/// Reports the result of opening an archive.
 fn archive(address: &Path, how: &Remote) -> Finding {
     const NAME: &str = "archive";
     let opened = ArchiveLocation::at(address, &how.without_cache()).and_then(|place| {

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use self::serving::ServerArgs;
 use crate::exit::Failure;
-use crate::output::{Output, complain};
+use crate::output::{Output, complain, print_json};
 
 /// Give away a file, a directory or a text by a link that works once
 ///
@@ -114,12 +114,11 @@ fn print_list(
         let found = infos.iter().find(|(handle, server, _)| *handle == entry.handle && *server == entry.server());
         found.map(|(_, _, info)| info)
     };
-    let mut out = Output::new();
     if args.json {
         let all: Vec<_> = entries.iter().map(|entry| json_of(entry, info(entry))).collect();
-        out.json(&all.into())?;
-        return out.finish();
+        return print_json(&all.into());
     }
+    let mut out = Output::new();
     for entry in entries {
         let (state, left) = match info(entry) {
             Some(info) => (state(info.state), format!("{}/{}", info.claims_left, info.max_claims)),
@@ -278,11 +277,10 @@ fn json_of(entry: &HistoryEntry, info: Option<&ShareInfo>) -> Value {
 
 /// Prints one share with all that happened to it.
 fn print(entry: &HistoryEntry, info: &ShareInfo, as_json: bool) -> Result<(), Failure> {
-    let mut out = Output::new();
     if as_json {
-        out.json(&json_of(entry, Some(info)))?;
-        return out.finish();
+        return print_json(&json_of(entry, Some(info)));
     }
+    let mut out = Output::new();
     out.line(&format!("id          {}", entry.handle))?;
     if let Some(label) = &entry.label {
         out.line(&format!("label       {}", label))?;

@@ -36,7 +36,6 @@ impl ServerArgs {
         self.server.is_some() || self.socket.is_some()
     }
 
-    /// Returns the server that was named; None without any.
     pub(crate) fn named(&self) -> Result<Option<ServerAddress>, Failure> {
         match (&self.server, &self.socket) {
             (Some(url), _) => ServerAddress::parse(url).map(Some).map_err(|error| Failure::usage(error.to_string())),
@@ -77,7 +76,6 @@ pub(crate) fn client(book: &mut ShareHistory, server: ServerAddress, named: bool
     Ok(ShareClient::with_listener(server, noted))
 }
 
-/// Returns the state directory of this user's programs.
 pub(crate) fn state() -> Result<PathBuf, Failure> {
     let environment = std::env::var_os;
     state_directory(environment("XDG_STATE_HOME"), environment("HOME"), geteuid().is_root())
@@ -99,13 +97,11 @@ pub(crate) fn remembered(wanted: &str) -> Result<(HistoryEntry, ShareClient, Own
     Ok((entry, client(&mut book, server, false)?, owner))
 }
 
-/// This user's token at a server.
 pub(crate) fn owner(book: &mut ShareHistory, server: &ServerAddress) -> Result<OwnerToken, Failure> {
     let token = book.owner_token(server).map_err(|error| failure(&error))?;
     Ok(OwnerToken::new(*token.as_bytes()))
 }
 
-/// Returns the sentence and the exit code for an error of a share.
 pub(crate) fn failure(error: &Error) -> Failure {
     let code = match error {
         Error::NotALink(_) | Error::DamagedLink => exit::NO_LINK,

@@ -1,4 +1,4 @@
-//! `lockbox snapshot diff` and `restore`: compare what snapshots show, and bring it back.
+//! `lockbox snapshot diff` and `restore`: compare snapshots, and bring files back from one.
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::SystemTime;
