@@ -253,9 +253,9 @@ fn generate(path: &Path) -> Result<(), Failure> {
 /// Returns the first line that is not a comment.
 fn first_line(path: &Path) -> Result<String, Failure> {
     const MOST: u64 = 64 << 10;
-    let failed = |e: std::io::Error| Failure::host(format!("cannot read the recipient from {}", shown(path)), &e);
+    let failed = |e: io::Error| Failure::host(format!("cannot read the recipient from {}", shown(path)), &e);
     let file = std::fs::File::open(path).map_err(failed)?;
-    let text = std::io::read_to_string(std::io::Read::take(file, MOST)).map_err(failed)?;
+    let text = io::read_to_string(file.take(MOST)).map_err(failed)?;
     if text.trim_start().starts_with("-----BEGIN") {
         // Text of several lines; its parser reports the error.
         return Ok(text);
@@ -450,7 +450,7 @@ pub(crate) struct RestoreArgs {
 }
 
 /// More than a header has.
-const MOST: u64 = 1 << 20;
+const MAX_HEADER: u64 = 1 << 20;
 
 pub(crate) fn header(command: &HeaderCommand) -> Result<(), Failure> {
     match command {
@@ -478,7 +478,7 @@ fn backup(args: &BackupArgs) -> Result<(), Failure> {
 fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::host(format!("cannot read {}", shown(&args.file)), &e);
     let mut bytes = Vec::new();
-    std::fs::File::open(&args.file).and_then(|file| file.take(MOST).read_to_end(&mut bytes)).map_err(failed)?;
+    std::fs::File::open(&args.file).and_then(|file| file.take(MAX_HEADER).read_to_end(&mut bytes)).map_err(failed)?;
     let place = open_archive::place_to_restore(&args.archive, &args.remote, args.writer)?;
     let Restored { backup, known } =
         args.unlock.with_access(&place, |access| keys::restore_header(place.site(), &bytes, access))?;

@@ -36,6 +36,7 @@ pub(crate) struct Args {
     words: Vec<OsString>,
 }
 
+/// The shells that are tested.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Shell {
     Bash,
