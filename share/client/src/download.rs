@@ -19,9 +19,9 @@ use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
 use crate::http::ShareClient;
+use crate::link::Secret;
 use crate::meta::Meta;
 use crate::seal::CHUNK_LEN;
-use crate::secret::Secret;
 
 /// Waits between two attempts grow from the first to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(200);

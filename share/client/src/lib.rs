@@ -13,10 +13,8 @@ pub mod name;
 mod partial;
 pub mod receive;
 pub mod seal;
-pub mod secret;
 pub mod shares;
 pub mod source;
-mod state;
 
 pub use error::{Error, Result};
 pub use lockbox_share_protocol as protocol;

@@ -17,8 +17,8 @@ use nix::unistd::geteuid;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
+use crate::history::NOTE_RETENTION;
 use crate::name;
-use crate::state::NOTE_RETENTION;
 
 /// Maximum number appended to a name before the user must choose another.
 const MAX_NUMBER: u32 = 1000;

@@ -17,13 +17,13 @@ use zeroize::Zeroizing;
 
 use crate::download::{self, CiphertextSource, ContentDecryptor, Download};
 use crate::error::{Error, Result};
+use crate::history;
 use crate::http::ShareClient;
 use crate::link::Link;
 use crate::meta::{ContentKind, Meta};
 use crate::partial::{self, PartialFile};
 pub use crate::partial::{ReceiveTarget, Unpack};
 use crate::seal::CHUNK_LEN;
-use crate::state;
 
 /// Time for which a claim is repeated after a lost reply: the daemon repeats its reply for a
 /// minute.
@@ -278,7 +278,7 @@ impl<'a> AcceptedClaim<'a> {
         options: &ReceiveOptions<'_>,
     ) -> Result<Option<AcceptedClaim<'a>>> {
         let Some(path) = note_path(link, options) else { return Ok(None) };
-        let Some(ResumeNote { leased: Some(leased), .. }) = state::read_json::<ResumeNote>(&path)? else {
+        let Some(ResumeNote { leased: Some(leased), .. }) = history::read_json::<ResumeNote>(&path)? else {
             return Ok(None);
         };
         let LeaseNote { token, expires_in, capsule } = leased;
@@ -295,12 +295,12 @@ impl<'a> AcceptedClaim<'a> {
 
     fn begin(client: &'a ShareClient, link: &'a Link, options: &ReceiveOptions<'_>) -> Result<AcceptedClaim<'a>> {
         if let Some(directory) = &options.state.map(notes_directory) {
-            state::create_private_directory(directory)?;
-            state::sweep(directory, state::NOTE_RETENTION);
+            history::create_private_directory(directory)?;
+            history::sweep(directory, history::NOTE_RETENTION);
         }
         let note_path = note_path(link, options);
         let note = match &note_path {
-            Some(path) => state::read_json::<ResumeNote>(path)?,
+            Some(path) => history::read_json::<ResumeNote>(path)?,
             None => None,
         };
         let retry_timeout = options.retry_timeout;
@@ -327,7 +327,7 @@ impl<'a> AcceptedClaim<'a> {
         };
         let mut note = ResumeNote { claim, leased: None, given: None };
         if let Some(path) = &note_path {
-            state::write_json(path, &note)?;
+            history::write_json(path, &note)?;
         }
         let claimed = send_claim(client, link, &note.claim);
         let claimed = claimed.inspect_err(|error| {
@@ -345,7 +345,7 @@ impl<'a> AcceptedClaim<'a> {
         let kept = LeaseToken::new(*token.as_bytes());
         note.leased = Some(LeaseNote { token, expires_in, capsule: claimed.capsule.clone() });
         if let Some(path) = &note_path {
-            state::write_json(path, &note)?;
+            history::write_json(path, &note)?;
         }
         Ok(claimant(claimed.capsule, Some((kept, expires_in))))
     }
@@ -358,7 +358,7 @@ impl<'a> AcceptedClaim<'a> {
             || self.open_capsule().and_then(|(meta, content)| download::verify_content(&meta, &content)).is_ok();
         // What is damaged would be found so for ever, and the server never asked again.
         if self.capsule.content() == ContentLocation::Inline && opens() {
-            let _ = state::write_json(path, &ResumeNote { given: Some(self.capsule.clone()), ..note });
+            let _ = history::write_json(path, &ResumeNote { given: Some(self.capsule.clone()), ..note });
         }
     }
 

@@ -12,8 +12,8 @@ use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
+use crate::link::Secret;
 use crate::meta::{AGE_OVERHEAD, MAX_INLINE, Meta};
-use crate::secret::Secret;
 use crate::source::Source;
 
 /// age seals so many bytes at a time, each with a tag of [`TAG_LEN`] bytes.

@@ -15,10 +15,9 @@ use lockbox_terminal::quantity::Span;
 
 use crate::error::{Error, Result};
 use crate::http::ShareClient;
-use crate::link::Link;
+use crate::link::{Link, Secret};
 use crate::meta::Meta;
 use crate::seal::{self, SealingReader};
-use crate::secret::Secret;
 use crate::source::Source;
 
 /// The version of the protocol that is spoken here.

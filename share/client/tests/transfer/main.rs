@@ -16,14 +16,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lockbox_share_client::Error;
-use lockbox_share_client::link::Link;
+use lockbox_share_client::link::{Link, Secret};
 use lockbox_share_client::meta::{ContentKind, Meta};
 use lockbox_share_client::protocol::capsule::ContentLocation;
 use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::protocol::token::OwnerToken;
 use lockbox_share_client::receive::{self, ReceiveOptions, ReceiveSummary, ReceiveTarget};
 use lockbox_share_client::seal;
-use lockbox_share_client::secret::Secret;
 use lockbox_share_client::shares::{self, ShareTerms};
 use lockbox_share_client::source::{FileSource, Source};
 use tempfile::TempDir;
@@ -533,7 +532,7 @@ fn the_wrong_fragment_opens_nothing_and_burns_nothing() {
     let place = Place::new();
     let link = place.share(100);
     let text = link.to_text();
-    let other = lockbox_share_client::secret::Secret::generate().unwrap().fragment();
+    let other = Secret::generate().unwrap().fragment();
     let wrong = Link::parse(&format!("{}#{}", text.split_once('#').unwrap().0, *other)).unwrap();
     let told = place.receive(&wrong, false).unwrap_err();
     assert!(told.to_string().starts_with("this link opens nothing"), "{told}");
