@@ -10,10 +10,9 @@ use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 use lockbox_share_protocol::token::{Digest, LeaseToken};
 
-use super::daemon::Daemon;
-use super::reply::{self, Reply, ReplyBody};
+use super::Daemon;
+use super::reply::{self, FileBody, Reply, ReplyBody, Transfer};
 use super::request::{self, Refusal};
-use super::transfer::{FileBody, Transfer};
 use crate::limiter::ClientId;
 use crate::store::LeaseFinish;
 

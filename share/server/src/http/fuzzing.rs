@@ -28,7 +28,7 @@ use super::worker::Connection;
 use super::{Daemon, DaemonSettings, Network, request};
 use crate::limiter::Rates;
 use crate::store::env::SystemClock;
-use crate::store::memory::MemoryStore;
+use crate::store::simulated::MemoryStore;
 use crate::store::spool::Spool;
 use crate::store::{NewShare, Periods, ShareStore};
 

@@ -1,30 +1,324 @@
 //! HTTP interface for owners and claimants: one store call and one response per request.
 //!
-//! `listen` opens the sockets, `worker` accepts connections, `admission` limits them, `route`
-//! passes each request to its handler (`create`, `share_handlers`, `download`), `reply` builds the
-//! response, and `transfer` binds a running response to its lease. Handlers decide nothing about
-//! shares: the store does. `daemon` holds the shared state.
+//! `server` opens the sockets, `worker` accepts connections, `admission` limits them, `route`
+//! passes each request to its handler (`create`, `share_handlers`, `download`), and `reply` builds
+//! the response and binds it to its lease. Handlers decide nothing about shares: the store does.
+//! [`Daemon`] is the state that all of them share.
 
 mod admission;
 mod client_addr;
-#[cfg(test)]
-mod client_disconnect;
 mod create;
-mod csrf;
-mod daemon;
 mod download;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod leases;
-pub mod listen;
-mod pending_uploads;
 mod reply;
 mod request;
 mod route;
 pub mod server;
 mod share_handlers;
-mod transfer;
+#[cfg(test)]
+mod tests;
 mod worker;
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use lockbox_share_protocol::api::DEFAULT_PORT;
+use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::{ErrorCode, Limits, MAX_BATCH, MAX_CLAIMS};
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, Semaphore};
+
+use self::admission::{ConcurrencyLimit, ConnectionSlot, ConnectionSlots};
+use self::client_addr::Peer;
+use self::create::PendingUploads;
+use self::reply::LeaseTransfers;
+use self::request::Refusal;
+use crate::limiter::{ClientId, Limiter, Rates};
+use crate::metrics::{Gauges, Metrics};
+use crate::store::env::{Clock, SystemClock};
+use crate::store::spool::Spool;
+use crate::store::{ShareStore, StoreError};
+
 pub use client_addr::{Network, is_loopback_authority};
-pub use daemon::{CreatorPolicy, Daemon, DaemonSettings, LINGERING, LOCAL_CONNECTIONS};
+
+/// Maximum connections of the Unix socket, besides the network connections (`admission`, rule
+/// 1).
+pub const LOCAL_CONNECTIONS: usize = 1024;
+/// Refused connections that may linger at a time so that their clients see the answer; of few
+/// places a quarter as many.
+pub const LINGERING: usize = 256;
+/// Watchers that may wait at a time; each holds a connection.
+const MAX_WATCHERS: usize = 1024;
+/// Of these, watchers of one client: one that only waits does not keep the others from waiting.
+const MAX_WATCHERS_OF_CLIENT: usize = 128;
+/// Uploads that may run at a time; each has a thread that writes.
+const MAX_UPLOADS: usize = 64;
+/// Of these, uploads of one client, for the same reason as with batches.
+const MAX_UPLOADS_OF_CLIENT: usize = 16;
+/// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and
+/// its results: 64 of them hold at most 320 MiB, where 20,000 connections could ask for 100 GiB.
+const MAX_BATCHES: usize = 64;
+/// Of these, batches of one client: a client that sends slowly keeps its permits for up to the time
+/// of a message.
+const MAX_BATCHES_OF_CLIENT: usize = 16;
+
+/// Clients that may create shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CreatorPolicy {
+    /// All clients.
+    Anyone,
+    /// Those on the same machine: over the Unix socket, or over a loopback address without a trace
+    /// of a proxy.
+    ThisMachine,
+    /// Clients of the Unix socket.
+    UnixSocket,
+}
+
+/// Settings chosen by the administrator.
+#[derive(Clone, Debug)]
+pub struct DaemonSettings {
+    /// Begins the links, without a slash at its end.
+    pub public_url: String,
+    /// First digit of the handles, 0..=9.
+    pub routing: u8,
+    /// Random digits of the handles, 6..=12.
+    pub digits: u32,
+    /// Lifetime of shares that name none.
+    pub default_expiry: Duration,
+    /// Longest lifetime.
+    pub max_expiry: Duration,
+    /// Most bytes of one ciphertext.
+    pub max_ciphertext: u64,
+    /// Rate limits.
+    pub rates: Rates,
+    /// Proxies trusted to name their clients.
+    pub trusted_proxies: Vec<Network>,
+    /// Clients that may create shares.
+    pub creators: CreatorPolicy,
+    /// Connections of the network that may be open at a time.
+    pub max_connections: usize,
+    /// For the head of a request, also for the next one on the same connection.
+    pub head_timeout: Duration,
+    /// For a message, and between two parts of an upload.
+    pub body_timeout: Duration,
+    /// Maximum time for which a client may accept too little of a response.
+    pub stall_timeout: Duration,
+    /// How long a claimant may ask again after the last byte was sent.
+    pub grace: Duration,
+    /// How long running requests may go on when the daemon stops.
+    pub stop_timeout: Duration,
+}
+
+impl Default for DaemonSettings {
+    fn default() -> DaemonSettings {
+        DaemonSettings {
+            public_url: format!("http://127.0.0.1:{}", DEFAULT_PORT),
+            routing: 0,
+            digits: 12,
+            default_expiry: Duration::from_secs(15 * 60),
+            max_expiry: Duration::from_secs(7 * 24 * 3600),
+            max_ciphertext: 16 << 30,
+            rates: Rates::default(),
+            trusted_proxies: Vec::new(),
+            creators: CreatorPolicy::ThisMachine,
+            max_connections: 20_000,
+            head_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(60),
+            grace: Duration::from_secs(60),
+            stop_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl DaemonSettings {
+    /// The answer of `GET /v1/limits`, which never changes.
+    fn limits(&self) -> Bytes {
+        let limits = Limits {
+            protocol: 1,
+            default_expiry: self.default_expiry.as_secs(),
+            max_expiry: self.max_expiry.as_secs(),
+            max_ciphertext: self.max_ciphertext,
+            max_claims: MAX_CLAIMS,
+            max_batch: MAX_BATCH,
+            public_url: self.public_url.clone(),
+        };
+        Bytes::from(serde_json::to_vec(&limits).unwrap_or_default())
+    }
+}
+
+/// Completes a change also after the client disconnected: hyper then drops the future of the
+/// request, and with it all steps between the store's change and the daemon's own bookkeeping.
+async fn see_through<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> Result<T, Refusal> {
+    tokio::spawn(work).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "a change was not seen through");
+        Err(Refusal::new(ErrorCode::Internal, "the change was not seen through"))
+    })
+}
+
+/// Everything that the workers share.
+pub struct Daemon {
+    store: Arc<dyn ShareStore>,
+    spool: Arc<Spool>,
+    settings: DaemonSettings,
+    limiter: Limiter,
+    metrics: Metrics,
+    pending_uploads: PendingUploads,
+    notifier: ShareNotifier,
+    leases: LeaseTransfers,
+    network: Arc<ConnectionSlots>,
+    local: Arc<ConnectionSlots>,
+    lingering: Arc<Semaphore>,
+    watchers: Arc<ConcurrencyLimit>,
+    uploads: Arc<ConcurrencyLimit>,
+    batches: Arc<ConcurrencyLimit>,
+    clock: Arc<dyn Clock>,
+    limits: Bytes,
+    stopping: AtomicBool,
+}
+
+impl Daemon {
+    /// Creates a daemon over `store` and `spool`. `secret` is random and keys the limiter's table.
+    pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: DaemonSettings, secret: [u8; 16]) -> Daemon {
+        Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
+    }
+
+    /// Creates a daemon with the given clock; for tests.
+    pub(crate) fn by(
+        clock: Arc<dyn Clock>,
+        store: Arc<dyn ShareStore>,
+        spool: Arc<Spool>,
+        settings: DaemonSettings,
+        secret: [u8; 16],
+    ) -> Daemon {
+        let connections = settings.max_connections;
+        Daemon {
+            network: ConnectionSlots::new(connections, (connections / 4).max(1), settings.head_timeout),
+            local: ConnectionSlots::new(LOCAL_CONNECTIONS, LOCAL_CONNECTIONS, settings.head_timeout),
+            lingering: Arc::new(Semaphore::new(LINGERING.min(connections / 4))),
+            limiter: Limiter::new(settings.rates, secret),
+            metrics: Metrics::default(),
+            pending_uploads: PendingUploads::default(),
+            notifier: ShareNotifier::default(),
+            leases: LeaseTransfers::default(),
+            batches: ConcurrencyLimit::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
+            clock,
+            watchers: ConcurrencyLimit::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
+            uploads: ConcurrencyLimit::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
+            limits: settings.limits(),
+            stopping: AtomicBool::new(false),
+            store,
+            spool,
+            settings,
+        }
+    }
+
+    /// Discards expired pending uploads and forgets ended downloads. Call it every few seconds, on
+    /// a thread that may block.
+    pub fn discard_overdue(&self) {
+        self.pending_uploads.discard_overdue(&self.spool);
+        self.leases.forget_old();
+    }
+
+    /// Throws away everything that was uploaded and taken by no share: the process ends, and its
+    /// tokens with it.
+    pub fn discard_waiting(&self) {
+        self.pending_uploads.discard_all(&self.spool);
+    }
+
+    /// A place for a connection, when there is one.
+    fn slot(&self, peer: Peer) -> Option<Arc<ConnectionSlot>> {
+        let slots = if peer == Peer::Local { &self.local } else { &self.network };
+        slots.take(client_addr::slot_owner(peer, &self.settings.trusted_proxies))
+    }
+
+    /// Ends connections that take too long for a head, when places are scarce. To be called every
+    /// second.
+    fn end_slow(&self) {
+        let now = Instant::now();
+        self.network.end_slow(now);
+        self.local.end_slow(now);
+    }
+
+    /// The metrics as Prometheus reads them.
+    fn metrics_text(&self) -> String {
+        let mut store = self.store.stats();
+        // Valkey's spool is this daemon's own, and not the store's.
+        store.spool_bytes = self.spool.bytes();
+        self.metrics.text(&Gauges {
+            store,
+            limiter_bytes: self.limiter.bytes() as u64,
+            downloads: self.leases.running() as u64,
+            ready: self.store.ready().is_ok(),
+        })
+    }
+
+    /// Maps a store error to a refusal. A request without proof is counted as a guess.
+    fn refused(&self, client: ClientId, error: StoreError) -> Refusal {
+        if error == StoreError::Unknown {
+            self.metrics.misses.fetch_add(1, Relaxed);
+            self.limiter.missed(client);
+        }
+        Refusal::from(error)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+}
+
+/// Number of notification slots; shares in the same slot wake each other's watchers.
+const SLOTS: usize = 64;
+
+struct ShareNotifier([NotifierSlot; SLOTS]);
+
+#[derive(Default)]
+struct NotifierSlot {
+    changed: Notify,
+    withdrawals: AtomicU64,
+}
+
+impl Default for ShareNotifier {
+    fn default() -> ShareNotifier {
+        ShareNotifier(std::array::from_fn(|_| NotifierSlot::default()))
+    }
+}
+
+impl ShareNotifier {
+    fn slot(&self, handle: Handle) -> &NotifierSlot {
+        // Handles are random, so their own digits spread them.
+        &self.0[handle.number() as usize % SLOTS]
+    }
+
+    /// Ends with the next change of the share.
+    fn next(&self, handle: Handle) -> Notified<'_> {
+        self.slot(handle).changed.notified()
+    }
+
+    /// Wakes the watchers of a share.
+    fn changed(&self, handle: Handle) {
+        self.slot(handle).changed.notify_waiters();
+    }
+
+    /// Withdraws a share's leases from its running responses, and wakes its watchers.
+    fn withdraw(&self, handle: Handle) {
+        self.slot(handle).withdrawals.fetch_add(1, Relaxed);
+        self.changed(handle);
+    }
+
+    /// Grows when leases of this share were taken back. Others may have the same number.
+    fn withdrawals(&self, handle: Handle) -> u64 {
+        self.slot(handle).withdrawals.load(Relaxed)
+    }
+
+    /// Wakes all watchers, because the daemon stops.
+    fn wake_all(&self) {
+        self.0.iter().for_each(|slot| slot.changed.notify_waiters());
+    }
+}

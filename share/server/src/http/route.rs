@@ -12,11 +12,10 @@ use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
 
 use super::client_addr::{self, Peer};
-use super::daemon::Daemon;
 use super::reply::{self, Reply};
-use super::request::Refusal;
+use super::request::{self, Refusal};
 use super::share_handlers::{self, Action};
-use super::{create, csrf, download};
+use super::{Daemon, create, download};
 use crate::metrics::Route;
 
 /// Endpoint named by a path.
@@ -100,7 +99,7 @@ impl Endpoint {
 pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Reply {
     let started = Instant::now();
     let target = Endpoint::of(request.uri().path());
-    let checked = csrf::check(&request, &daemon.settings.public_url)
+    let checked = request::check_site(&request, &daemon.settings.public_url)
         .and_then(|()| target.ok_or_else(|| Refusal::new(ErrorCode::NotFound, "there is no such path")));
     let result = match checked {
         Ok(target) => serve(daemon, peer, target, request).await,

@@ -1,13 +1,16 @@
-//! Runs the daemon from its sockets to its end: event loops on threads, health and metrics,
-//! signals, the last flush.
+//! Runs the daemon from its sockets to its end: listening sockets and certificate, event loops on
+//! threads, health and metrics, the last flush.
 
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use std::{fs, io};
 
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -16,16 +19,20 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use lockbox_share_protocol::message::ErrorCode;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::admission::{ConnectionSlots, SlotOwner};
-use super::daemon::{Daemon, MAX_UPLOADS};
-use super::listen::{Tcp, UnixSocket};
 use super::reply::{self, Reply};
 use super::request::Refusal;
 use super::worker::{self, StallGuard, WorkerSockets};
+use super::{Daemon, MAX_UPLOADS};
 use crate::limiter::ClientId;
 
 /// Interval of the search for expired pending uploads.
@@ -39,7 +46,7 @@ const BLOCKING: usize = MAX_UPLOADS + 32;
 /// Where the daemon listens. All of it is open before the daemon is made: its links name the ports.
 pub struct ListeningSockets {
     /// HTTP, or HTTPS where there is an acceptor.
-    pub tcp: Vec<(Tcp, Option<TlsAcceptor>)>,
+    pub tcp: Vec<(TcpListeners, Option<TlsAcceptor>)>,
     /// This machine's own programs.
     pub unix: Option<UnixSocket>,
     /// Proxies, which these users run.
@@ -81,7 +88,7 @@ pub fn start(daemon: Arc<Daemon>, open: ListeningSockets, workers: usize) -> Res
     let ListeningSockets { tcp: open, unix, proxies, admin: figures } = open;
     let mut sockets: Vec<WorkerSockets> = (0..workers).map(|_| WorkerSockets::default()).collect();
     let mut tcp = Vec::new();
-    for (Tcp { address, listeners }, acceptor) in open {
+    for (TcpListeners { address, listeners }, acceptor) in open {
         tcp.push((address, acceptor.is_some()));
         for (sockets, listener) in sockets.iter_mut().zip(listeners) {
             sockets.tcp.push((listener, acceptor.clone()));
@@ -159,12 +166,12 @@ async fn keep(
 
 impl RunningServer {
     /// Returns the path of the Unix socket.
-    pub fn unix(&self) -> Option<&std::path::Path> {
+    pub fn unix(&self) -> Option<&Path> {
         self.unix.as_ref().map(UnixSocket::path)
     }
 
     /// Returns the path of the Unix socket for proxies.
-    pub fn proxies(&self) -> Option<&std::path::Path> {
+    pub fn proxies(&self) -> Option<&Path> {
         self.proxies.as_ref().map(UnixSocket::path)
     }
 
@@ -245,5 +252,174 @@ fn answer_admin(daemon: &Daemon, request: &Request<Incoming>) -> Reply {
         },
         "/metrics" => text(StatusCode::OK, daemon.metrics_text()),
         _ => Refusal::new(ErrorCode::NotFound, "there is no such path").reply(),
+    }
+}
+
+/// Connections that wait to be accepted; the kernel cuts it to net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+
+/// One listener for each worker on the same address: the kernel spreads connections over them, and
+/// no two workers wake for one.
+pub struct TcpListeners {
+    /// Bound address, with the port chosen by the kernel if none was requested.
+    pub address: SocketAddr,
+    /// One listener per worker.
+    pub listeners: Vec<std::net::TcpListener>,
+}
+
+/// Listens at `address` for so many workers.
+///
+/// # Errors
+/// When the address is taken or not this machine's; the sentence names it.
+pub fn listen_tcp(address: SocketAddr, workers: usize) -> Result<TcpListeners, String> {
+    spread(address, workers.max(1)).map_err(|error| format!("cannot listen on {address}: {error}"))
+}
+
+fn spread(address: SocketAddr, workers: usize) -> io::Result<TcpListeners> {
+    // Without SO_REUSEPORT first: with it a second daemon of the same user would share the address
+    // in silence.
+    drop(bind(address, false)?);
+    let first = bind(address, true)?;
+    first.listen(BACKLOG)?;
+    let first = std::net::TcpListener::from(first);
+    let bound = first.local_addr()?;
+    let mut listeners = vec![first];
+    for _ in 1..workers {
+        let socket = bind(bound, true)?;
+        socket.listen(BACKLOG)?;
+        listeners.push(socket.into());
+    }
+    Ok(TcpListeners { address: bound, listeners })
+}
+
+fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    if shared {
+        socket.set_reuse_port(true)?;
+    }
+    socket.bind(&address.into())?;
+    // Until it listens, an address that was bound with SO_REUSEADDR only can be bound again.
+    if !shared {
+        socket.listen(1)?;
+    }
+    Ok(socket)
+}
+
+/// The Unix socket of the daemon, removed when it is dropped.
+pub struct UnixSocket {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl UnixSocket {
+    /// Listens at `path` for this user alone. The socket of a dead daemon is replaced.
+    ///
+    /// # Errors
+    /// When another daemon serves there, or the path is not a socket.
+    pub fn bind(path: &Path) -> io::Result<UnixSocket> {
+        UnixSocket::bind_for(path, 0o600)
+    }
+
+    /// The same for any user, as the kernel names the user of each connection: all users may
+    /// connect.
+    ///
+    /// # Errors
+    /// As of [`UnixSocket::bind`].
+    pub fn bind_for_all(path: &Path) -> io::Result<UnixSocket> {
+        UnixSocket::bind_for(path, 0o666)
+    }
+
+    fn bind_for(path: &Path, mode: u32) -> io::Result<UnixSocket> {
+        if let Ok(metadata) = fs::symlink_metadata(path) {
+            if !metadata.file_type().is_socket() {
+                return Err(io::Error::other("there is something else with this name"));
+            }
+            if UnixStream::connect(path).is_ok() {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon serves there"));
+            }
+            fs::remove_file(path)?;
+        }
+        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        // Nobody can connect before it listens, so nobody slips in before the mode.
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+        socket.listen(BACKLOG)?;
+        Ok(UnixSocket { path: path.into(), listener: socket.into() })
+    }
+
+    /// One descriptor of it for each worker.
+    ///
+    /// # Errors
+    /// Without descriptors.
+    pub fn listeners(&self, workers: usize) -> io::Result<Vec<UnixListener>> {
+        (0..workers).map(|_| self.listener.try_clone()).collect()
+    }
+
+    /// Returns its address.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for UnixSocket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Accepts TLS 1.2 and 1.3 with this certificate chain and key, both in PEM.
+///
+/// # Errors
+/// One sentence that names the file.
+pub fn tls_acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, String> {
+    let chain = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| format!("cannot read certificates from {}: {error}", certificate.display()))?;
+    if chain.is_empty() {
+        return Err(format!("{} holds no certificate", certificate.display()));
+    }
+    let secret = PrivateKeyDer::from_pem_file(key)
+        .map_err(|error| format!("cannot read a private key from {}: {error}", key.display()))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_no_client_auth()
+        .with_single_cert(chain, secret)
+        .map_err(|error| format!("the certificate and the key do not serve TLS: {error}"))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_share_an_address_and_a_second_daemon_does_not() {
+        let TcpListeners { address, listeners } = listen_tcp("127.0.0.1:0".parse().unwrap(), 3).unwrap();
+        assert_ne!(address.port(), 0);
+        assert_eq!(listeners.len(), 3);
+        assert!(listeners.iter().all(|listener| listener.local_addr().unwrap() == address));
+        assert_eq!(spread(address, 1).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn the_unix_socket_is_private_and_replaces_only_a_dead_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.sock");
+        let socket = UnixSocket::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(UnixSocket::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        drop(socket);
+        assert!(!path.exists());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        drop(UnixSocket::bind(&path).unwrap());
+        fs::write(&path, "precious").unwrap();
+        assert!(UnixSocket::bind(&path).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
     }
 }

@@ -18,9 +18,9 @@ use lockbox_share_protocol::token::{ClaimId, OwnerToken};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::daemon::{Daemon, see_through};
 use super::reply::{self, Reply};
 use super::request::{self, MANY, ONE, Refusal};
+use super::{Daemon, see_through};
 use crate::limiter::ClientId;
 use crate::store::{self, PendingReply, StoreError};
 
@@ -113,7 +113,7 @@ pub(super) async fn watch(
         .transpose()
         .map_err(|_| Refusal::malformed("there is no such state"))?;
     let Some(_place) = daemon.watchers.take(client) else {
-        return Err(Refusal::unavailable("too many watch at this time"));
+        return Err(Refusal::unavailable("too many clients watch shares at this time"));
     };
     let end = tokio::time::Instant::now() + Duration::from_secs(wait);
     loop {

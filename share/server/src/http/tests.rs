@@ -21,7 +21,7 @@ use super::client_addr::Peer;
 use super::worker::Connection;
 use super::{Daemon, DaemonSettings};
 use crate::store::env::SystemClock;
-use crate::store::memory::MemoryStore;
+use crate::store::simulated::MemoryStore;
 use crate::store::spool::Spool;
 use crate::store::{
     ClaimGrant, LeaseFinish, LeaseGrant, NewShare, PendingReply, Periods, Result, ShareReport, ShareStore, SpoolEntry,

@@ -27,9 +27,8 @@ use tokio_rustls::TlsAcceptor;
 
 use super::admission::ConnectionSlot;
 use super::client_addr::Peer;
-use super::daemon::Daemon;
 use super::request::Refusal;
-use super::route;
+use super::{Daemon, route};
 
 /// Buffer size of a connection, and maximum size of a request head.
 const BUFFER: usize = 8 * 1024;

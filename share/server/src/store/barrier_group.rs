@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use super::error::{Result, StoreError};
 use super::sync::{Condvar, Mutex};
+use super::{Result, StoreError};
 
 /// Something that a barrier can make durable.
 pub(crate) trait Syncable: Send + Sync {

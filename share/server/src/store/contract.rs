@@ -9,8 +9,8 @@ use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, ShareState};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken, Verifier};
 
 use super::barrier_group::PendingReply;
-use super::env::random_handle;
-use super::error::{Result, StoreError, WallTime};
+use super::env::{WallTime, random_handle};
+use super::{Result, StoreError};
 
 /// The longest life of a share.
 pub const MAX_TTL: Duration = Duration::from_secs(31 * 24 * 3600);

@@ -1,12 +1,20 @@
-//! Time and randomness of a store. Its clock never runs backwards, and a step of the machine's
-//! clock does not move it.
+//! Environment of a store: time, randomness and the directory of its files. Tests put others in the
+//! place of clock and directory.
+//!
+//! The store's clock never runs backwards, and a step of the machine's clock does not move it.
 
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockbox_share_protocol::handle::Handle;
 use nix::time::{ClockId, clock_gettime};
 
-use super::error::{Result, StoreError, WallTime};
+use super::barrier_group::Syncable;
+use super::{Result, StoreError};
 
 /// Milliseconds of the store's time. It starts near the wall clock's, and the two drift apart when
 /// the latter is set.
@@ -16,6 +24,17 @@ pub struct StoreTime(pub u64);
 impl StoreTime {
     pub fn after(self, period: Duration) -> StoreTime {
         StoreTime(self.0.saturating_add(u64::try_from(period.as_millis()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// A point in time for people: milliseconds since 1970 by the wall clock. Nothing is decided by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WallTime(pub u64);
+
+impl WallTime {
+    /// As messages have it.
+    pub fn seconds(self) -> u64 {
+        self.0 / 1000
     }
 }
 
@@ -52,14 +71,14 @@ impl Clock for SystemClock {
 
 /// The store's clock: the saved time plus the time elapsed since.
 pub struct StoreClock {
-    clock: std::sync::Arc<dyn Clock>,
+    clock: Arc<dyn Clock>,
     /// Store time at `steady` zero.
     base: u64,
 }
 
 impl StoreClock {
     /// Time that starts at the wall clock's.
-    pub fn fresh(clock: std::sync::Arc<dyn Clock>) -> StoreClock {
+    pub fn fresh(clock: Arc<dyn Clock>) -> StoreClock {
         let base = clock.wall().0.saturating_sub(clock.steady());
         StoreClock { clock, base }
     }
@@ -67,7 +86,7 @@ impl StoreClock {
     /// Resumes from the time that an earlier process saved. Within the same boot that is exact,
     /// even if the wall clock was set. After a reboot the wall clock's difference counts, and never
     /// less than zero: a clock that was set meanwhile cannot be told from elapsed time.
-    pub fn resume(clock: std::sync::Arc<dyn Clock>, saved: &str) -> Option<StoreClock> {
+    pub fn resume(clock: Arc<dyn Clock>, saved: &str) -> Option<StoreClock> {
         let mut parts = saved.split_whitespace();
         let mut number = || parts.next()?.parse::<u64>().ok();
         let (time, steady, wall) = (number()?, number()?, number()?);
@@ -118,5 +137,106 @@ pub fn random_handle(routing: u8, digits: u32) -> Result<Handle> {
             return Handle::new(routing, digits, number % limit)
                 .ok_or(StoreError::Invalid("a handle has a routing digit and 6 to 12 random digits"));
         }
+    }
+}
+
+/// Flat directory of files. Writes are durable after the file's `sync`, names after the
+/// directory's.
+pub(crate) trait Disk: Send + Sync {
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// A new file, or an empty one in place of an old one.
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
+    fn remove(&self, name: &str) -> io::Result<()>;
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// A barrier over the names.
+    fn names(&self) -> Arc<dyn Syncable>;
+}
+
+/// An open file. Its name may go meanwhile.
+pub(crate) trait DiskFile: Syncable {
+    /// Fewer bytes than asked for mean the end of the file.
+    fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize>;
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
+    fn length(&self) -> io::Result<u64>;
+}
+
+/// A directory that only its owner reads.
+pub(crate) struct DirectoryDisk {
+    path: PathBuf,
+}
+
+impl DirectoryDisk {
+    /// Makes the directory when it is missing.
+    pub(crate) fn open(path: &Path) -> io::Result<DirectoryDisk> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        Ok(DirectoryDisk { path: path.into() })
+    }
+}
+
+struct Names(PathBuf);
+
+impl Syncable for Names {
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.0)?.sync_all()
+    }
+}
+
+struct HostFile(File);
+
+impl Syncable for HostFile {
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+impl DiskFile for HostFile {
+    fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < out.len() {
+            match self.0.read_at(&mut out[filled..], at + filled as u64) {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.0.write_all_at(bytes, at)
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+}
+
+impl Disk for DirectoryDisk {
+    fn list(&self) -> io::Result<Vec<String>> {
+        fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let path = self.path.join(name);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        Ok(Arc::new(HostFile(file)))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(Arc::new(HostFile(OpenOptions::new().read(true).write(true).open(self.path.join(name))?)))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.path.join(name))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn names(&self) -> Arc<dyn Syncable> {
+        Arc::new(Names(self.path.clone()))
     }
 }

@@ -66,17 +66,12 @@
 //!    them still count, because they can only report further use.
 
 mod barrier_group;
-mod claim_slots;
 #[cfg(test)]
 pub(crate) mod conformance;
 mod contract;
-mod disk;
 pub mod env;
-mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod memory;
 #[cfg(test)]
 mod model;
 mod record;
@@ -87,6 +82,8 @@ pub(crate) mod simulated;
 pub mod spool;
 pub mod valkey;
 
+use std::io;
+
 use parking_lot as sync;
 
 pub use barrier_group::PendingReply;
@@ -94,5 +91,56 @@ pub use contract::{
     ClaimGrant, ClaimRecord, Durability, LeaseFinish, LeaseGrant, MAX_TTL, NewShare, Periods, ShareReport, ShareStore,
     ShareTimes, SpoolEntry, StoreMaintenance, StoreStats, create_random,
 };
-pub use env::random_handle;
-pub use error::{Result, StoreError, WallTime};
+pub use env::{WallTime, random_handle};
+
+/// Result of every operation of a store.
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+/// Error of a store request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// There is no such share, or no proof (Store rule 5).
+    #[error("there is no such share, or the proof is wrong")]
+    Unknown,
+    /// With proof: its time is over.
+    #[error("the share has expired")]
+    Expired { at: WallTime },
+    /// With proof: its owner took it back.
+    #[error("the share was revoked by its owner")]
+    Revoked { at: WallTime },
+    /// With proof: all claims were used, the last one ended then.
+    #[error("the share was used")]
+    Used { at: WallTime },
+    /// With proof: all claims are taken, but one may come back when its lease ends without a byte
+    /// sent.
+    #[error("the share is being downloaded")]
+    Busy { until: WallTime },
+    /// The owner asked to rearm, and no slot ended early.
+    #[error("no download of the share was interrupted")]
+    NothingToRearm,
+    /// The handle is in use: mint another one.
+    #[error("the handle is taken")]
+    Taken,
+    /// The disk or the configured capacity is full. Nothing has changed.
+    #[error("no space is left for shares")]
+    Full,
+    /// The medium takes no changes (read-only, failed, or latched by Store rule 9), or the remote
+    /// store does not answer.
+    #[error("the store takes no changes: {0}")]
+    Unavailable(String),
+    /// A value outside of its documented range.
+    #[error("{0}")]
+    Invalid(&'static str),
+}
+
+/// A write that did not happen changed nothing.
+impl From<io::Error> for StoreError {
+    fn from(error: io::Error) -> StoreError {
+        if is_full(&error) { StoreError::Full } else { StoreError::Unavailable(error.to_string()) }
+    }
+}
+
+/// Whether the disk or the quota has no space.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}

@@ -25,10 +25,9 @@ use lockbox_share_protocol::message::MAX_CLAIMS;
 use lockbox_share_protocol::token::{Digest, Verifier};
 use siphasher::sip::SipHasher13;
 
-use super::claim_slots::{ActiveLease, ClaimSlot, ClaimSlots, EndedClaim};
 use super::contract::SpoolEntry;
 use super::env::StoreTime;
-use super::share::{Key, Share};
+use super::share::{ActiveLease, ClaimSlot, ClaimSlots, EndedClaim, Key, Share};
 
 /// Bytes before the payload and the slots.
 pub(crate) const FIXED: usize = 136;

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use super::barrier_group::PendingReply;
 use super::contract::SpoolEntry;
 use super::env::random;
-use super::error::{Result, StoreError};
+use super::{Result, StoreError};
 
 /// Extension of unfinished deposits.
 const UNFINISHED: &str = "part";

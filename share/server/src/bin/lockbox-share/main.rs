@@ -1,4 +1,4 @@
-//! The share daemon's program: one file for each command.
+//! The share daemon's program: reads the command line and runs the command.
 
 #![forbid(unsafe_code)]
 
@@ -7,10 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
-mod bench_http;
-mod bench_store;
-mod compact;
-mod doctor;
+mod maintenance;
 mod serve;
 mod setup;
 
@@ -26,8 +23,8 @@ struct Arguments {
 enum Command {
     Serve(Box<serve::Serve>),
     Setup(setup::Setup),
-    Doctor(doctor::Doctor),
-    Compact(compact::Compact),
+    Doctor(maintenance::Doctor),
+    Compact(maintenance::Compact),
     #[command(subcommand)]
     Bench(bench::Bench),
 }
@@ -38,8 +35,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Setup(arguments) => setup::run(&arguments),
-        Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::Compact(arguments) => compact::run(&arguments),
+        Command::Doctor(arguments) => maintenance::diagnose(&arguments),
+        Command::Compact(arguments) => maintenance::compact(&arguments),
         Command::Bench(command) => bench::run(&command),
     };
     match result {

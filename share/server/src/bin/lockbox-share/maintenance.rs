@@ -1,10 +1,14 @@
-//! `lockbox-share doctor`: checks the host's prerequisites of the daemon and prints remedies.
+//! Commands of an administrator: `lockbox-share doctor` checks the host's prerequisites of the
+//! daemon and prints remedies, `lockbox-share compact` removes from the store of a daemon that does
+//! not run everything that nothing needs any more.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use lockbox_share::store::StoreMaintenance;
+use lockbox_share::store::segments::{SegmentSettings, SegmentStore};
 use lockbox_share_protocol::api::SOCKET_NAME;
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -32,7 +36,7 @@ enum Finding {
 /// # Errors
 /// When something would keep the daemon from serving.
 #[allow(clippy::print_stdout)] // the result
-pub(crate) fn run(arguments: &Doctor) -> Result<(), String> {
+pub(crate) fn diagnose(arguments: &Doctor) -> Result<(), String> {
     let state = &arguments.state_dir;
     let findings = [directory(state), writing(state), room(state), descriptors(), backlog(), socket()];
     let mut faults = 0;
@@ -118,4 +122,31 @@ fn socket() -> Finding {
         Ok(_) => Finding::Fine(format!("a daemon serves on {}", path.display())),
         Err(_) => Finding::Fine(format!("no daemon serves on {}", path.display())),
     }
+}
+
+/// Compact the store of a daemon that does not run
+#[derive(Args)]
+pub(crate) struct Compact {
+    /// Directory of the daemon
+    #[arg(long, value_name = "DIR")]
+    state_dir: PathBuf,
+}
+
+pub(crate) fn compact(arguments: &Compact) -> Result<(), String> {
+    if !arguments.state_dir.is_dir() {
+        return Err(format!("{}: there is no such directory", arguments.state_dir.display()));
+    }
+    let settings = SegmentSettings { background: None, ..SegmentSettings::default() };
+    let store = SegmentStore::open(&arguments.state_dir, &settings).map_err(|error| error.to_string())?;
+    let before = store.stats();
+    store.compact().map_err(|error| error.to_string())?;
+    let after = store.stats();
+    #[allow(clippy::print_stdout)] // the result of the command
+    {
+        println!("live={}", after.live);
+        println!("segment_bytes_before={}", before.segment_bytes);
+        println!("segment_bytes={}", after.segment_bytes);
+        println!("spool_bytes={}", after.spool_bytes);
+    }
+    Ok(())
 }

@@ -1,29 +1,145 @@
-//! Sends ciphertext, and binds each running response to its lease (Store rule 11).
+//! Builds responses: messages, failures, and ciphertext that is bound to its lease while it is sent
+//! (Store rule 11).
 //!
 //! A part of the file is read where the page cache has it, and on another thread where the disk
 //! must be waited for.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, IoSliceMut};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
 use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::message::ErrorCode;
 use lockbox_share_protocol::token::LeaseToken;
 use parking_lot::Mutex;
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use serde::Serialize;
 use tokio::task::JoinHandle;
 
-use super::daemon::Daemon;
-use super::leases::TransferLimit;
+use super::Daemon;
+use super::admission::ActiveRequest;
 use super::request::Refusal;
 use crate::store::{LeaseFinish, LeaseGrant, PendingReply, StoreError};
+
+/// Response body; its request is in flight until the body's end.
+#[derive(Default)]
+pub(super) struct ReplyBody {
+    content: ContentLocation,
+    _under_way: Option<ActiveRequest>,
+}
+
+#[derive(Default)]
+enum ContentLocation {
+    #[default]
+    Empty,
+    /// A message or a page.
+    Whole(Bytes),
+    /// A ciphertext, or a part of one.
+    File(Box<FileBody>),
+}
+
+/// An answer.
+pub(super) type Reply = Response<ReplyBody>;
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match &mut self.get_mut().content {
+            ContentLocation::Empty => Poll::Ready(None),
+            ContentLocation::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            ContentLocation::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            ContentLocation::File(file) => file.poll(cx).map(|part| part.map(|result| result.map(Frame::data))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left() == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left())
+    }
+}
+
+impl ReplyBody {
+    /// The bytes of a file.
+    pub(super) fn file(file: FileBody) -> ReplyBody {
+        ReplyBody { content: ContentLocation::File(Box::new(file)), _under_way: None }
+    }
+
+    /// Binds the body to its request's slot.
+    pub(super) fn of(self, request: Option<ActiveRequest>) -> ReplyBody {
+        ReplyBody { _under_way: request, ..self }
+    }
+
+    fn left(&self) -> u64 {
+        match &self.content {
+            ContentLocation::Empty => 0,
+            ContentLocation::Whole(bytes) => bytes.len() as u64,
+            ContentLocation::File(file) => file.left(),
+        }
+    }
+}
+
+impl Refusal {
+    /// Converts the refusal to a response.
+    pub(super) fn reply(self) -> Reply {
+        let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let (retry_after, allow, code) = (self.retry_after, self.allow, self.code);
+        let mut reply = json(status, &self.failure());
+        let headers = reply.headers_mut();
+        if let Some(seconds) = retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(methods) = allow {
+            headers.insert(header::ALLOW, HeaderValue::from_static(methods));
+        }
+        if code == ErrorCode::Unauthorized {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        reply
+    }
+}
+
+/// A message.
+pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
+    // The messages have text keys and no failing serializers, so this cannot fail; an empty body
+    // would be noticed.
+    let bytes = serde_json::to_vec(message).unwrap_or_default();
+    with_type(status, "application/json", Bytes::from(bytes))
+}
+
+/// Bytes of a type.
+pub(super) fn with_type(status: StatusCode, content_type: &'static str, bytes: Bytes) -> Reply {
+    let mut reply = empty(status);
+    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    reply.body_mut().content = ContentLocation::Whole(bytes);
+    reply
+}
+
+/// No body. Nothing that the daemon says may be kept by a cache, unless its handler says otherwise.
+pub(super) fn empty(status: StatusCode) -> Reply {
+    let mut reply = Response::new(ReplyBody::default());
+    *reply.status_mut() = status;
+    let headers = reply.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    reply
+}
 
 /// An answer that goes out asks so often whether its lease still stands: a lease of an hour is
 /// renewed in time, and a thousand answers cost the store a hundred looks in a second.
@@ -251,6 +367,150 @@ impl FileBody {
     fn hand_over(&mut self, part: Part) -> Bytes {
         self.transfer.handed_over(part.length as u64);
         Bytes::from_owner(part)
+    }
+}
+
+/// Maximum concurrent ciphertext responses. Each holds a descriptor and at most two parts of 128
+/// KiB, so all of them hold 256 MiB: a quarter of the limit in the service's unit.
+pub(super) const MAX_BODIES: usize = 1024;
+/// Maximum concurrent responses per lease (browser connections plus parallel ranges). Filling all
+/// places takes over a hundred claims with proof.
+pub(super) const MAX_BODIES_OF_LEASE: usize = 8;
+/// Maximum leases with remembered byte ranges; 100 bytes each.
+const MAX_REMEMBERED: usize = 16 * 1024;
+/// No lease lasts longer.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// Maximum disjoint byte ranges per lease. Beyond that a download does not count as complete until
+/// its claimant reports it.
+const MAX_RUNS: usize = 64;
+
+/// The table of running and remembered downloads.
+#[derive(Default)]
+pub(super) struct LeaseTransfers(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    bodies: usize,
+    entries: HashMap<[u8; LeaseToken::LENGTH], LeaseEntry>,
+}
+
+struct LeaseEntry {
+    bodies: usize,
+    /// Bytes that were handed to a connection, sorted and apart.
+    runs: Vec<Range<u64>>,
+    /// The last byte went out in one of the answers that run or ran together.
+    reached_end: bool,
+    /// Everything went out, which was counted.
+    whole: bool,
+    touched: Instant,
+}
+
+/// Limit that prevents a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TransferLimit {
+    Daemon,
+    Lease,
+}
+
+/// Effect of the end of a response.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TransferEnd {
+    /// No answer of the lease runs any more, and the last byte, or everything, went out.
+    pub(super) finishes: bool,
+    /// Everything went out now, for the first time.
+    pub(super) whole: bool,
+}
+
+impl LeaseTransfers {
+    /// Takes a place for an answer. [`LeaseTransfers::end`] gives it back.
+    pub(super) fn begin(&self, token: &LeaseToken) -> Result<(), TransferLimit> {
+        let mut table = self.0.lock();
+        if table.bodies >= MAX_BODIES {
+            return Err(TransferLimit::Daemon);
+        }
+        table.make_room();
+        let entry = table.entries.entry(*token.as_bytes()).or_insert_with(LeaseEntry::new);
+        if entry.bodies >= MAX_BODIES_OF_LEASE {
+            return Err(TransferLimit::Lease);
+        }
+        if entry.bodies == 0 {
+            entry.reached_end = false;
+        }
+        entry.bodies += 1;
+        table.bodies += 1;
+        Ok(())
+    }
+
+    /// An answer is over that handed out these bytes of `length`.
+    pub(super) fn end(&self, token: &LeaseToken, sent: Range<u64>, length: u64) -> TransferEnd {
+        let mut table = self.0.lock();
+        table.bodies = table.bodies.saturating_sub(1);
+        let Some(entry) = table.entries.get_mut(token.as_bytes()) else { return TransferEnd::default() };
+        entry.bodies = entry.bodies.saturating_sub(1);
+        entry.touched = Instant::now();
+        entry.reached_end |= sent.end == length && (sent.start < sent.end || length == 0);
+        entry.add(sent);
+        let whole = !entry.whole && (length == 0 || entry.runs.first().is_some_and(|run| *run == (0..length)));
+        entry.whole |= whole;
+        TransferEnd { finishes: entry.bodies == 0 && (entry.reached_end || entry.whole), whole }
+    }
+
+    /// The claimant said that it has everything. Whether that was counted before.
+    pub(super) fn completed(&self, token: &LeaseToken) -> bool {
+        let mut table = self.0.lock();
+        match table.entries.get_mut(token.as_bytes()) {
+            // An answer that runs still gives its place back under its entry.
+            Some(entry) if entry.bodies > 0 => std::mem::replace(&mut entry.whole, true),
+            Some(_) => table.entries.remove(token.as_bytes()).is_some_and(|entry| entry.whole),
+            None => false,
+        }
+    }
+
+    /// Forgets leases that are over.
+    pub(super) fn forget_old(&self) {
+        self.0.lock().entries.retain(|_, entry| entry.bodies > 0 || entry.touched.elapsed() < LONGEST);
+    }
+
+    /// Answers that run.
+    pub(super) fn running(&self) -> usize {
+        self.0.lock().bodies
+    }
+}
+
+impl Table {
+    /// Forgets the older half at a time, so that this is rare. Only the sent ranges are lost.
+    fn make_room(&mut self) {
+        if self.entries.len() < MAX_REMEMBERED {
+            return;
+        }
+        let mut times: Vec<Instant> = self.entries.values().map(|entry| entry.touched).collect();
+        let middle = times.len() / 2;
+        let (_, median, _) = times.select_nth_unstable(middle);
+        let median = *median;
+        self.entries.retain(|_, entry| entry.bodies > 0 || entry.touched > median);
+    }
+}
+
+impl LeaseEntry {
+    fn new() -> LeaseEntry {
+        LeaseEntry { bodies: 0, runs: Vec::new(), reached_end: false, whole: false, touched: Instant::now() }
+    }
+
+    fn add(&mut self, mut sent: Range<u64>) {
+        if sent.is_empty() {
+            return;
+        }
+        self.runs.retain(|run| {
+            let apart = run.end < sent.start || sent.end < run.start;
+            if !apart {
+                sent = sent.start.min(run.start)..sent.end.max(run.end);
+            }
+            apart
+        });
+        if self.runs.len() < MAX_RUNS {
+            let place = self.runs.partition_point(|run| run.start < sent.start);
+            self.runs.insert(place, sent);
+        }
     }
 }
 

@@ -1,22 +1,17 @@
 //! Answers that go out, by a clock that the tests turn: what ends them, what renews their lease,
 //! what they count.
 
-use std::fs::File;
 use std::io::Write;
-use std::ops::Range;
 
-use bytes::Bytes;
 use lockbox_share_protocol::message::{ClaimState, ShareState};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::super::daemon::DaemonSettings;
-use super::super::transfer::{FileBody, PART};
+use super::super::DaemonSettings;
 use super::*;
 use crate::store::conformance::{MINUTE, auth, handle, id, large, owner};
-use crate::store::memory::MemoryStore;
 use crate::store::segments::{self, SegmentStore};
-use crate::store::simulated::{ManualClock, SimulatedDisk};
+use crate::store::simulated::{ManualClock, MemoryStore, SimulatedDisk};
 use crate::store::spool::Spool;
 use crate::store::{Durability, NewShare, Periods, ShareStore, SpoolEntry};
 
@@ -276,4 +271,81 @@ fn a_lease_stands_until_the_last_of_the_answers_that_run_together_ends() {
     assert_eq!(rig.completed(), 1);
     rig.clock.pass(MINUTE);
     assert_eq!(rig.state(), (ShareState::Consumed, Some(ClaimState::Completed)));
+}
+
+const TOKEN: LeaseToken = LeaseToken::new([1; 16]);
+
+fn sent(leases: &LeaseTransfers, bytes: Range<u64>) -> TransferEnd {
+    leases.begin(&TOKEN).unwrap();
+    leases.end(&TOKEN, bytes, 100)
+}
+
+const NOTHING: TransferEnd = TransferEnd { finishes: false, whole: false };
+const FINISHES: TransferEnd = TransferEnd { finishes: true, whole: false };
+const WHOLE: TransferEnd = TransferEnd { finishes: true, whole: true };
+
+#[test]
+fn a_download_is_whole_once_all_of_its_bytes_went_out() {
+    let leases = LeaseTransfers::default();
+    assert_eq!(sent(&leases, 0..40), NOTHING);
+    assert_eq!(sent(&leases, 60..80), NOTHING);
+    assert_eq!(sent(&leases, 30..60), NOTHING);
+    assert_eq!(sent(&leases, 80..80), NOTHING);
+    assert_eq!(sent(&leases, 79..100), WHOLE);
+    assert_eq!(sent(&leases, 0..100), FINISHES, "counted once");
+    assert!(leases.completed(&TOKEN));
+    assert!(!leases.completed(&TOKEN), "forgotten");
+}
+
+#[test]
+fn the_last_byte_alone_is_no_whole_download() {
+    let leases = LeaseTransfers::default();
+    assert_eq!(sent(&leases, 99..100), FINISHES);
+    assert_eq!(sent(&leases, 0..50), NOTHING, "the claimant lacks something");
+    assert_eq!(sent(&leases, 50..99), WHOLE, "although it does not end at the last byte");
+}
+
+#[test]
+fn a_lease_finishes_with_the_last_of_the_answers_that_run_together() {
+    let leases = LeaseTransfers::default();
+    leases.begin(&TOKEN).unwrap();
+    leases.begin(&TOKEN).unwrap();
+    assert_eq!(leases.end(&TOKEN, 50..100, 100), NOTHING);
+    assert_eq!(leases.end(&TOKEN, 0..20, 100), FINISHES);
+    leases.begin(&TOKEN).unwrap();
+    assert!(!leases.completed(&TOKEN), "while an answer runs");
+    assert!(!leases.end(&TOKEN, 20..50, 100).whole, "counted by the claimant's word");
+    assert_eq!(leases.running(), 0);
+}
+
+#[test]
+fn places_are_bounded_for_each_lease_and_for_all() {
+    let leases = LeaseTransfers::default();
+    for _ in 0..MAX_BODIES_OF_LEASE {
+        leases.begin(&TOKEN).unwrap();
+    }
+    assert_eq!(leases.begin(&TOKEN), Err(TransferLimit::Lease));
+    let other = |number: usize| LeaseToken::new((number as u128 + 1000).to_le_bytes());
+    for number in 0..MAX_BODIES - MAX_BODIES_OF_LEASE {
+        leases.begin(&other(number)).unwrap();
+    }
+    assert_eq!(leases.begin(&other(MAX_BODIES)), Err(TransferLimit::Daemon));
+    leases.end(&TOKEN, 0..1, 100);
+    leases.begin(&other(MAX_BODIES)).unwrap();
+}
+
+#[test]
+fn memory_is_bounded_however_many_leases_and_runs_there_are() {
+    let leases = LeaseTransfers::default();
+    for number in 0..40_000u128 {
+        let token = LeaseToken::new(number.to_le_bytes());
+        leases.begin(&token).unwrap();
+        leases.end(&token, 0..1, 100);
+    }
+    assert!(leases.0.lock().entries.len() <= MAX_REMEMBERED + 1);
+    for number in 0..1000 {
+        leases.begin(&TOKEN).unwrap();
+        leases.end(&TOKEN, number * 2..number * 2 + 1, 10_000);
+    }
+    assert_eq!(leases.0.lock().entries[TOKEN.as_bytes()].runs.len(), MAX_RUNS);
 }

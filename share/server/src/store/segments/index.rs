@@ -9,7 +9,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::store::disk::DiskFile;
+use crate::store::env::DiskFile;
 
 /// Bytes of a page: small, because nearly every access touches a random page for 16 bytes of it.
 const PAGE: usize = 1024;
@@ -358,7 +358,7 @@ mod tests {
 
     use super::super::super::simulated::SimulatedDisk;
     use super::*;
-    use crate::store::disk::Disk;
+    use crate::store::env::Disk;
 
     fn index(pages: usize) -> Index {
         let disk = SimulatedDisk::new();

@@ -7,15 +7,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::files::{self, HEAD, SegmentClass, SegmentHeader};
 use super::index::{Index, Location};
-use super::meta_files;
-use super::scan::{HEAD, SegmentClass, SegmentHeader};
 use crate::store::barrier_group::{BarrierGroup, Syncable};
-use crate::store::disk::{Disk, DiskFile};
-use crate::store::env::{StoreTime, random};
-use crate::store::error::{Result, StoreError, is_full};
+use crate::store::env::{Disk, DiskFile, StoreTime, random};
 use crate::store::record::{CapsuleRef, FIXED, MAX_RECORD, RecordPosition, decode, encode, record_length};
 use crate::store::share::{Key, Share};
+use crate::store::{Result, StoreError, is_full};
 
 /// No more shares are added to a segment of this size, so that compaction works on pieces.
 const FULL: u64 = 64 * 1024 * 1024;
@@ -233,7 +231,7 @@ impl Shard {
             return self.change_in_new_segment(found, before);
         }
         let location = match self.append(home, &found.key, &found.share, content) {
-            Err(error) if is_full(&error) && meta_files::give_up_reserve(&*self.shared.disk) => {
+            Err(error) if is_full(&error) && files::give_up_reserve(&*self.shared.disk) => {
                 self.append(home, &found.key, &found.share, content)
             }
             other => other,
@@ -282,7 +280,7 @@ impl Shard {
             Err(error) if is_full(&error) => {}
             other => return other.map(Some),
         }
-        meta_files::give_up_reserve(&*self.shared.disk);
+        files::give_up_reserve(&*self.shared.disk);
         match self.try_put_audit(key, share, until) {
             Err(error) if is_full(&error) => Ok(None),
             other => other.map(Some),

@@ -10,10 +10,9 @@ use redis::RedisError;
 use tokio::sync::oneshot;
 
 use crate::store::env::random;
-use crate::store::error::{Result, StoreError};
 use crate::store::record::{CapsuleRef, RecordPosition, decode, encode};
 use crate::store::share::{Key, Share, StoreTiming};
-use crate::store::spool;
+use crate::store::{Result, StoreError, spool};
 
 /// Requests that share a round trip at most.
 const TOGETHER: usize = 64;

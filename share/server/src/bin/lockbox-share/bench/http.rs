@@ -1,26 +1,21 @@
 //! Measures the daemon over HTTP, compared with a server of fixed responses: same client, same
-//! sockets.
+//! sockets. Each server has a process of its own.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use lockbox_share::http::server::{TcpListeners, listen_tcp};
+use lockbox_share_protocol::message::{ClaimReply, CreateReply, Lease, MAX_BATCH, UploadReply};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
-mod client;
-pub(crate) mod floor;
-mod messages;
-pub(crate) mod range;
-mod server;
-
-pub(crate) use client::Workload;
-use client::{Load, LoadResult};
-use lockbox_share_protocol::message::MAX_BATCH;
-use messages::Messages;
-use server::{Server, serve};
-
-use crate::bench_store::{StateDirectory, processor_seconds};
-use crate::serve::Mode;
+use super::client::{self, BenchClient, Load, LoadResult, Messages, Workload, age_file, event_loop};
+use super::{StateDirectory, processor_seconds};
+use crate::serve::{Mode, processors};
 
 /// Options of the measurements
 #[derive(Args)]
@@ -59,7 +54,7 @@ pub(crate) struct BenchHttp {
 
 /// Runs one measurement and prints `name=value` lines.
 #[allow(clippy::print_stdout)] // the result
-pub(crate) fn run(arguments: &BenchHttp, workload: Workload) -> Result<(), String> {
+pub(super) fn run(arguments: &BenchHttp, workload: Workload) -> Result<(), String> {
     let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
     let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
     let mut command = serve(&program, &directory.path, arguments.durability);
@@ -174,4 +169,245 @@ fn report(
     }
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("load_average={}", load.split(' ').next().unwrap_or("?"));
+}
+
+/// Leases allow so many bodies at a time.
+const MOST: usize = 8;
+
+/// Measure how fast ranges of one ciphertext are downloaded over HTTP
+///
+/// The daemon has one event loop, so that the rate is that of one processor.
+#[derive(Args)]
+pub(crate) struct BenchRange {
+    /// State directory of the daemon; without one a temporary directory, removed at the end
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Requests
+    #[arg(long, default_value_t = 4096, value_name = "N")]
+    requests: u64,
+    /// Size of the ciphertext in MiB
+    #[arg(long, default_value_t = 256, value_name = "MIB", value_parser = clap::value_parser!(u64).range(2..=65_536))]
+    file_mib: u64,
+    /// Bytes of each range
+    #[arg(long, default_value_t = 1 << 20, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    range_bytes: u64,
+    /// Connections at a time, at most 8: a lease allows no more
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    concurrency: usize,
+}
+
+#[allow(clippy::print_stdout)] // the result
+pub(super) fn run_range(arguments: &BenchRange) -> Result<(), String> {
+    let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
+    let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
+    let mut command = serve(&program, &directory.path, Mode::None);
+    command.args(["--workers", "1"]);
+    let daemon = Server::start(command, None)?;
+    let messages = Messages::new(64)?;
+    let ciphertext = age_file((arguments.file_mib << 20) as usize);
+    let size = ciphertext.len() as u64;
+    let connections = arguments.concurrency.clamp(1, MOST);
+    let (done, seconds, server, client) = event_loop()?.block_on(async {
+        let (created, lease) = offer(&daemon, &messages, &ciphertext).await?;
+        let (server, client, began) = (daemon.cpu(), processor_seconds(), Instant::now());
+        let share = |place: usize| {
+            arguments.requests / connections as u64
+                + u64::from((place as u64) < arguments.requests % connections as u64)
+        };
+        let tasks: Vec<_> = (0..connections)
+            .map(|place| {
+                // Not to the last byte, which would complete the download.
+                let last = size - 1 - arguments.range_bytes;
+                let requests: Vec<String> = (0..64u64)
+                    .map(|number| {
+                        let start =
+                            (number * connections as u64 + place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % last;
+                        Messages::range(created.handle, &lease, start, arguments.range_bytes)
+                    })
+                    .collect();
+                tokio::spawn(ranges(
+                    BenchClient::new(daemon.address, true),
+                    requests,
+                    share(place),
+                    arguments.range_bytes,
+                ))
+            })
+            .collect();
+        let mut done = 0;
+        for task in tasks {
+            done += task.await.map_err(|error| error.to_string())??;
+        }
+        Ok::<_, String>((done, began.elapsed().as_secs_f64(), daemon.cpu() - server, processor_seconds() - client))
+    })?;
+    let bytes = (done * arguments.range_bytes) as f64;
+    println!("benchmark=http-range");
+    println!("file_bytes={size}");
+    println!("range_bytes={}", arguments.range_bytes);
+    println!("concurrency={connections}");
+    println!("done={done}");
+    println!("seconds={seconds:.3}");
+    println!("megabytes_per_second={:.0}", bytes / seconds / 1e6);
+    println!("megabytes_per_server_cpu_second={:.0}", bytes / server.max(0.01) / 1e6);
+    println!("megabytes_per_cpu_second={:.0}", bytes / (server + client).max(0.01) / 1e6);
+    Ok(())
+}
+
+/// Uploads, shares and claims.
+async fn offer(daemon: &Server, messages: &Messages, ciphertext: &[u8]) -> Result<(CreateReply, Lease), String> {
+    let mut client_connection = BenchClient::new(daemon.address, true);
+    let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
+    let text = |error: serde_json::Error| format!("the daemon's answer is not understood: {error}");
+    client_connection.ask(&messages.upload(ciphertext)).await.map_err(silent)?;
+    let uploaded: UploadReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
+    client_connection.ask(messages.create_of(uploaded)?.as_bytes()).await.map_err(silent)?;
+    let created: CreateReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
+    client_connection.ask(messages.claim(&created.handle.to_string(), 0, true).as_bytes()).await.map_err(silent)?;
+    let claimed: ClaimReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
+    Ok((created, claimed.lease.ok_or("the daemon gave no lease")?))
+}
+
+/// Asks `count` times, one request after the other; the number of whole answers.
+async fn ranges(
+    mut client_connection: BenchClient,
+    requests: Vec<String>,
+    count: u64,
+    bytes: u64,
+) -> Result<u64, String> {
+    for request in requests.iter().cycle().take(usize::try_from(count).unwrap_or(usize::MAX)) {
+        client_connection
+            .ask(request.as_bytes())
+            .await
+            .map_err(|error| format!("the daemon does not answer: {error}"))?;
+        if !client_connection.answer.starts_with(b"HTTP/1.1 206") || client_connection.body().len() as u64 != bytes {
+            let head = String::from_utf8_lossy(&client_connection.answer[..client_connection.answer.len().min(200)])
+                .into_owned();
+            return Err(format!("the daemon does not answer with the range: {head}"));
+        }
+    }
+    Ok(count)
+}
+
+/// A server in a process of its own, ended with the measurement.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    fn start(mut command: Command, input: Option<&[u8]>) -> Result<Server, String> {
+        command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() }).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("the server does not start: {error}"))?;
+        if let (Some(bytes), Some(mut stdin)) = (input, child.stdin.take()) {
+            stdin.write_all(bytes).map_err(|error| format!("the server does not listen to its input: {error}"))?;
+        }
+        let stdout = child.stdout.take().ok_or("the server has no output")?;
+        let mut address = None;
+        for line in BufReader::new(stdout).lines() {
+            let line = line.map_err(|error| error.to_string())?;
+            match line.split_once('=') {
+                Some(("http", text)) => address = text.parse().ok(),
+                Some(("ready", _)) => break,
+                _ => {}
+            }
+        }
+        match address {
+            Some(address) => Ok(Server { child, address }),
+            None => {
+                let _ = child.wait();
+                Err("the server ended before it was ready".into())
+            }
+        }
+    }
+
+    /// Seconds of processor time that the process has used.
+    fn cpu(&self) -> f64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        // Behind the name, which is in brackets and may hold anything: fields 14 and 15 of proc(5),
+        // in ticks of 10 ms.
+        let fields: Vec<&str> = text.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
+        let ticks = |place: usize| fields.get(place).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
+        (ticks(11) + ticks(12)) / 100.0
+    }
+}
+
+/// Returns the command of a daemon without rate limits.
+fn serve(program: &Path, state: &Path, durability: Mode) -> Command {
+    let mut command = Command::new(program);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--unix-socket", "none", "--metrics-listen", "none"]);
+    command.args(["--requests-per-minute", "0", "--max-connections", "100000", "--durability"]);
+    command.arg(durability.word()).arg("--state-dir").arg(state).env("LOCKBOX_LOG", "warn");
+    command
+}
+
+/// Baseline server in a process of its own: the daemon's sockets and event loops, and one fixed
+/// response, read from standard input, to every request.
+pub(super) fn run_floor() -> Result<(), String> {
+    let mut answer = Vec::new();
+    io::stdin().read_to_end(&mut answer).map_err(|error| format!("cannot read the answer: {error}"))?;
+    // For as long as the process lives.
+    let answer: &'static [u8] = answer.leak();
+    let TcpListeners { address, listeners } = listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)), processors())?;
+    let serve = move |listener| -> io::Result<()> {
+        tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(answer_all(listener, answer))
+    };
+    let threads: Vec<_> = listeners.into_iter().map(|listener| std::thread::spawn(move || serve(listener))).collect();
+    let mut out = io::stdout().lock();
+    writeln!(out, "http={address}\nready=1").and_then(|()| out.flush()).map_err(|error| error.to_string())?;
+    for thread in threads {
+        thread.join().map_err(|_| "an event loop ended by a panic")?.map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+/// Answers every connection's one request.
+async fn answer_all(listener: std::net::TcpListener, answer: &'static [u8]) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    loop {
+        if let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.set_nodelay(true);
+            tokio::spawn(answer_one(stream, answer));
+        }
+    }
+}
+
+async fn answer_one(mut stream: TcpStream, answer: &'static [u8]) -> io::Result<()> {
+    let mut request = Vec::with_capacity(8 * 1024);
+    while !is_whole(&request) {
+        if stream.read_buf(&mut request).await? == 0 {
+            return Ok(());
+        }
+    }
+    stream.write_all(answer).await?;
+    stream.shutdown().await
+}
+
+/// Whether head and body of the one request have come. The benchmark's client writes
+/// `content-length` in small letters.
+fn is_whole(request: &[u8]) -> bool {
+    let Some(end) = request.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
+    const NAME: &[u8] = b"content-length: ";
+    let Some(at) = request[..end].windows(NAME.len()).position(|window| window == NAME) else { return true };
+    let digits = request[at + NAME.len()..end].iter().take_while(|byte| byte.is_ascii_digit());
+    let length = digits.fold(0usize, |sum, digit| sum.saturating_mul(10).saturating_add(usize::from(digit - b'0')));
+    request.len() - end - 4 >= length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_whole_with_its_body() {
+        assert!(is_whole(b"GET / HTTP/1.1\r\n\r\n"));
+        assert!(!is_whole(b"GET / HTTP/1.1\r\n"));
+        assert!(!is_whole(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nab"));
+        assert!(is_whole(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc"));
+    }
 }

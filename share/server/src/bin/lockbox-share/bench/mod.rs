@@ -1,5 +1,8 @@
-//! Measures the store alone: deposits, claims, and both in turn, on a store that may hold many
-//! shares already.
+//! `lockbox-share bench`: the measurements. This file measures the store alone: deposits, claims,
+//! and both in turn, on a store that may hold many shares already.
+
+mod client;
+mod http;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use clap::Args;
+use clap::{Args, Subcommand};
 use lockbox_share::store::segments::{SegmentSettings, SegmentStore};
 use lockbox_share::store::{
     ClaimGrant, NewShare, PendingReply, Result, ShareStore, ShareTimes, StoreError, StoreMaintenance, random_handle,
@@ -19,7 +22,42 @@ use lockbox_share_protocol::token::{Auth, ClaimId, Verifier};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
+use self::client::Workload;
+use self::http::{BenchHttp, BenchRange};
 use crate::serve::{Mode, processors};
+
+/// Measure the store and the daemon
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    Store(BenchStore),
+    /// Measure how many shares are made each second over HTTP
+    Http(BenchHttp),
+    /// Measure how many shares are fetched each second over HTTP
+    HttpFetch(BenchHttp),
+    /// Measure how many shares are made and then fetched each second over HTTP
+    HttpFlow(BenchHttp),
+    /// Measure how many simple questions are answered each second over HTTP, and how soon
+    HttpGet(BenchHttp),
+    /// Measure how many shares are made each second by batches of a hundred, beside one by one
+    HttpBatch(BenchHttp),
+    HttpRange(BenchRange),
+    /// Answer everything with what stands on standard input, for the others
+    #[command(hide = true)]
+    Floor,
+}
+
+pub(crate) fn run(bench: &Bench) -> std::result::Result<(), String> {
+    match bench {
+        Bench::Store(arguments) => run_store(arguments),
+        Bench::Http(arguments) => http::run(arguments, Workload::Share),
+        Bench::HttpFetch(arguments) => http::run(arguments, Workload::Fetch),
+        Bench::HttpFlow(arguments) => http::run(arguments, Workload::Flow),
+        Bench::HttpGet(arguments) => http::run(arguments, Workload::Get),
+        Bench::HttpBatch(arguments) => http::run(arguments, Workload::Batch),
+        Bench::HttpRange(arguments) => http::run_range(arguments),
+        Bench::Floor => http::run_floor(),
+    }
+}
 
 /// Measure how many shares the store takes and gives away each second
 #[derive(Args)]
@@ -59,7 +97,7 @@ struct Part<'a> {
     threads: usize,
 }
 
-pub(crate) fn run(arguments: &BenchStore) -> std::result::Result<(), String> {
+fn run_store(arguments: &BenchStore) -> std::result::Result<(), String> {
     if arguments.payload_bytes > MAX_CAPSULE || arguments.concurrency == 0 || arguments.requests == 0 {
         return Err("--payload-bytes is at most 8192, --requests and --concurrency are at least 1".into());
     }
@@ -294,13 +332,13 @@ fn print(name: &str, value: impl std::fmt::Display) {
 }
 
 /// The daemon's state, temporary unless it was named.
-pub(crate) struct StateDirectory {
-    pub(crate) path: PathBuf,
+struct StateDirectory {
+    path: PathBuf,
     temporary: bool,
 }
 
 impl StateDirectory {
-    pub(crate) fn new(named: Option<&Path>) -> std::result::Result<StateDirectory, String> {
+    fn new(named: Option<&Path>) -> std::result::Result<StateDirectory, String> {
         if let Some(path) = named {
             return Ok(StateDirectory { path: path.into(), temporary: false });
         }
@@ -319,7 +357,7 @@ impl Drop for StateDirectory {
 }
 
 /// Seconds of processor time that this process has used.
-pub(crate) fn processor_seconds() -> f64 {
+fn processor_seconds() -> f64 {
     let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
     getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
 }

@@ -1,9 +1,370 @@
-//! `lockbox-share serve`: one conversion of the options, one daemon, one end.
+//! `lockbox-share serve`: starts the daemon that the options ask for, says where it is, and stops
+//! it at a signal; and the host resources that it needs (descriptors, processors, the runtime
+//! directory, the service manager).
 
-mod host;
 mod options;
-mod run;
 
-pub(crate) use host::{close_inherited, processors, runtime_directory};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lockbox_share::http::server::{self, ListeningSockets, RunningServer, UnixSocket};
+use lockbox_share::http::{CreatorPolicy, Daemon, LINGERING, LOCAL_CONNECTIONS};
+use lockbox_share::store::env::SystemClock;
+use lockbox_share::store::segments::{self, SegmentStore};
+use lockbox_share::store::spool::Spool;
+use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
+use lockbox_share::store::{Durability, Periods, ShareStore};
+use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
+use lockbox_share_protocol::link_scope::LinkScope;
+use zeroize::Zeroizing;
+
+use self::options::settings;
+
 pub(crate) use options::{Mode, Serve};
-pub(crate) use run::run;
+
+/// Default port of health and metrics, next to the daemon's.
+const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
+
+/// Starts the daemon, says where it is, and serves until a signal.
+pub(crate) fn run(arguments: &Serve) -> Result<(), String> {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("LOCKBOX_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let descriptors = raise_descriptors();
+    let signals = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot wait for signals: {error}"))?;
+    // Before the daemon answers: a signal that comes early must not end it without its flush.
+    let mut stop = signals.block_on(async { Signals::new() })?;
+    let (running, creators) = start(arguments, descriptors)?;
+    announce(&running, creators);
+    notify("READY=1");
+    signals.block_on(stop.next());
+    notify("STOPPING=1");
+    tracing::info!("stopping");
+    running.stop()
+}
+
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals, String> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let caught = |kind| signal(kind).map_err(|error| format!("cannot wait for signals: {error}"));
+        Ok(Signals { terminate: caught(SignalKind::terminate())?, interrupt: caught(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, CreatorPolicy), String> {
+    let workers = arguments.workers.unwrap_or_else(processors);
+    let mut tcp = Vec::new();
+    for address in addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))? {
+        tcp.push((server::listen_tcp(address, workers)?, None));
+    }
+    let admin: Vec<String> = arguments.metrics_listen.iter().cloned().collect();
+    let admin = addresses(&admin, SocketAddr::from(([127, 0, 0, 1], ADMIN_PORT)))?.first().copied();
+    if let (Some(certificate), Some(key)) = (&arguments.tls_cert, &arguments.tls_key) {
+        let acceptor = server::tls_acceptor(certificate, key)?;
+        for address in &arguments.tls_listen {
+            tcp.push((server::listen_tcp(*address, workers)?, Some(acceptor.clone())));
+        }
+    }
+    let open: Vec<_> = tcp.iter().map(|(bound, acceptor)| (bound.address, acceptor.is_some())).collect();
+    let unix = match &arguments.unix_socket {
+        Some(path) if path.as_os_str() == "none" => None,
+        Some(path) => Some(path.clone()),
+        None => Some(runtime_directory()?.join(SOCKET_NAME)),
+    };
+    let refused = |path: &Path| {
+        let path = path.display().to_string();
+        move |error: std::io::Error| format!("cannot listen on {path}: {error}")
+    };
+    let unix = unix.map(|path| UnixSocket::bind(&path).map_err(refused(&path))).transpose()?;
+    let proxies = match &arguments.proxy_socket {
+        None => None,
+        Some(path) => {
+            let users = arguments.proxy_user.iter().map(|user| number_of(user)).collect::<Result<Vec<_>, _>>()?;
+            Some((UnixSocket::bind_for_all(path).map_err(refused(path))?, users))
+        }
+    };
+    let (store, spool) = open_store(arguments)?;
+    let mut settings = settings(arguments, &open);
+    settings.max_connections = connections_that_fit(arguments.max_connections, descriptors);
+    if settings.max_connections < arguments.max_connections {
+        let most = settings.max_connections;
+        tracing::warn!("{descriptors} descriptors are enough for {most} connections: raise LimitNOFILE for more");
+    }
+    if let Some(told) = LinkScope::warning(&settings.public_url) {
+        tracing::warn!("{told}");
+    }
+    let creators = settings.creators;
+    let open: Vec<SocketAddr> = open.into_iter().map(|(address, _)| address).collect();
+    if !somebody_may(creators, unix.is_some(), &open) {
+        return Err("nobody could reach the daemon and make shares there: say who may, with --creators".into());
+    }
+    if creators == CreatorPolicy::Anyone
+        && let Some(address) = open.iter().find(|address| !address.ip().is_loopback())
+    {
+        tracing::warn!("everybody who reaches {address} may make shares");
+    }
+    let mut secret = [0; 16];
+    getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
+    let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
+    Ok((server::start(daemon, ListeningSockets { tcp, unix, proxies, admin }, workers)?, creators))
+}
+
+/// Returns the number of a user, given by name or number.
+fn number_of(user: &str) -> Result<u32, String> {
+    if let Ok(number) = user.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::User::from_name(user) {
+        Ok(Some(found)) => Ok(found.uid.as_raw()),
+        Ok(None) => Err(format!("cannot find user {user} of --proxy-user on this machine")),
+        Err(errno) => Err(format!("cannot look up the user {user}: {}", errno.desc())),
+    }
+}
+
+fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, String> {
+    match given {
+        [] => Ok(vec![default]),
+        [none] if none == "none" => Ok(Vec::new()),
+        _ => given
+            .iter()
+            .map(|text| text.parse().map_err(|_| format!("{text} is no address with a port, such as 127.0.0.1:7377")))
+            .collect(),
+    }
+}
+
+/// Returns whether any client that may create shares can connect.
+fn somebody_may(creators: CreatorPolicy, has_socket: bool, open: &[SocketAddr]) -> bool {
+    let near = |address: &SocketAddr| address.ip().is_loopback() || address.ip().is_unspecified();
+    has_socket
+        || match creators {
+            CreatorPolicy::Anyone => true,
+            CreatorPolicy::ThisMachine => open.iter().any(near),
+            CreatorPolicy::UnixSocket => false,
+        }
+}
+
+/// Prints one `name=value` line per listener and one for the creator policy, for people and for
+/// programs that start the daemon.
+fn announce(running: &RunningServer, creators: CreatorPolicy) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let scheme = |is_tls| if is_tls { "https" } else { "http" };
+    let mut lines: Vec<String> =
+        running.tcp.iter().map(|(address, is_tls)| format!("{}={address}", scheme(*is_tls))).collect();
+    lines.extend(running.unix().map(|path| format!("unix={}", path.display())));
+    lines.extend(running.proxies().map(|path| format!("proxies={}", path.display())));
+    lines.extend(running.admin.map(|address| format!("metrics={address}")));
+    let creators = match creators {
+        CreatorPolicy::Anyone => "everybody",
+        CreatorPolicy::ThisMachine => "local",
+        CreatorPolicy::UnixSocket => "socket",
+    };
+    lines.push(format!("creators={creators}"));
+    lines.push("ready=1".into());
+    // Nobody may be listening, which is no reason not to serve.
+    let _ = writeln!(out, "{}", lines.join("\n"));
+    let _ = out.flush();
+}
+
+type Stores = (Arc<dyn ShareStore>, Arc<Spool>);
+
+/// The store that the options name, and the spool of this daemon.
+fn open_store(arguments: &Serve) -> Result<Stores, String> {
+    let state = &arguments.state_dir;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(state)
+        .map_err(|error| format!("cannot create {}: {error}", state.display()))?;
+    let durability = arguments.durability.into();
+    if let Some(url) = &arguments.store {
+        return open_valkey(url, arguments, durability);
+    }
+    let settings = segments::SegmentSettings {
+        durability,
+        spool_capacity: arguments.spool_size,
+        ..segments::SegmentSettings::default()
+    };
+    let store = SegmentStore::open(state, &settings).map_err(|error| error.to_string())?;
+    let spool = store.spool().cloned().ok_or("the store has no spool")?;
+    let store: Arc<dyn ShareStore> = Arc::new(store);
+    Ok((store, spool))
+}
+
+fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<Stores, String> {
+    let password = arguments
+        .store_password_file
+        .as_ref()
+        .map(|path| {
+            let text = std::fs::read_to_string(path).map(Zeroizing::new);
+            let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            Ok::<_, String>(Zeroizing::new(text.trim_end_matches('\n').to_owned()))
+        })
+        .transpose()?;
+    let settings = ValkeySettings {
+        url: url.to_owned(),
+        password,
+        durability,
+        periods: Periods::default(),
+        clock: Arc::new(SystemClock),
+    };
+    let mut store = ValkeyStore::connect(&settings).map_err(|error| error.to_string())?;
+    let directory = arguments.state_dir.join("spool");
+    // Daemons that serve the same links may share it.
+    let spool = Spool::open_shared(&directory, arguments.spool_size)
+        .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
+    store.sweep_in_background(spool.clone()).map_err(|error| error.to_string())?;
+    let store: Arc<dyn ShareStore> = Arc::new(store);
+    Ok((store, spool))
+}
+
+/// Every connection takes a descriptor, and the usual soft limit is 1,024. How many there may be
+/// now.
+fn raise_descriptors() -> usize {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return USUAL_DESCRIPTORS };
+    let mut most = soft;
+    if soft < hard {
+        match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+            Ok(()) => most = hard,
+            Err(error) => tracing::warn!(%error, "the limit of descriptors stays as it is"),
+        }
+    }
+    usize::try_from(most).unwrap_or(usize::MAX)
+}
+
+/// Assumed limit when it cannot be read.
+const USUAL_DESCRIPTORS: usize = 1024;
+/// Descriptors not available to network connections: the Unix socket, refused connections
+/// that linger, running downloads and uploads with their files, the store.
+const BESIDE: usize = LOCAL_CONNECTIONS + LINGERING + 1024 + 64 + 256;
+
+/// Connections of the network that leave descriptors to all else, so that no number of them keeps
+/// the Unix socket from being served.
+fn connections_that_fit(wanted: usize, descriptors: usize) -> usize {
+    wanted.min(descriptors.saturating_sub(BESIDE).max(descriptors / 2))
+}
+
+/// Closes inherited descriptors: they could keep a file, a pipe or a lock open for the daemon's
+/// lifetime. Call it before anything is opened. A service manager passes only the three standard
+/// descriptors and a name in `NOTIFY_SOCKET`.
+pub(crate) fn close_inherited() {
+    let most = std::fs::read_dir("/proc/self/fd").map_or_else(
+        |_| (3..USUAL_DESCRIPTORS as i32).collect::<Vec<_>>(),
+        |open| open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect(),
+    );
+    for descriptor in most.into_iter().filter(|descriptor| *descriptor > 2) {
+        // That of the listing itself is closed already.
+        let _ = nix::unistd::close(descriptor);
+    }
+}
+
+/// As many as this process may run on.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID`, which must be this user's
+/// alone.
+pub(crate) fn runtime_directory() -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
+        && path.is_absolute()
+        && path.is_dir()
+    {
+        return Ok(path);
+    }
+    let uid = nix::unistd::geteuid();
+    if uid.is_root() {
+        return Ok(PathBuf::from("/run"));
+    }
+    let path = PathBuf::from(format!("/tmp/lockbox-{uid}"));
+    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(format!("cannot create {}: {error}", path.display()));
+        }
+        _ => {}
+    }
+    // Anybody may make a name in /tmp first: a directory of somebody else, or a link to one, is not
+    // taken.
+    let metadata =
+        std::fs::symlink_metadata(&path).map_err(|error| format!("cannot inspect {}: {error}", path.display()))?;
+    if !metadata.is_dir() || metadata.uid() != uid.as_raw() || metadata.mode() & 0o077 != 0 {
+        return Err(format!(
+            "{} is not a private directory of this user: set XDG_RUNTIME_DIR to one, or name a socket with --unix-socket",
+            path.display()
+        ));
+    }
+    Ok(path)
+}
+
+/// Tells the service manager, when there is one.
+fn notify(state: &str) {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(rest) => SocketAddr::from_abstract_name(rest),
+        None => SocketAddr::from_pathname(&name),
+    };
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
+    if let Err(error) = sent {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn somebody_must_be_able_to_make_shares() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (near, any, far) = (address("127.0.0.1:1"), address("0.0.0.0:1"), address("192.0.2.1:1"));
+        assert!(
+            somebody_may(CreatorPolicy::UnixSocket, true, &[far])
+                && !somebody_may(CreatorPolicy::UnixSocket, false, &[near])
+        );
+        assert!(
+            somebody_may(CreatorPolicy::ThisMachine, false, &[far, near])
+                && somebody_may(CreatorPolicy::ThisMachine, false, &[any])
+        );
+        assert!(
+            !somebody_may(CreatorPolicy::ThisMachine, false, &[far])
+                && somebody_may(CreatorPolicy::Anyone, false, &[far])
+        );
+    }
+
+    #[test]
+    fn none_means_no_address_and_nothing_means_the_default() {
+        let default = "127.0.0.1:7377".parse().unwrap();
+        assert_eq!(addresses(&[], default), Ok(vec![default]));
+        assert_eq!(addresses(&["none".into()], default), Ok(vec![]));
+        assert!(addresses(&["localhost".into()], default).is_err());
+    }
+
+    #[test]
+    fn connections_leave_descriptors_to_all_else() {
+        assert_eq!(connections_that_fit(20_000, 524_288), 20_000);
+        assert_eq!(connections_that_fit(20_000, 20_000), 20_000 - BESIDE);
+        assert_eq!(connections_that_fit(20_000, 4096), 2048);
+        assert_eq!(connections_that_fit(8, 96), 8);
+    }
+}

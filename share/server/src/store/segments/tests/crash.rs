@@ -2,15 +2,9 @@
 //! surviving state. Then real kills.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
-use super::super::conformance::{MINUTE, auth, handle, id, owner, small};
-use super::tests::Rig;
 use super::*;
 use crate::seeded::{fresh_seed, numbers};
-use crate::store::{Durability, NewShare, ShareStore};
 
 /// State of a share as its clients observed it.
 #[derive(Clone, Copy, Default)]
@@ -75,12 +69,12 @@ fn every_stop(audit: Duration, seeds: std::ops::Range<u64>) {
             rig.settings.periods.audit = audit;
             rig.on(disk)
         };
-        let whole = rig(super::super::simulated::SimulatedDisk::new());
+        let whole = rig(SimulatedDisk::new());
         history(&whole, seed);
         let steps = whole.disk.steps();
         assert!(steps > 60, "the history is too short: {steps}");
         for stop in 1..=steps {
-            let stopped = rig(super::super::simulated::SimulatedDisk::new());
+            let stopped = rig(SimulatedDisk::new());
             stopped.disk.stop_at(stop);
             let told = history(&stopped, seed);
             let context = format!("seed {seed}, stopped at step {stop} of {steps}");
@@ -127,7 +121,7 @@ fn a_killed_process_has_given_nothing_away_twice() {
     let (mut created, mut consumed) = (0u64, 0u64);
     for round in 0..20u64 {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "store::segments::crash::the_process_that_is_killed", "--nocapture", "--ignored"])
+            .args(["--exact", "store::segments::tests::crash::the_process_that_is_killed", "--nocapture", "--ignored"])
             .env(CHILD, format!("{}:{round}", directory.path().display()))
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::null())

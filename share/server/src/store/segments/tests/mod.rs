@@ -1,26 +1,24 @@
 //! The built-in store against the suite, on disks that are full, read-only or failing, and over
 //! restarts.
 
-use std::sync::Arc;
-use std::time::Duration;
+mod crash;
 
 use bytes::Bytes;
 use lockbox_share_protocol::message::ShareState;
 
-use super::super::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
-use super::super::simulated::{ManualClock, SimulatedDisk};
 use super::*;
-use crate::store::disk::Disk;
-use crate::store::{ClaimGrant, Durability, LeaseFinish, NewShare, Result, ShareStore, StoreError, StoreMaintenance};
+use crate::store::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
+use crate::store::simulated::{ManualClock, SimulatedDisk};
+use crate::store::{ClaimGrant, LeaseFinish, ShareStore};
 
-pub(super) struct Rig {
-    pub(super) disk: Arc<SimulatedDisk>,
-    pub(super) clock: Arc<ManualClock>,
-    pub(super) settings: SegmentSettings,
+struct Rig {
+    disk: Arc<SimulatedDisk>,
+    clock: Arc<ManualClock>,
+    settings: SegmentSettings,
 }
 
 impl Rig {
-    pub(super) fn new(durability: Durability) -> Rig {
+    fn new(durability: Durability) -> Rig {
         let clock = Arc::new(ManualClock::new());
         let settings = SegmentSettings {
             durability,
@@ -32,12 +30,12 @@ impl Rig {
         Rig { disk: Arc::new(SimulatedDisk::new()), clock, settings }
     }
 
-    pub(super) fn open(&self) -> SegmentStore {
+    fn open(&self) -> SegmentStore {
         SegmentStore::open_on(self.disk.clone(), None, &self.settings).unwrap()
     }
 
     /// The same, over another disk.
-    pub(super) fn on(&self, disk: SimulatedDisk) -> Rig {
+    fn on(&self, disk: SimulatedDisk) -> Rig {
         Rig { disk: Arc::new(disk), clock: self.clock.clone(), settings: self.settings.clone() }
     }
 }
@@ -405,7 +403,7 @@ fn expired_content_goes_from_a_full_disk_as_well() {
     for number in 0..50 {
         store.create(handle(number), small(number)).wait().unwrap();
     }
-    rig.disk.remove(meta_files::RESERVE).unwrap();
+    rig.disk.remove(files::RESERVE).unwrap();
     rig.disk.set_room(Some(0));
     rig.clock.pass(MINUTE * 17);
     store.sweep().unwrap();
