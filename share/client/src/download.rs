@@ -27,7 +27,6 @@ use crate::seal::CHUNK_LEN;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
-/// Source of a ciphertext download: client, lease, size and digest.
 pub(crate) struct CiphertextSource<'a> {
     pub(crate) client: &'a ShareClient,
     pub(crate) handle: Handle,
@@ -68,12 +67,10 @@ impl<'a> Download<'a> {
         }
     }
 
-    /// Returns the shared slot that receives the cause of a failed read.
     pub(crate) fn fault(&self) -> SharedError {
         self.fault.clone()
     }
 
-    /// Bytes and SHA-256 that the whole has.
     pub(crate) fn size_and_digest(&self) -> (u64, Digest) {
         (self.ciphertext.size, self.ciphertext.digest)
     }
@@ -94,7 +91,6 @@ impl<'a> Download<'a> {
         Ok(())
     }
 
-    /// Waits before a retry, or fails with the cause.
     fn retry_or_fail(&mut self, error: Error) -> io::Result<()> {
         self.body = None;
         let waiting_helps = match &error {
@@ -182,7 +178,6 @@ pub(crate) fn open_capsule(secret: &Secret, capsule: &Capsule) -> Result<(Meta, 
     Ok((meta, Zeroizing::new(content.to_vec())))
 }
 
-/// Checks content against the size and digest of its description.
 pub(crate) fn verify_content(meta: &Meta, content: &[u8]) -> Result<()> {
     let mut hash = Sha256::new();
     hash.update(content);

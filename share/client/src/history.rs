@@ -213,7 +213,6 @@ const MAX_BYTES: u64 = 16 << 20;
 /// server allows more.
 pub(crate) const NOTE_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
-/// Makes a directory, and those above it, for this user alone.
 pub(crate) fn create_private_directory(path: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(Error::io(format!("cannot make the directory {}", path.display())))

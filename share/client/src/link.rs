@@ -120,7 +120,6 @@ fn parse_progress(error: &Error) -> u8 {
     }
 }
 
-/// The base and the handle of a share's URL.
 fn split_url(url: &str) -> Option<(&str, Handle)> {
     let at = url.to_ascii_lowercase().rfind(api::PAGE)?;
     let (base, handle) = (&url[..at], &url[at + api::PAGE.len()..]);

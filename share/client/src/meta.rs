@@ -50,7 +50,6 @@ pub enum ContentKind {
     Directory,
 }
 
-/// The words of kinds in a description.
 const KINDS: [(ContentKind, &str); 2] = [(ContentKind::Text, "text"), (ContentKind::Directory, "directory")];
 
 impl Meta {

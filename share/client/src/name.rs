@@ -3,7 +3,6 @@
 
 /// Maximum length of a name in bytes; Linux allows 255, and the temporary file's name needs some.
 pub const MAX_NAME: usize = 200;
-/// Name of a file that has no usable name.
 const UNNAMED: &str = "received";
 
 /// One path component without control characters, separators, text direction marks, leading dots

@@ -150,7 +150,6 @@ impl PartialFile {
         }
     }
 
-    /// Truncates the file to `length` bytes.
     pub(crate) fn truncate(&self, length: u64) -> Result<()> {
         self.file.set_len(length).map_err(Error::io("cannot write what was received"))
     }

@@ -28,7 +28,6 @@ use crate::seal::CHUNK_LEN;
 /// Time for which a claim is repeated after a lost reply: the daemon repeats its reply for a
 /// minute.
 const REPEAT: Duration = Duration::from_secs(api::REPEAT_SECONDS - 10);
-/// Minimum retry time-out of a download.
 const MIN_RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server may say anything; a lease ends a day after the claim.
 const MAX_RETRY_TIMEOUT: Duration = Duration::from_secs(86_400);
@@ -100,7 +99,6 @@ pub struct ReceiveSummary {
     pub confirmed: bool,
 }
 
-/// Name, kind, size and digest of the written content.
 struct ContentSummary {
     name: String,
     kind: ContentKind,
@@ -123,7 +121,6 @@ impl ContentSummary {
     }
 }
 
-/// Returns the directory of resume notes.
 fn notes_directory(state: &Path) -> PathBuf {
     state.join("receiving")
 }
@@ -260,7 +257,6 @@ pub fn to_stream(
     Ok(written.receipt(None, confirmed))
 }
 
-/// Holds a claim that the daemon accepted.
 struct AcceptedClaim<'a> {
     client: &'a ShareClient,
     link: &'a Link,
@@ -484,7 +480,6 @@ impl<'a> AcceptedClaim<'a> {
     }
 }
 
-/// Returns the path of the note about a link.
 fn note_path(link: &Link, options: &ReceiveOptions<'_>) -> Option<PathBuf> {
     options.state.map(|state| notes_directory(state).join(format!("{}.json", link.secret().note_name())))
 }

@@ -19,7 +19,6 @@ use crate::source::Source;
 /// age seals so many bytes at a time, each with a tag of [`TAG_LEN`] bytes.
 pub(crate) const CHUNK_LEN: usize = 64 << 10;
 pub(crate) const TAG_LEN: u64 = 16;
-/// Seals a text as a whole.
 fn seal_bytes(secret: &Secret, plain: &[u8]) -> Result<Vec<u8>> {
     let mut writer = age_writer(secret, Vec::new())?;
     writer.write_all(plain).and_then(|()| writer.finish()).map_err(Error::io("cannot seal"))
@@ -215,7 +214,6 @@ impl<'a> SealingReader<'a> {
         (self.pieces.meta(), self.produced, Digest::new(self.hash.finalize().into()))
     }
 
-    /// Makes the next part of the ciphertext.
     fn advance(&mut self) -> Result<()> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let piece = self.pieces.next()?;

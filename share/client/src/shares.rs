@@ -20,7 +20,6 @@ use crate::meta::Meta;
 use crate::seal::{self, SealingReader};
 use crate::source::Source;
 
-/// The version of the protocol that is spoken here.
 const PROTOCOL: u32 = 1;
 
 /// Between attempts to get an answer; the server remembers it for a minute.
@@ -142,7 +141,6 @@ fn upload(
     Ok((capsule, meta, Some(uploaded.upload)))
 }
 
-/// Reports each part that is read.
 struct ProgressReader<'a, 'b> {
     sealing: &'a mut SealingReader<'b>,
     progress: &'a dyn Fn(u64),

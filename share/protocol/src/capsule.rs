@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Nothing follows. The total is at most 8 KiB. The plaintext of the sealed part (name, size, small
-//! content) is defined by the clients.
+//! content) is defined by the clients. An age v1 file is told by its header, without any key.
 
 use std::str::FromStr;
 
@@ -21,9 +21,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::age;
-use crate::token;
-use crate::token::Digest;
+use crate::token::{self, Digest};
 
 /// Maximum capsule size in bytes: a store keeps it in the record, without a file of its own.
 pub const MAX_CAPSULE: usize = 8 * 1024;
@@ -130,7 +128,7 @@ impl Capsule {
         if sealed.len() != usize::from(u16::from_le_bytes([head[6], head[7]])) {
             return Err(CapsuleError::Lengths);
         }
-        if !age::is_file(sealed) {
+        if !is_age_file(sealed) {
             return Err(CapsuleError::NotSealed);
         }
         Ok(Capsule { bytes, content })
@@ -187,13 +185,86 @@ impl<'de> Deserialize<'de> for Capsule {
     }
 }
 
+/// First line of every age v1 file.
+const INTRODUCTION: &[u8] = b"age-encryption.org/v1\n";
+/// A header is at most so long: one X25519 stanza and a random one that may be added take about 300
+/// bytes.
+pub const MAX_AGE_HEADER: usize = 4096;
+/// base64 of the 32-byte MAC, without padding.
+const MAC: usize = 43;
+/// The nonce of the payload and the tag of its last part.
+const LEAST_PAYLOAD: usize = 16 + 16;
+
+/// Header of a file that `age -r` wrote: for measurements and tests, which need something that
+/// passes for a sealed file.
+pub const SAMPLE_AGE_HEADER: &str = "age-encryption.org/v1\n\
+    -> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
+    0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n\
+    --- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n";
+
+/// Result of parsing a prefix of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgePrefix {
+    /// A whole header of so many bytes.
+    Header(usize),
+    /// Begins as a header does and goes on behind the prefix.
+    Unfinished,
+    /// No age v1 file begins so.
+    Foreign,
+}
+
+/// Returns whether `bytes` have the structure of a complete age v1 file; checked without a key.
+pub fn is_age_file(bytes: &[u8]) -> bool {
+    matches!(age_prefix(bytes), AgePrefix::Header(length) if bytes.len() - length >= LEAST_PAYLOAD)
+}
+
+/// Looks at the beginning of a file; total.
+pub fn age_prefix(bytes: &[u8]) -> AgePrefix {
+    let known = bytes.len().min(INTRODUCTION.len());
+    if bytes[..known] != INTRODUCTION[..known] {
+        return AgePrefix::Foreign;
+    }
+    let mut at = INTRODUCTION.len();
+    let mut stanzas = 0;
+    while at < MAX_AGE_HEADER {
+        let rest = &bytes[at.min(bytes.len())..];
+        let Some(end) = rest.iter().take(MAX_AGE_HEADER - at).position(|&byte| byte == b'\n') else {
+            let open = rest.len() < MAX_AGE_HEADER - at && rest.iter().all(|&byte| is_text(byte));
+            return if open { AgePrefix::Unfinished } else { AgePrefix::Foreign };
+        };
+        let line = &rest[..end];
+        at += end + 1;
+        if let Some(mac) = line.strip_prefix(b"--- ") {
+            let whole = stanzas > 0 && mac.len() == MAC && mac.iter().all(|&byte| is_base64(byte));
+            return if whole { AgePrefix::Header(at) } else { AgePrefix::Foreign };
+        }
+        if let Some(arguments) = line.strip_prefix(b"-> ") {
+            stanzas += 1;
+            if arguments.is_empty() || !arguments.iter().all(|&byte| is_text(byte)) {
+                return AgePrefix::Foreign;
+            }
+        } else if stanzas == 0 || line.len() > 64 || !line.iter().all(|&byte| is_base64(byte)) {
+            return AgePrefix::Foreign;
+        }
+    }
+    AgePrefix::Foreign
+}
+
+fn is_text(byte: u8) -> bool {
+    (0x20..0x7f).contains(&byte)
+}
+
+fn is_base64(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'+' || byte == b'/'
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     fn sealed(payload: usize) -> Vec<u8> {
-        let mut file = age::SAMPLE_HEADER.as_bytes().to_vec();
+        let mut file = SAMPLE_AGE_HEADER.as_bytes().to_vec();
         file.resize(file.len() + payload, 0x5a);
         file
     }
@@ -247,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_longest_capsule_has_eight_kibibytes() {
-        let room = MAX_CAPSULE - SHORT_HEAD - age::SAMPLE_HEADER.len();
+        let room = MAX_CAPSULE - SHORT_HEAD - SAMPLE_AGE_HEADER.len();
         assert_eq!(Capsule::new(ContentLocation::Inline, &sealed(room)).unwrap().as_bytes().len(), MAX_CAPSULE);
         assert_eq!(Capsule::new(ContentLocation::Inline, &sealed(room + 1)), Err(CapsuleError::TooLong));
     }
@@ -267,5 +338,42 @@ mod tests {
                 prop_assert_eq!(again.as_bytes(), &input[..]);
             }
         }
+    }
+
+    #[test]
+    fn a_file_needs_header_nonce_and_tag() {
+        for payload in 0..40 {
+            let mut file = SAMPLE_AGE_HEADER.as_bytes().to_vec();
+            file.resize(file.len() + payload, 0);
+            assert_eq!(is_age_file(&file), payload >= 32, "{payload}");
+        }
+    }
+
+    #[test]
+    fn every_beginning_of_a_header_may_become_one() {
+        for length in 0..SAMPLE_AGE_HEADER.len() {
+            assert_eq!(age_prefix(&SAMPLE_AGE_HEADER.as_bytes()[..length]), AgePrefix::Unfinished, "{length}");
+        }
+        assert_eq!(age_prefix(SAMPLE_AGE_HEADER.as_bytes()), AgePrefix::Header(SAMPLE_AGE_HEADER.len()));
+    }
+
+    #[test]
+    fn other_bytes_are_no_header() {
+        for text in [
+            "hello, world",
+            "age-encryption.org/v2\n",
+            "age-encryption.org/v1\n--- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n",
+            "age-encryption.org/v1\n-> \n",
+            "age-encryption.org/v1\nAAAA\n",
+            "age-encryption.org/v1\n-> X25519 a\n--- short\n",
+            "age-encryption.org/v1\n-> X25519 a\nnot base64!\n",
+            "age-encryption.org/v1\n-> X25519 \u{e9}\n",
+        ] {
+            assert_eq!(age_prefix(text.as_bytes()), AgePrefix::Foreign, "{text}");
+        }
+        let endless = format!("age-encryption.org/v1\n-> X25519 a\n{}", "AAAA\n".repeat(1000));
+        assert_eq!(age_prefix(endless.as_bytes()), AgePrefix::Foreign);
+        let one_line = format!("age-encryption.org/v1\n-> {}", "a".repeat(MAX_AGE_HEADER));
+        assert_eq!(age_prefix(one_line.as_bytes()), AgePrefix::Foreign);
     }
 }

@@ -3,7 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod age;
 pub mod api;
 pub mod capsule;
 pub mod handle;

@@ -146,12 +146,10 @@ impl ShareClient {
         &self.server
     }
 
-    /// Gets a value.
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str, bearer: Option<&str>) -> Result<T> {
         self.parse_response(self.send(Method::GET, path, bearer, None)?)
     }
 
-    /// Sends a value and gets one.
     pub(crate) fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -163,7 +161,6 @@ impl ShareClient {
         self.parse_response(self.send(Method::POST, path, bearer, body)?)
     }
 
-    /// Sends a request that is answered without a body.
     pub(crate) fn post_empty(&self, path: &str, bearer: &str) -> Result<()> {
         self.send(Method::POST, path, Some(bearer), None).map(drop)
     }

@@ -83,7 +83,6 @@ impl<In: Transport> Connector<In> for UnixConnector {
     }
 }
 
-/// One connection.
 #[derive(Debug)]
 pub(super) struct UnixTransport {
     stream: UnixStream,

@@ -63,7 +63,6 @@ struct SlotTable {
     order: BTreeSet<(usize, Reverse<u64>, SlotOwner)>,
 }
 
-/// The connections of one guest.
 #[derive(Default)]
 struct OwnerSlots {
     slots: usize,
@@ -81,7 +80,6 @@ struct SlotState {
 }
 
 impl SlotTable {
-    /// Changes a crowd and its place in the order.
     fn change(&mut self, slot_owner: SlotOwner, change: impl FnOnce(&mut OwnerSlots)) {
         let owner_slots = self.owners.entry(slot_owner).or_default();
         let rank = |owner_slots: &OwnerSlots| {
@@ -236,7 +234,6 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// A request from its head to the end of its answer.
 pub(super) struct ActiveRequest(Arc<ConnectionSlot>);
 
 impl Drop for ActiveRequest {

@@ -8,7 +8,6 @@ use hyper::{HeaderMap, header};
 use super::admission::SlotOwner;
 use crate::limiter::ClientId;
 
-/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
     /// Client of the Unix socket.
@@ -101,7 +100,6 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
     ClientId::at(client)
 }
 
-/// Client of a request of a proxy that does not name one.
 const UNNAMED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
 /// Headers that a proxy adds about its client or itself.

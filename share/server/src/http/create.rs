@@ -18,9 +18,8 @@ use bytes::Bytes;
 use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::{HeaderMap, Request, StatusCode};
-use lockbox_share_protocol::age::{self, Prefix};
 use lockbox_share_protocol::api::{self, REPEAT_SECONDS, UPLOAD_SECONDS};
-use lockbox_share_protocol::capsule::ContentLocation;
+use lockbox_share_protocol::capsule::{AgePrefix, ContentLocation, MAX_AGE_HEADER, age_prefix};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{CreateReply, CreateRequest, ErrorCode, MAX_CLAIMS, UploadReply};
 use lockbox_share_protocol::token::{OwnerToken, UploadToken, Verifier};
@@ -55,7 +54,6 @@ struct ShareRequest {
     upload: Option<UploadToken>,
 }
 
-/// A share under way.
 enum PendingCreate {
     New(Handle, Box<ShareRequest>, PendingReply<store::ShareTimes>),
     /// Created by an earlier request with a lost response.
@@ -251,11 +249,11 @@ async fn receive(daemon: &Daemon, mut body: Incoming, parts: Sender<Part>, most:
             return Err(Refusal::new(ErrorCode::Timeout, "the upload came too slowly"));
         }
         if let Some(seen) = &mut start {
-            let room = age::MAX_HEADER.saturating_sub(seen.len());
+            let room = MAX_AGE_HEADER.saturating_sub(seen.len());
             seen.extend_from_slice(&bytes[..bytes.len().min(room)]);
-            match age::prefix(seen) {
-                Prefix::Header(_) => start = None,
-                Prefix::Unfinished if seen.len() < age::MAX_HEADER => {}
+            match age_prefix(seen) {
+                AgePrefix::Header(_) => start = None,
+                AgePrefix::Unfinished if seen.len() < MAX_AGE_HEADER => {}
                 _ => return Err(not_sealed()),
             }
         }
@@ -287,7 +285,6 @@ const MOST: usize = 4096;
 
 type Token = [u8; UploadToken::LENGTH];
 
-/// Uploads by their token.
 #[derive(Default)]
 pub(super) struct PendingUploads(Mutex<Table>);
 
@@ -306,7 +303,6 @@ struct PendingUpload {
     since: Instant,
 }
 
-/// Result of taking an upload for a new share.
 enum TakeOutcome {
     /// The caller has it now, and says with [`PendingUploads::complete`] or
     /// [`PendingUploads::release`] how that ended.
@@ -326,7 +322,6 @@ struct CreatedUpload {
     since: Instant,
 }
 
-/// Result of adding an upload.
 pub(super) struct AddedUpload {
     pub(super) token: UploadToken,
     pub(super) entry: SpoolEntry,
@@ -335,7 +330,6 @@ pub(super) struct AddedUpload {
 }
 
 impl PendingUploads {
-    /// Returns whether another upload may begin.
     fn has_room(&self) -> bool {
         let table = self.0.lock();
         table.uploads.len() + table.making.len() < MOST
@@ -383,7 +377,6 @@ impl PendingUploads {
         }
     }
 
-    /// Notes which share took an upload.
     fn complete(&self, token: &UploadToken, owner: Verifier, auth: Verifier, created: CreateReply) {
         let mut table = self.0.lock();
         table.making.remove(token.as_bytes());

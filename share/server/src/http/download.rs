@@ -99,7 +99,6 @@ fn set(reply: &mut Reply, name: HeaderName, value: &str) {
     }
 }
 
-/// Conditional and range headers of one request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RangeHeaders<'a> {
     /// `Range`.
@@ -110,7 +109,6 @@ pub(super) struct RangeHeaders<'a> {
     pub if_none_match: Option<&'a [u8]>,
 }
 
-/// Response chosen for the headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RangeDecision {
     /// 200 with all bytes.

@@ -12,9 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
-use lockbox_share_protocol::age;
 use lockbox_share_protocol::api::ShareEndpoint;
-use lockbox_share_protocol::capsule::Capsule;
+use lockbox_share_protocol::capsule::{Capsule, SAMPLE_AGE_HEADER};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{Batch, ClaimRequest, CreateRequest, ShareState};
 use lockbox_share_protocol::token::{LeaseToken, OwnerToken, Verifier};
@@ -207,7 +206,7 @@ pub fn request(data: &[u8]) {
 
 /// First inputs of a target.
 pub fn seeds(name: &str) -> Vec<Vec<u8>> {
-    let head = age::SAMPLE_HEADER;
+    let head = SAMPLE_AGE_HEADER;
     match name {
         "range" => vec![b"\x00\x10\0\0\0\0\0\0bytes=5-9\n\"tag\"\n\"x\"".to_vec()],
         "capsule" => {

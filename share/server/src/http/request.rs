@@ -75,7 +75,6 @@ fn is_of_another_site(headers: &HeaderMap, host: Option<&Authority>, public_url:
     Ok(!is_public && !is_host)
 }
 
-/// A scheme, a name and a port.
 #[derive(PartialEq, Eq)]
 struct WebOrigin<'a> {
     scheme: &'a str,
@@ -151,7 +150,6 @@ pub(super) async fn json<T: DeserializeOwned>(
     })
 }
 
-/// Refuses a body of another type.
 pub(super) fn expect_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Refusal> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes()).unwrap_or_default();
     let essence = given.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
@@ -199,7 +197,6 @@ pub(super) fn parameters<'a, const N: usize>(
     Ok(values)
 }
 
-/// A request that is not served.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) code: ErrorCode,

@@ -18,7 +18,6 @@ use super::share_handlers::{self, Action};
 use super::{Daemon, create, download};
 use crate::metrics::Route;
 
-/// Endpoint named by a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Endpoint {
     Limits,
@@ -71,7 +70,6 @@ impl Endpoint {
         }
     }
 
-    /// Returns the value of the header `Allow`.
     fn methods(self) -> &'static str {
         match self {
             Endpoint::Share(ShareEndpoint::Ciphertext, _) | Endpoint::Page(_) => "GET, HEAD, OPTIONS",
@@ -95,7 +93,6 @@ impl Endpoint {
     }
 }
 
-/// Answers one request.
 pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Reply {
     let started = Instant::now();
     let target = Endpoint::of(request.uri().path());
@@ -177,9 +174,7 @@ enum Asset {
     /// The page, for every path below `/s/`: a mail program may have made `%23` of the link's `#`,
     /// which the page repairs.
     Page,
-    /// The page's script.
     Script,
-    /// The page's style sheet.
     Style,
 }
 

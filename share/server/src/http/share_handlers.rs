@@ -27,7 +27,6 @@ use crate::store::{self, PendingReply, StoreError};
 /// Maximum delay before a watcher notices a change by time alone.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Owner request on one share or on a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// `GET /v1/shares/HANDLE`, `POST /v1/batch/info`
@@ -65,7 +64,6 @@ impl Action {
         Ok(message_of(handle, &info))
     }
 
-    /// Serves one share.
     pub(super) async fn one(
         self,
         daemon: &Arc<Daemon>,
@@ -81,7 +79,6 @@ impl Action {
         Ok(reply::json(StatusCode::OK, &info))
     }
 
-    /// Serves many shares.
     pub(super) async fn many(
         self,
         daemon: &Arc<Daemon>,
@@ -133,7 +130,6 @@ pub(super) async fn watch(
     }
 }
 
-/// Converts the store's report to the protocol's message.
 fn message_of(handle: Handle, info: &store::ShareReport) -> ShareInfo {
     let claim = |event: &store::ClaimRecord| ClaimInfo {
         state: event.state,

@@ -37,7 +37,6 @@ const STRICT: &str = "max-age=31536000";
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 69\r\n\
     retry-after: 5\r\nconnection: close\r\n\r\n{\"error\":\"unavailable\",\"message\":\"too many connections are open now\"}";
 
-/// Listening sockets of one worker.
 #[derive(Default)]
 pub(super) struct WorkerSockets {
     /// HTTP, or HTTPS where there is an acceptor.
@@ -48,7 +47,6 @@ pub(super) struct WorkerSockets {
     pub proxies: Option<(std::os::unix::net::UnixListener, Arc<[u32]>)>,
 }
 
-/// Tells the workers when they are to stop.
 pub(super) type StopSignal = watch::Receiver<bool>;
 
 async fn stop_requested(stop: &mut StopSignal) {
@@ -163,7 +161,6 @@ fn is_of_the_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Counts an open connection for as long as it lives.
 struct ConnectionCount(Arc<Daemon>);
 
 impl ConnectionCount {
@@ -261,7 +258,6 @@ impl Connection {
         }
     }
 
-    /// Serves the connection until its end or its eviction.
     pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
         let Connection { counted, slot, peer, is_tls, mut stop } = self;
         let (daemon, slot) = (&counted.0, &slot);

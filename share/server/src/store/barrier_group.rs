@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use super::sync::{Condvar, Mutex};
 use super::{Result, StoreError};
 
-/// Something that a barrier can make durable.
 pub(crate) trait Syncable: Send + Sync {
     /// Makes earlier writes durable.
     ///
@@ -49,7 +48,6 @@ struct GroupState {
     micros: u64,
 }
 
-/// Waits for one barrier.
 pub(crate) struct BarrierTicket {
     group: Arc<BarrierGroup>,
     epoch: Epoch,

@@ -39,7 +39,6 @@ pub(crate) const MAX_RECORD: usize = FIXED + PAYLOAD + MAX_CLAIMS as usize * SLO
 const HERE: u32 = 0;
 const NOWHERE: u32 = u32::MAX;
 
-/// Location of a record's capsule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CapsuleRef<'a> {
     Here(&'a [u8]),
@@ -55,7 +54,6 @@ pub(crate) struct RecordPosition {
     pub(crate) at: u64,
 }
 
-/// Appends the record of `share` to `out`.
 pub(crate) fn encode(key: &Key, share: &Share, content: CapsuleRef<'_>, position: RecordPosition, out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + FIXED, 0);

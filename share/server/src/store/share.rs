@@ -54,7 +54,6 @@ pub(crate) enum ClaimSlot {
     Ended(EndedClaim),
 }
 
-/// A lease that runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ActiveLease {
     pub id: [u8; ClaimId::LENGTH],
@@ -67,7 +66,6 @@ pub(crate) struct ActiveLease {
     pub finishing: bool,
 }
 
-/// A claim that is over.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EndedClaim {
     pub id: [u8; ClaimId::LENGTH],
@@ -279,7 +277,6 @@ impl Share {
         }
     }
 
-    /// Checks the proof and the revocation, and returns the current time.
     fn open_to(&mut self, auth: &Verifier, clock: &StoreClock) -> Result<StoreTime> {
         prove(&self.auth, auth)?;
         let now = clock.now();
@@ -308,7 +305,6 @@ impl Share {
         ClaimGrant { capsule: Bytes::new(), lease, claims_left: self.claims.left(), at: clock.wall(at), repeated }
     }
 
-    /// Returns the error of a share without a free slot.
     fn taken(&self, clock: &StoreClock) -> StoreError {
         let leases = self.claims.slots().iter().filter_map(|slot| match slot {
             ClaimSlot::Leased(lease) => Some(lease.until),
@@ -516,7 +512,6 @@ impl Share {
             && self.claims.slots().iter().any(|s| !matches!(s, ClaimSlot::Ended(EndedClaim { completed: true, .. })))
     }
 
-    /// Returns the end of the audit.
     pub(crate) fn audit_until(&self, periods: &Periods) -> StoreTime {
         self.content_until(periods).max(self.expires).after(periods.audit)
     }

@@ -18,7 +18,6 @@ use super::contract::SpoolEntry;
 use super::env::random;
 use super::{Result, StoreError};
 
-/// Extension of unfinished deposits.
 const UNFINISHED: &str = "part";
 /// Time without a write after which another daemon's deposit is abandoned: that daemon has ended.
 /// Stalled uploads end much earlier.
@@ -269,7 +268,6 @@ impl Drop for Finished {
     }
 }
 
-/// The name of a payload's file.
 pub(crate) fn name(id: &[u8; 16]) -> String {
     id.iter().fold(String::with_capacity(32), |mut text, byte| {
         // Writing to a string cannot fail.
@@ -289,7 +287,6 @@ fn is_older(path: &Path, age: Duration) -> bool {
     modified.is_ok_and(|modified| SystemTime::now().duration_since(modified).is_ok_and(|old| old >= age))
 }
 
-/// Parses the payload id from a file name.
 fn id_of(name: &str) -> Option<[u8; 16]> {
     let number = u128::from_str_radix(name, 16).ok().filter(|_| name.len() == 32)?;
     Some(number.to_be_bytes())

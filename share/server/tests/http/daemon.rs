@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lockbox_share_protocol::age;
-use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
+use lockbox_share_protocol::capsule::{Capsule, ContentLocation, SAMPLE_AGE_HEADER};
 use lockbox_share_protocol::message::{ClaimRequest, CreateReply, CreateRequest, LookRequest, UploadReply};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, OwnerToken};
 use serde_json::Value;
@@ -216,7 +215,7 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 
 /// Bytes that look like an age v1 file with a payload of this length.
 pub(crate) fn age_file(payload: usize) -> Vec<u8> {
-    let mut file = age::SAMPLE_HEADER.as_bytes().to_vec();
+    let mut file = SAMPLE_AGE_HEADER.as_bytes().to_vec();
     let mut state = u64::from_le_bytes(random());
     file.extend((0..payload.div_ceil(8)).flat_map(|_| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -50,7 +50,6 @@ enum ContentLocation {
     File(Box<FileBody>),
 }
 
-/// An answer.
 pub(super) type Reply = Response<ReplyBody>;
 
 impl Body for ReplyBody {
@@ -76,7 +75,6 @@ impl Body for ReplyBody {
 }
 
 impl ReplyBody {
-    /// The bytes of a file.
     pub(super) fn file(file: FileBody) -> ReplyBody {
         ReplyBody { content: ContentLocation::File(Box::new(file)), _under_way: None }
     }
@@ -96,7 +94,6 @@ impl ReplyBody {
 }
 
 impl Refusal {
-    /// Converts the refusal to a response.
     pub(super) fn reply(self) -> Reply {
         let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let (retry_after, allow, code) = (self.retry_after, self.allow, self.code);
@@ -115,7 +112,6 @@ impl Refusal {
     }
 }
 
-/// A message.
 pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
     // The messages have text keys and no failing serializers, so this cannot fail; an empty body
     // would be noticed.
@@ -123,7 +119,6 @@ pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
     with_type(status, "application/json", Bytes::from(bytes))
 }
 
-/// Bytes of a type.
 pub(super) fn with_type(status: StatusCode, content_type: &'static str, bytes: Bytes) -> Reply {
     let mut reply = empty(status);
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -200,13 +195,8 @@ impl Transfer {
         Ok(transfer)
     }
 
-    /// Where the next part begins.
-    pub(super) fn at(&self) -> u64 {
-        self.at
-    }
-
     /// Ready when another part may be handed over; `last` when the answer ends with it.
-    pub(super) fn poll_leave(&mut self, cx: &mut Context<'_>, last: bool) -> Poll<io::Result<()>> {
+    fn poll_leave(&mut self, cx: &mut Context<'_>, last: bool) -> Poll<io::Result<()>> {
         if self.asking.is_none() {
             let withdrawals = self.daemon.notifier.withdrawals(self.handle);
             let now = self.daemon.clock.steady();
@@ -239,8 +229,7 @@ impl Transfer {
         })
     }
 
-    /// So many bytes were handed over.
-    pub(super) fn handed_over(&mut self, bytes: u64) {
+    fn handed_over(&mut self, bytes: u64) {
         self.fresh = false;
         self.at += bytes;
         self.daemon.metrics.sent_bytes.fetch_add(bytes, Relaxed);
@@ -285,9 +274,8 @@ fn finish_later(daemon: &Arc<Daemon>, handle: Handle, token: &LeaseToken) {
 
 /// Bytes that are read at a time: large enough that calls cost little, small enough that a thousand
 /// slow downloads fit in memory.
-pub(super) const PART: usize = 128 * 1024;
+const PART: usize = 128 * 1024;
 
-/// The bytes of one answer.
 pub(super) struct FileBody {
     file: Arc<File>,
     end: u64,
@@ -321,9 +309,8 @@ impl FileBody {
         FileBody { file: Arc::new(file), end, buffers: Arc::default(), reading: None, transfer }
     }
 
-    /// Bytes that were not handed over yet.
     pub(super) fn left(&self) -> u64 {
-        self.end.saturating_sub(self.transfer.at())
+        self.end.saturating_sub(self.transfer.at)
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
@@ -341,7 +328,7 @@ impl FileBody {
             let mut part = Part { bytes, length: 0, home: self.buffers.clone() };
             let flags = ReadWriteFlags::NOWAIT;
             let mut slices = [IoSliceMut::new(&mut part.bytes[..wanted])];
-            match preadv2(&self.file, &mut slices, self.transfer.at(), flags) {
+            match preadv2(&self.file, &mut slices, self.transfer.at, flags) {
                 Ok(length) if length > 0 => {
                     part.length = length;
                     return Poll::Ready(Some(Ok(self.hand_over(part))));
@@ -351,7 +338,7 @@ impl FileBody {
                 Ok(_) | Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::INTR) => {}
                 Err(error) => return Poll::Ready(Some(Err(error.into()))),
             }
-            let (file, at) = (self.file.clone(), self.transfer.at());
+            let (file, at) = (self.file.clone(), self.transfer.at);
             self.reading = Some(tokio::task::spawn_blocking(move || {
                 file.read_exact_at(&mut part.bytes[..wanted], at)?;
                 part.length = wanted;
@@ -372,10 +359,10 @@ impl FileBody {
 
 /// Maximum concurrent ciphertext responses. Each holds a descriptor and at most two parts of 128
 /// KiB, so all of them hold 256 MiB: a quarter of the limit in the service's unit.
-pub(super) const MAX_BODIES: usize = 1024;
+const MAX_BODIES: usize = 1024;
 /// Maximum concurrent responses per lease (browser connections plus parallel ranges). Filling all
 /// places takes over a hundred claims with proof.
-pub(super) const MAX_BODIES_OF_LEASE: usize = 8;
+const MAX_BODIES_OF_LEASE: usize = 8;
 /// Maximum leases with remembered byte ranges; 100 bytes each.
 const MAX_REMEMBERED: usize = 16 * 1024;
 /// No lease lasts longer.
@@ -384,7 +371,6 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// its claimant reports it.
 const MAX_RUNS: usize = 64;
 
-/// The table of running and remembered downloads.
 #[derive(Default)]
 pub(super) struct LeaseTransfers(Mutex<Table>);
 
@@ -405,25 +391,23 @@ struct LeaseEntry {
     touched: Instant,
 }
 
-/// Limit that prevents a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TransferLimit {
+enum TransferLimit {
     Daemon,
     Lease,
 }
 
-/// Effect of the end of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct TransferEnd {
+struct TransferEnd {
     /// No answer of the lease runs any more, and the last byte, or everything, went out.
-    pub(super) finishes: bool,
+    finishes: bool,
     /// Everything went out now, for the first time.
-    pub(super) whole: bool,
+    whole: bool,
 }
 
 impl LeaseTransfers {
     /// Takes a place for an answer. [`LeaseTransfers::end`] gives it back.
-    pub(super) fn begin(&self, token: &LeaseToken) -> Result<(), TransferLimit> {
+    fn begin(&self, token: &LeaseToken) -> Result<(), TransferLimit> {
         let mut table = self.0.lock();
         if table.bodies >= MAX_BODIES {
             return Err(TransferLimit::Daemon);
@@ -442,7 +426,7 @@ impl LeaseTransfers {
     }
 
     /// An answer is over that handed out these bytes of `length`.
-    pub(super) fn end(&self, token: &LeaseToken, sent: Range<u64>, length: u64) -> TransferEnd {
+    fn end(&self, token: &LeaseToken, sent: Range<u64>, length: u64) -> TransferEnd {
         let mut table = self.0.lock();
         table.bodies = table.bodies.saturating_sub(1);
         let Some(entry) = table.entries.get_mut(token.as_bytes()) else { return TransferEnd::default() };
@@ -471,7 +455,6 @@ impl LeaseTransfers {
         self.0.lock().entries.retain(|_, entry| entry.bodies > 0 || entry.touched.elapsed() < LONGEST);
     }
 
-    /// Answers that run.
     pub(super) fn running(&self) -> usize {
         self.0.lock().bodies
     }

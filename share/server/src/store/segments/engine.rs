@@ -39,11 +39,11 @@ pub(super) struct SegmentEngine {
     secret: [u8; 16],
     decoy: Share,
     decoy_file: Arc<dyn DiskFile>,
-    pub(super) timing: StoreTiming,
+    timing: StoreTiming,
     durability: Durability,
     pub(super) spool: Option<Arc<Spool>>,
-    pub(super) stopped: Mutex<bool>,
-    pub(super) wake: Condvar,
+    stopped: Mutex<bool>,
+    wake: Condvar,
 }
 
 impl SegmentEngine {
@@ -204,7 +204,7 @@ impl SegmentEngine {
     }
 
     /// Removes the payload of a share that needs it no more, or looks again when it may have ended.
-    pub(super) fn schedule_payload(&self, shard: &mut Shard, key: &Key, share: &Share, now: StoreTime) {
+    fn schedule_payload(&self, shard: &mut Shard, key: &Key, share: &Share, now: StoreTime) {
         if share.payload.is_none() {
             return;
         }
@@ -224,7 +224,7 @@ impl SegmentEngine {
         }
     }
 
-    pub(super) fn drop_payload(&self, share: &Share) {
+    fn drop_payload(&self, share: &Share) {
         if let (Some(spool), Some(payload)) = (&self.spool, &share.payload) {
             spool.remove(&payload.id);
         }
@@ -456,14 +456,12 @@ impl SegmentEngine {
         }
     }
 
-    /// Returns the bytes on disk of expired content.
     pub(super) fn expired_bytes(&self, shard: &Shard) -> u64 {
         let now = self.timing.clock.now();
         let over = shard.segments.values().filter(|segment| segment.head.end() <= now);
         over.filter(|segment| segment.head.class == SegmentClass::Content).map(|segment| segment.length).sum()
     }
 
-    /// Runs the background sweeper until the store is stopped.
     pub(super) fn background(&self, every: Duration) {
         let mut failed = false;
         loop {

@@ -20,7 +20,6 @@ const WINDOW: usize = 256 * 1024;
 /// must not cost a hash of 9 KiB for each 8 bytes.
 const MAX_FALSE: u32 = 4096;
 
-/// Purpose of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum SegmentClass {
     /// Shares with their content.

@@ -24,14 +24,12 @@ const TARGET: u64 = (ENTRIES * 7 / 10) as u64;
 const OVERFLOW: u32 = 1 << 31;
 const EMPTY: u32 = u32::MAX;
 
-/// Position of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) segment: u32,
     pub(crate) at: u32,
 }
 
-/// The index of one shard.
 pub(crate) struct Index {
     files: [Arc<dyn DiskFile>; 2],
     /// Pages of the main file: 2^level + split.

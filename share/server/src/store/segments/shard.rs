@@ -23,7 +23,6 @@ const END: u64 = 1 << 30;
 const OPEN: usize = 64;
 /// A record with a capsule of usual size is read at once.
 const GUESS: usize = 1024;
-/// Context shared by all shards.
 pub(super) struct ShardContext {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) group: Arc<BarrierGroup>,
@@ -34,7 +33,6 @@ pub(super) struct ShardContext {
     pub(super) pages: usize,
 }
 
-/// State of one segment file.
 pub(super) struct Segment {
     pub(super) head: SegmentHeader,
     file: Option<Arc<dyn DiskFile>>,
@@ -78,7 +76,6 @@ pub(super) struct Shard {
     pub(super) due: BinaryHeap<Reverse<(StoreTime, Key)>>,
     /// Earliest time in `due` for each share; the others are stale.
     due_of: HashMap<Key, StoreTime>,
-    /// Shares that expired unused.
     pub(super) expired: u64,
 }
 
@@ -135,7 +132,6 @@ impl Shard {
         self.segments.insert(id, segment);
     }
 
-    /// The newest record of a share.
     pub(super) fn find(&mut self, key: &Key) -> io::Result<Option<LocatedShare>> {
         for location in self.index.find(key.hash())?.iter() {
             if let Some(found) = self.read(location)?.filter(|found| found.key == *key) {
@@ -195,7 +191,6 @@ impl Shard {
         Ok(Some(bytes::Bytes::copy_from_slice(&self.buffer[range])))
     }
 
-    /// Adds a share that is new to this shard.
     pub(super) fn insert(&mut self, key: &Key, share: &Share, capsule: &[u8], until: StoreTime) -> Result<Location> {
         self.index.reserve(key.hash())?;
         let location = self.put(key, share, capsule, until)?;
@@ -400,7 +395,6 @@ fn whole_length(share: &Share) -> u64 {
 }
 
 impl Key {
-    /// Returns the index hash of this key.
     pub(super) fn hash(&self) -> u64 {
         u64::from_le_bytes(std::array::from_fn(|n| self.0[n]))
     }

@@ -51,7 +51,6 @@ pub(super) struct Queue {
 type Fields = (Option<Vec<u8>>, Option<Vec<u8>>);
 
 impl ValkeyEngine {
-    /// The loop of one connection.
     pub(super) fn serve_connection(&self) {
         let mut connection = None;
         loop {
@@ -171,14 +170,12 @@ const SLACK_MS: u64 = 60_000;
 /// Records are bound to nothing else here: the server keeps each under its key.
 const POSITION: RecordPosition = RecordPosition { nonce: 0, at: 0 };
 
-/// A record as the server has it.
 pub(super) struct StoredRecord {
     version: Vec<u8>,
     share: Share,
     capsule: Bytes,
 }
 
-/// Record to be written.
 pub(super) struct RecordWrite {
     pub(super) expected: Vec<u8>,
     pub(super) version: String,
@@ -188,7 +185,6 @@ pub(super) struct RecordWrite {
     pub(super) payload: Option<(String, u64)>,
 }
 
-/// A request under way.
 pub(super) trait QueuedRequest: Send {
     fn name(&self) -> &str;
     /// Decides on the stored record. `None` when there is no write: the reply is ready.
@@ -262,7 +258,6 @@ pub(super) const SECRET: &str = "lockbox:share:secret";
 /// Written only so that it is waited for.
 pub(super) const FENCE: &str = "lockbox:share:fence";
 
-/// The name of a share.
 pub(super) fn share_name(key: &Key) -> String {
     format!("lockbox:share:{}", spool::name(&key.0))
 }

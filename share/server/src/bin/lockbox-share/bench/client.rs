@@ -6,17 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
+use lockbox_share_protocol::api;
+use lockbox_share_protocol::capsule::{Capsule, ContentLocation, SAMPLE_AGE_HEADER};
 use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{Batch, CreateRequest, Lease, MAX_BATCH, UploadReply};
 use lockbox_share_protocol::token::{Auth, ClaimId, OwnerToken};
-use lockbox_share_protocol::{age, api};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::serve::processors;
 
-/// Workload of a measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Workload {
     /// Shares are made.
@@ -47,7 +46,6 @@ impl Workload {
     }
 }
 
-/// Load of one run: requests, concurrency and rate.
 pub(super) struct Load {
     pub(super) address: SocketAddr,
     pub(super) messages: Messages,
@@ -63,7 +61,6 @@ pub(super) struct Load {
     pub(super) begin: Instant,
 }
 
-/// Counts, duration and latencies of one run.
 pub(super) struct LoadResult {
     pub(super) done: u64,
     pub(super) failed: u64,
@@ -129,7 +126,6 @@ fn handles_in(answer: &[u8]) -> impl Iterator<Item = String> {
     text.split("\"handle\":\"").skip(1).filter_map(|rest| rest.split('"').next()).map(str::to_owned)
 }
 
-/// Runs the load on as many threads as there are processors.
 pub(super) fn run(load: Load) -> Result<LoadResult, String> {
     let threads = processors().min(load.concurrency);
     let load = Arc::new(load);
@@ -228,7 +224,6 @@ impl BenchClient {
         BenchClient { address, stream: None, keep_alive, answer: Vec::new() }
     }
 
-    /// Body of the last response.
     pub(super) fn body(&self) -> &[u8] {
         split(&self.answer).map_or(&[], |(_, body)| body)
     }
@@ -263,7 +258,6 @@ impl BenchClient {
     }
 }
 
-/// Returns whether head and body are complete.
 fn is_whole(answer: &[u8]) -> bool {
     let Some((head, body)) = split(answer) else { return false };
     let head = std::str::from_utf8(head).unwrap_or_default();
@@ -328,7 +322,6 @@ impl Messages {
         format!("GET {} HTTP/1.1\r\nhost: localhost\r\n{connection}\r\n", api::LIMITS)
     }
 
-    /// Uploads `ciphertext`.
     pub(super) fn upload(&self, ciphertext: &[u8]) -> Vec<u8> {
         let head = format!(
             "POST {} HTTP/1.1\r\nhost: localhost\r\n{}content-type: application/octet-stream\r\ncontent-length: {}\r\n\r\n",
@@ -374,7 +367,7 @@ impl Messages {
 
 /// Looks like an age v1 file, which is all that a daemon can tell.
 pub(super) fn age_file(payload: usize) -> Vec<u8> {
-    let mut file = age::SAMPLE_HEADER.as_bytes().to_vec();
+    let mut file = SAMPLE_AGE_HEADER.as_bytes().to_vec();
     file.resize(file.len() + payload, 0xa5);
     file
 }

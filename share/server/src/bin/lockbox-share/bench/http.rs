@@ -110,7 +110,6 @@ pub(super) fn run(arguments: &BenchHttp, workload: Workload) -> Result<(), Strin
     Ok(())
 }
 
-/// One run against one server.
 struct CpuResult {
     measured: LoadResult,
     server_cpu: f64,
@@ -366,7 +365,6 @@ pub(super) fn run_floor() -> Result<(), String> {
     Ok(())
 }
 
-/// Answers every connection's one request.
 async fn answer_all(listener: std::net::TcpListener, answer: &'static [u8]) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {

@@ -152,7 +152,6 @@ fn timed<T>(name: &str, requests: u64, run: impl FnOnce() -> Result<T>) -> Resul
     Ok(done)
 }
 
-/// The proof that belongs to a share.
 fn auth(number: u64) -> Auth {
     let mut bytes = [0x5a; 32];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
@@ -319,7 +318,6 @@ impl<T: Unpin> UnderWay<T> {
     }
 }
 
-/// Bytes of memory that this process holds.
 fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -24,10 +24,8 @@ use self::options::settings;
 
 pub(crate) use options::{Mode, Serve};
 
-/// Default port of health and metrics, next to the daemon's.
 const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
 
-/// Starts the daemon, says where it is, and serves until a signal.
 pub(crate) fn run(arguments: &Serve) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("LOCKBOX_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
@@ -185,7 +183,6 @@ fn announce(running: &RunningServer, creators: CreatorPolicy) {
 
 type Stores = (Arc<dyn ShareStore>, Arc<Spool>);
 
-/// The store that the options name, and the spool of this daemon.
 fn open_store(arguments: &Serve) -> Result<Stores, String> {
     let state = &arguments.state_dir;
     std::fs::DirBuilder::new()

@@ -98,7 +98,6 @@ fn setup(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<(), String> 
     Err(format!("not written: {}", left.join(", ")))
 }
 
-/// Builds the plan from the options and the user's answers.
 fn plan(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<SetupPlan, String> {
     let name = match &arguments.name {
         Some(name) => name.clone(),
@@ -201,7 +200,6 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
 
 /// Interactive user, or its absence.
 trait SetupDialog {
-    /// Returns whether a user can answer questions.
     fn is_interactive(&self) -> bool;
 
     /// Asks until `check` accepts the answer; an empty answer means `usual`. Without a user,
@@ -224,7 +222,6 @@ trait SetupDialog {
     fn print(&mut self, text: &str);
 }
 
-/// Standard input and output.
 struct Terminal {
     is_interactive: bool,
 }
@@ -291,7 +288,6 @@ impl SetupDialog for Terminal {
 const UNIT: &str = include_str!("../../../../../../packaging/lockbox-share.service");
 /// The program in it.
 const PACKAGED: &str = "/usr/bin/lockbox-share";
-/// Arguments common to all variants.
 const SERVE: &str = "serve --state-dir %S/lockbox-share --unix-socket %t/lockbox-share/lockbox-share.sock";
 /// Where the proxy finds the daemon.
 const PROXY_SOCKET: &str = "/run/lockbox-share/proxy.sock";
@@ -299,7 +295,6 @@ const UNIT_NAME: &str = "lockbox-share.service";
 /// Where a package puts units.
 const UNITS: [&str; 2] = ["usr/lib/systemd/system", "lib/systemd/system"];
 
-/// Answers and options of the setup.
 struct SetupPlan {
     name: String,
     proxy: Proxy,
@@ -310,13 +305,11 @@ struct SetupPlan {
     program: PathBuf,
 }
 
-/// Where a certificate is.
 struct CertificatePaths {
     certificate: PathBuf,
     key: PathBuf,
 }
 
-/// A file to be written.
 struct SetupFile {
     /// From the root.
     path: PathBuf,
