@@ -19,6 +19,7 @@ use crate::source::Source;
 /// age seals so many bytes at a time, each with a tag of [`TAG_LEN`] bytes.
 pub(crate) const CHUNK_LEN: usize = 64 << 10;
 pub(crate) const TAG_LEN: u64 = 16;
+
 fn seal_bytes(secret: &Secret, plain: &[u8]) -> Result<Vec<u8>> {
     let mut writer = age_writer(secret, Vec::new())?;
     writer.write_all(plain).and_then(|()| writer.finish()).map_err(Error::io("cannot seal"))

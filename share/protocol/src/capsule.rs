@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Nothing follows. The total is at most 8 KiB. The plaintext of the sealed part (name, size, small
-//! content) is defined by the clients. An age v1 file is told by its header, without any key.
+//! content) is defined by the clients. The header tells an age v1 file from others, without a key.
 
 use std::str::FromStr;
 

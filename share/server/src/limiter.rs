@@ -119,14 +119,12 @@ impl Limiter {
     /// # Errors
     /// Also when the budget of misses is used up and this client missed not long ago.
     pub fn admit_claim(&self, client: ClientId, cost: u32) -> Result<(), RateLimited> {
-        let now = self.now();
-        self.admit_claim_at(client, cost, now)
+        self.admit_claim_at(client, cost, self.now())
     }
 
     /// Counts a guess that was wrong.
     pub fn missed(&self, client: ClientId) {
-        let now = self.now();
-        self.missed_at(client, now);
+        self.missed_at(client, self.now());
     }
 
     fn now(&self) -> u64 {

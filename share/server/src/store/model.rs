@@ -160,7 +160,7 @@ fn race(preemptions: usize, claimants: u64, share: NewShare, fails: bool) {
                         let (share, noted) = &mut *locked;
                         let fresh = || Ok([number as u8 + 1; 16]);
                         let step = share.claim(&auth(1).verifier(), &id(number), &timing, fresh);
-                        let taken = usize::from(share.claims.allowed() - share.claims.left());
+                        let taken = usize::from(share.claims.allowed - share.claims.left());
                         if step.is_ok() {
                             medium.written.store(taken, Ordering::SeqCst);
                             let target: Arc<dyn Syncable> = medium.clone();

@@ -88,7 +88,7 @@ pub(crate) fn encode(key: &Key, share: &Share, content: CapsuleRef<'_>, position
     fixed[88..120].copy_from_slice(share.owner.as_bytes());
     fixed[120..124].copy_from_slice(&share.capsule_bytes.to_le_bytes());
     fixed[124..128].copy_from_slice(&content.to_le_bytes());
-    fixed[128] = share.claims.allowed();
+    fixed[128] = share.claims.allowed;
     fixed[129] = u8::from(share.payload.is_some());
     fixed[132..136].copy_from_slice(&slots.to_le_bytes());
     let sum = checksum(position, &out[start + 8..]);

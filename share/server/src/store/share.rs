@@ -79,7 +79,7 @@ pub(crate) struct EndedClaim {
 /// All slots of a share; the first `allowed` of them count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ClaimSlots {
-    pub(crate) slots: [ClaimSlot; MAX_CLAIMS as usize],
+    slots: [ClaimSlot; MAX_CLAIMS as usize],
     pub(crate) allowed: u8,
 }
 
@@ -95,10 +95,6 @@ impl ClaimSlots {
 
     pub(crate) fn slots_mut(&mut self) -> &mut [ClaimSlot] {
         &mut self.slots[..usize::from(self.allowed)]
-    }
-
-    pub(crate) fn allowed(&self) -> u8 {
-        self.allowed
     }
 
     pub(crate) fn left(&self) -> u8 {
@@ -481,7 +477,7 @@ impl Share {
             created: clock.wall(self.created),
             expires: clock.wall(self.expires),
             revoked: self.revoked.map(|at| clock.wall(at)),
-            claims_allowed: self.claims.allowed(),
+            claims_allowed: self.claims.allowed,
             claims_left: current.claims.left(),
             events: events.collect(),
             capsule_bytes: self.capsule_bytes,

@@ -157,9 +157,8 @@ impl Spool {
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
             let Some(id) = id_of(&entry.file_name().to_string_lossy()) else { continue };
-            // Removed meanwhile: nothing to do.
-            let Ok(modified) = entry.metadata().and_then(|meta| meta.modified()) else { continue };
-            if SystemTime::now().duration_since(modified).is_ok_and(|old| old >= age) {
+            // Not one that was removed meanwhile: there is nothing to do.
+            if is_older(&entry.path(), age) {
                 found.push(id);
             }
         }

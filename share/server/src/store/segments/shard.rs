@@ -23,6 +23,7 @@ const END: u64 = 1 << 30;
 const OPEN: usize = 64;
 /// A record with a capsule of usual size is read at once.
 const GUESS: usize = 1024;
+
 pub(super) struct ShardContext {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) group: Arc<BarrierGroup>,
@@ -390,8 +391,7 @@ pub(super) fn name(id: u32) -> String {
 /// Bytes of a record with its content and without anything claimed.
 fn whole_length(share: &Share) -> u64 {
     let payload = if share.payload.is_some() { 56 } else { 0 };
-    (FIXED + payload + 2 * usize::from(share.claims.allowed()) + share.capsule_bytes as usize).next_multiple_of(8)
-        as u64
+    (FIXED + payload + 2 * usize::from(share.claims.allowed) + share.capsule_bytes as usize).next_multiple_of(8) as u64
 }
 
 impl Key {

@@ -70,17 +70,16 @@ fn setup(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<(), String> 
     for advice in plan.advice(&arguments.root) {
         person.print(&advice);
     }
-    let mut place = TargetRoot::new(&arguments.root);
     let mut left = Vec::new();
     for file in plan.files(&arguments.root) {
-        let shown = place.show(&file, person)?;
+        let shown = file.show(&arguments.root, person)?;
         if shown == FileStatus::Same || arguments.dry_run {
             continue;
         }
         let question = if shown == FileStatus::New { "Write it?" } else { "Replace what is there?" };
         let may = if arguments.yes { shown == FileStatus::New } else { person.confirm(question).unwrap_or(false) };
         if may {
-            place.write(&file)?;
+            file.write(&arguments.root)?;
         } else {
             left.push(file.path.display().to_string());
         }
@@ -480,26 +479,13 @@ enum FileStatus {
     Differs,
 }
 
-/// The directory that stands for the root.
-struct TargetRoot<'a> {
-    root: &'a Path,
-}
-
-impl<'a> TargetRoot<'a> {
-    fn new(root: &'a Path) -> TargetRoot<'a> {
-        TargetRoot { root }
-    }
-
-    fn path(&self, file: &SetupFile) -> PathBuf {
-        self.root.join(&file.path)
-    }
-
+impl SetupFile {
     /// Shows the planned file and its status.
     ///
     /// # Errors
     /// When the existing file cannot be read, or is not a regular file.
-    fn show(&mut self, file: &SetupFile, person: &mut dyn SetupDialog) -> Result<FileStatus, String> {
-        let path = self.path(file);
+    fn show(&self, root: &Path, person: &mut dyn SetupDialog) -> Result<FileStatus, String> {
+        let path = root.join(&self.path);
         let outcome = match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => FileStatus::New,
             Err(error) => return Err(format!("cannot look at {}: {error}", path.display())),
@@ -507,7 +493,7 @@ impl<'a> TargetRoot<'a> {
                 return Err(format!("{} is there and no file: it is left as it is", path.display()));
             }
             Ok(_) => match fs::read(&path) {
-                Ok(bytes) if bytes == file.text.as_bytes() => FileStatus::Same,
+                Ok(bytes) if bytes == self.text.as_bytes() => FileStatus::Same,
                 Ok(_) => FileStatus::Differs,
                 Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
             },
@@ -519,7 +505,7 @@ impl<'a> TargetRoot<'a> {
         };
         person.print(&format!("--- {} ({how})", path.display()));
         if outcome != FileStatus::Same {
-            person.print(file.text.trim_end());
+            person.print(self.text.trim_end());
         }
         Ok(outcome)
     }
@@ -528,10 +514,10 @@ impl<'a> TargetRoot<'a> {
     ///
     /// # Errors
     /// When the host fails; the existing file is unchanged then.
-    fn write(&mut self, file: &SetupFile) -> Result<(), String> {
-        let path = self.path(file);
+    fn write(&self, root: &Path) -> Result<(), String> {
+        let path = root.join(&self.path);
         let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
-        let directory = path.parent().unwrap_or(self.root);
+        let directory = path.parent().unwrap_or(root);
         fs::create_dir_all(directory).map_err(failed)?;
         // A name that neither nginx nor systemd reads; left by an interruption, the next call takes
         // it over.
@@ -544,7 +530,7 @@ impl<'a> TargetRoot<'a> {
         let opened = options.write(true).create_new(true).mode(0o644).open(&partial).map_err(failed)?;
         // Whatever the umask is: proxies read it as users of their own.
         opened.set_permissions(fs::Permissions::from_mode(0o644)).map_err(failed)?;
-        let written = (&opened).write_all(file.text.as_bytes()).and_then(|()| opened.sync_all());
+        let written = (&opened).write_all(self.text.as_bytes()).and_then(|()| opened.sync_all());
         let placed = written.and_then(|()| fs::rename(&partial, &path));
         placed.inspect_err(|_| drop(fs::remove_file(&partial))).map_err(failed)?;
         std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
