@@ -59,11 +59,32 @@ pub(crate) fn ask(question: &str) -> Result<Bytes> {
 /// without a desktop.
 pub fn tell(sentence: &str) {
     let sentence = lockbox_terminal::sentence(sentence);
-    let Ok((_, mut window)) = open(|dialog| dialog.complaint(&sentence)) else { return };
+    let Ok((_, mut window)) = open(|dialog| dialog.complaint(&sentence)) else { return notify(&sentence) };
     if let Some(mut input) = window.stdin.take() {
         let _ = input.write_all(format!("SETTITLE {TITLE}\nSETDESC {}\nMESSAGE\nBYE\n", percent(&sentence)).as_bytes());
     }
     let _ = read::answer_of(&mut window, TITLE, &PASSPHRASE);
+}
+
+/// Shows a sentence without any of the dialog programs, such as the one that they are missing.
+fn notify(sentence: &str) {
+    if !is_there() {
+        return;
+    }
+    for (program, arguments) in notices(sentence) {
+        let command = Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).status();
+        if command.is_ok_and(|status| status.success()) {
+            return;
+        }
+    }
+}
+
+/// Returns the programs that show a notification or a plain window, with their arguments.
+fn notices(sentence: &str) -> [(&'static str, Vec<String>); 2] {
+    [
+        ("notify-send", vec!["--icon=lockbox".into(), "--".into(), TITLE.into(), markup(sentence)]),
+        ("xmessage", vec!["-center".into(), format!("{TITLE}: {}", in_lines(sentence))]),
+    ]
 }
 
 /// Returns whether there is a desktop, wherever its user is.
@@ -87,7 +108,7 @@ fn open(arguments: impl Fn(Dialog) -> Vec<String>) -> Result<(Dialog, Child)> {
             Ok(window) => return Ok((dialog, window)),
         }
     }
-    Err(Error::source("nothing is there to ask with in a window: install zenity, kdialog or pinentry"))
+    Err(Error::source("no program can ask in a window: install zenity, kdialog or pinentry"))
 }
 
 /// A program of the user's own desktop before one of another.
@@ -164,8 +185,11 @@ fn compressed(text: &str) -> String {
 /// Escapes the text for kdialog, which interprets anything like HTML, so all of it is HTML; kdialog
 /// breaks lines automatically.
 fn rich(text: &str) -> String {
-    let text = compressed(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    format!("<qt>{text}</qt>")
+    format!("<qt>{}</qt>", markup(&compressed(text)))
+}
+
+fn markup(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// For pinentry, line by line.
@@ -239,6 +263,9 @@ mod tests {
         for arguments in [Dialog::Kdialog.question(hostile), Dialog::Kdialog.complaint(hostile)] {
             assert_eq!(arguments[2], "<qt>&lt;b&gt;x&lt;/b&gt; &amp; \\\\n \\\\101 %0AMESSAGE _y</qt>");
         }
+        let [(_, notification), (_, window)] = notices("-x <b>");
+        assert_eq!(notification[2..], ["lockbox", "-x &lt;b&gt;"]);
+        assert_eq!(window[1], "lockbox: -x <b>");
         let told = conversation("a%0AGETPIN\nGETPIN");
         assert_eq!(told.lines().nth(1).unwrap(), "SETDESC a%250AGETPIN%0AGETPIN");
         assert_eq!(told.lines().count(), 5);
