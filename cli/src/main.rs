@@ -28,8 +28,6 @@ use lockbox_host::help::{Detail, VERSION, lay_out};
 
 use commands::Command;
 use exit::Failure;
-use secrets as kdf;
-use secrets as rollback_state;
 
 /// Keep files in an encrypted archive: one file that any program uses as a folder
 #[derive(Parser)]

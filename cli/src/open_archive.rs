@@ -23,8 +23,7 @@ use crate::interrupt::Interrupt;
 use crate::output;
 use crate::paths::{Named, in_one_archive};
 use crate::progress::Bar;
-use crate::rollback_state::SeenArgs;
-use crate::secrets::{self, LimitArgs};
+use crate::secrets::{self, LimitArgs, SeenArgs};
 
 /// The archive and what opens it
 #[derive(clap::Args)]

@@ -132,8 +132,12 @@ impl Mounted {
         Ok(None)
     }
 
+    pub(crate) fn mount_point(&self) -> PathBuf {
+        self.status.mount_point_path()
+    }
+
     fn point(&self) -> String {
-        shown(&self.status.mount_point_path())
+        shown(&self.mount_point())
     }
 
     pub(crate) fn create(&self, name: &[u8]) -> Result<(), Failure> {

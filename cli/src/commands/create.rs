@@ -12,11 +12,9 @@ use lockbox_host::{Spinner, shown};
 
 use crate::commands::key;
 use crate::exit::Failure;
-use crate::kdf::KdfArgs;
 use crate::open_archive::{WriterArgs, creator};
 use crate::output;
-use crate::rollback_state::SeenArgs;
-use crate::secrets;
+use crate::secrets::{self, KdfArgs, SeenArgs};
 
 /// Create an empty archive
 #[derive(clap::Args)]

@@ -19,7 +19,7 @@ use crate::open_archive::OpeningArgs;
 use crate::output::{self, Output, put_name};
 use crate::paths::{Named, is_same};
 
-/// Tell how two trees differ, each of an archive or of the host
+/// Compare two trees, each of an archive or of the host
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -45,7 +45,7 @@ use crate::commands::{mount, umount};
 use crate::exit::{Failure, NOT_FOUND, NOT_RUNNABLE};
 use crate::{interrupt, output};
 
-/// Run a program in an archive, which is mounted for it and its children alone
+/// Run a program with the archive mounted privately for it
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The archive file

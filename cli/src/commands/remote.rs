@@ -258,7 +258,7 @@ fn objects(count: u64) -> String {
     if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
 }
 
-/// List or remove what is kept on disk of archives on servers
+/// List or clear the local cache of remote archives
 #[derive(clap::Subcommand)]
 pub(crate) enum CacheCommand {
     Ls(CacheLsArgs),

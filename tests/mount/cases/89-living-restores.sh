@@ -132,6 +132,10 @@ PYTHON
     same_tree "$WORK/copy/tree" "$WORK/box/back/here/tree"
     expect 2 'is there already' snapshot restore "$WORK/box" good single --to back/here
     expect 2 'the snapshot has no nothing' snapshot restore "$WORK/box" good nothing
+    # A path as a shell completes it through the mount.
+    echo changed >"$WORK/box/tree/smallaa"
+    snapshot restore "$WORK/box" good "$WORK/box/tree/smallaa" >/dev/null
+    cmp "$WORK/box/tree/smallaa" "$WORK/copy/tree/smallaa"
     cp -a "$WORK/box" "$WORK/last"
     reattach box
     same_tree "$WORK/last" "$WORK/box"

@@ -27,7 +27,7 @@ use crate::output::Output;
 /// waits.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Say what fits at the end of a command line
+/// Complete a command line
 #[derive(clap::Args)]
 pub(crate) struct Args {
     shell: Shell,

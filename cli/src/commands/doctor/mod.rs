@@ -16,7 +16,7 @@ use crate::exit::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::output::Output;
 
-/// Look at this machine: what mounting needs, and what may give secrets away; or at a server of archives
+/// Check this machine's mount requirements and secret hygiene, or a server of archives
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Look at this server instead, and say what it can do; objects that are made in a store for that are removed again

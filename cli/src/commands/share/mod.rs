@@ -20,7 +20,7 @@ use self::serving::ServerArgs;
 use crate::exit::Failure;
 use crate::output::{Output, complain, print_json};
 
-/// Give away a file, a directory or a text by a link that works once
+/// Share a file, a directory or a text through a one-time link
 ///
 /// It is sealed here; the daemon that keeps it cannot read it, nor its name. Whoever has the link opens it, with 'lockbox receive' or a
 /// browser.

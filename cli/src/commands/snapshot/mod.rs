@@ -20,7 +20,7 @@ use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name, rfc3339};
 use crate::snapshot_client::{self, Mounted, SnapshotBackend};
 
-/// Keep moments of an archive, to read them later or bring them back; the archive may be mounted, and named by its mount point
+/// Create, list, compare, restore and remove snapshots; the archive may be mounted, and named by its mount point
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Create(CreateArgs),
@@ -215,6 +215,7 @@ const ATTEMPTS: usize = 10;
 
 /// Remove snapshots, but for the newest ones and one for each of the last hours, days, weeks, months or years that have any
 #[derive(clap::Args)]
+#[command(override_usage = "lockbox snapshot prune [OPTIONS] --keep-daily <N>... <ARCHIVE>")]
 pub(crate) struct PruneArgs {
     #[command(flatten)]
     archive: ArchiveArgs,

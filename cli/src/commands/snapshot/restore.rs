@@ -1,6 +1,7 @@
 //! `lockbox snapshot diff` and `restore`: compare snapshots, and bring files back from one.
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::SystemTime;
 
 use lockbox::Error;
@@ -8,6 +9,7 @@ use lockbox::archive::Archive;
 use lockbox::control::PathDifference;
 use lockbox::error::Timestamp;
 use lockbox::exchange::{OfflineNamespace, PathChange, PathChangeKind, Restore, compare};
+use lockbox_host::located::real_path;
 use lockbox_host::{Program, Spinner};
 use lockbox_terminal::display;
 use serde_json::json;
@@ -129,7 +131,8 @@ pub(crate) fn restore(args: &RestoreSnapshotArgs) -> Result<(), Failure> {
     let restored = match Mounted::find(&args.archive)? {
         Some(mounted) => {
             let interrupt = Interrupt::watch()?;
-            let (paths, to) = (paths(args), args.to.as_ref().map(|to| to.as_bytes()));
+            let paths = args.paths.iter().map(|path| in_mount(args, &mounted, Path::new(path))).collect();
+            let to = args.to.as_ref().map(|to| to.as_bytes());
             let _working = Spinner::at(AT_WORK);
             mounted.restore(args.name.as_bytes(), paths, to, &mut before, &|| interrupt.check())
         }
@@ -170,8 +173,15 @@ pub(crate) fn restore(args: &RestoreSnapshotArgs) -> Result<(), Failure> {
     })
 }
 
-fn paths(args: &RestoreSnapshotArgs) -> Vec<Vec<u8>> {
-    args.paths.iter().map(|path| path.as_bytes().to_vec()).collect()
+/// Returns the path in the archive. A path below the mount point that the command names, as a shell
+/// completes it, counts without that, unless the snapshot has the whole path.
+fn in_mount(args: &RestoreSnapshotArgs, mounted: &Mounted, path: &Path) -> Vec<u8> {
+    let snapshot = mounted.mount_point().join(".snapshots").join(&args.name);
+    let has = |path: &Path| real_path(&snapshot.join(path)).is_ok();
+    let below = path.strip_prefix(&args.archive.archive).unwrap_or(path);
+    let whole = path.strip_prefix("/").unwrap_or(path);
+    let path = if !below.as_os_str().is_empty() && has(below) && !has(whole) { below } else { path };
+    path.as_os_str().as_bytes().to_vec()
 }
 
 /// `before` gets the name of the snapshot that is taken of the paths to be replaced.
@@ -183,7 +193,7 @@ fn restore_file(
 ) -> Result<(), Error> {
     let _working = Spinner::at(AT_WORK);
     let moment = archive.snapshot_view(args.name.as_bytes())?;
-    let paths = paths(args);
+    let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     let to = args.to.as_ref().map(|to| to.as_bytes());
     let mut names = OfflineNamespace(archive.file_system());
     let restore = Restore::prepare(archive.file_system(), &moment, &paths, to, &mut names)?;
