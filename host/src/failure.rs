@@ -135,7 +135,6 @@ impl<P: Program> Failure<P> {
     }
 }
 
-/// Returns the sentence of `P` about the archive at `path`.
 pub(crate) fn about<P: Program>(path: &Path, sentence: String) -> String {
     if P::NAMES_ARCHIVE { format!("{}: {sentence}", crate::shown(path)) } else { sentence }
 }

@@ -8,11 +8,9 @@
 
 pub mod daemons;
 mod failure;
-pub mod harden;
 pub mod help;
 pub mod located;
 pub mod mount_options;
-pub mod mountpoint;
 pub mod mounts;
 pub mod namespaces;
 pub mod proc;
@@ -23,6 +21,8 @@ mod unlock;
 pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};
 pub use failure::{Failure, Program, code, is_full};
 pub use located::place_names;
+pub use mounts as mountpoint;
+pub use proc as harden;
 pub use secrets::Spinner;
 pub use unlock::{Credentials, Prompter, gather, unlock, unlock_damaged, unlock_limits};
 

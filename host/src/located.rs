@@ -29,8 +29,7 @@ use lockbox::keys::PlaceName;
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
 
-use crate::mountpoint::mount_number;
-use crate::mounts::{self, Mounted};
+use crate::mounts::{self, Mounted, mount_number};
 use crate::remote;
 
 /// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that runs answers
@@ -139,7 +138,6 @@ pub fn root_at<'a>(path: &Path, table: &'a [Mounted]) -> Option<&'a Mounted> {
     }
 }
 
-/// A path on the way.
 struct Walk {
     at: OwnedFd,
     /// The mount of an archive in which `at` is.

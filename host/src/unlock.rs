@@ -201,7 +201,6 @@ trait Lock {
     /// Validates a cached key; None when it does not, or no longer, open the archive.
     fn accept(&self, kept: &[u8]) -> Option<UnlockedKey>;
 
-    /// Returns the kinds of its key slots.
     fn kinds(&self) -> Vec<KeyKind>;
 }
 

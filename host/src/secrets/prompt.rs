@@ -270,7 +270,7 @@ fn is_wanted(guesses: u64) -> bool {
 /// The library copies its input, in parts and in lower case, and does not wipe the copies. They lie
 /// in the same memory as the passphrase until its key is derived. The program ends seconds later,
 /// leaves no core dump, may be inspected by root alone, and keeps its memory out of swap where it
-/// may ([`crate::harden`]).
+/// may ([`crate::proc`]).
 ///
 /// The remaining risk is unencrypted swap space, which may hold the copies as it may hold the
 /// buffers of the terminal: `lockbox doctor` warns of it. So a weaker estimate of our own would not

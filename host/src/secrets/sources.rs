@@ -158,7 +158,6 @@ pub struct PassphraseSources {
     pub notice: Option<&'static str>,
 }
 
-/// Source of the passphrase.
 enum Source<'a> {
     File(PathBuf),
     Descriptor(RawFd),
