@@ -17,14 +17,13 @@ use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
 use crate::adapter::Activity;
-use crate::daemon_config::DaemonConfig;
 use crate::deadlock_watchdog::ForeignFileUse;
 use crate::kernel_cache::KernelCache;
+use crate::options::DaemonConfig;
 use crate::replica::ReplicaFailure;
-use crate::restores::{self, OperationLocks};
-use crate::schedule::SnapshotSchedule;
 use crate::shutdown::{ArchiveSlot, MountEvent, MountHandle};
-use crate::snapshot_requests;
+use crate::snapshot_requests::{self, OperationLocks, RestoreRequest};
+use crate::ticker::SnapshotSchedule;
 
 /// State of a running mount, as far as control requests need it.
 pub(crate) struct DaemonState {
@@ -43,7 +42,6 @@ pub(crate) struct DaemonState {
     pub(crate) foreign_files: ForeignFileUse,
 }
 
-/// Handler of all control requests of one mount.
 pub(crate) struct ControlHandler {
     config: DaemonConfig,
     slot: ArchiveSlot,
@@ -116,18 +114,20 @@ impl ControlHandler {
                 let Some(fs) = self.file_system() else { return closing_response() };
                 self.with_snapshots(false, |moments| {
                     let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
-                    let send =
-                        || restores::send_differences((&fs, moments), &self.locks, &client, older, newer.as_ref());
+                    let send = || {
+                        snapshot_requests::send_differences((&fs, moments), &self.locks, &client, older, newer.as_ref())
+                    };
                     collected.and_then(|()| send()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
                 })
             }
             Request::SnapshotRestore { name, paths, to } => {
                 let Some(fs) = self.file_system() else { return closing_response() };
                 self.with_snapshots(true, |moments| {
-                    let request = restores::RestoreRequest { name, paths, to: to.as_ref() };
+                    let request = RestoreRequest { name, paths, to: to.as_ref() };
                     let now = Timestamp::from_system(SystemTime::now());
                     let cache = &self.state.cache;
-                    let restore = || restores::restore((&fs, moments), (&self.locks, cache), &client, &request, now);
+                    let restore =
+                        || snapshot_requests::restore((&fs, moments), (&self.locks, cache), &client, &request, now);
                     let collected = snapshot_requests::collect_writes(&self.state.mount, cache);
                     collected.and_then(|()| restore()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
                 })
@@ -232,7 +232,6 @@ fn peak_resident_bytes(own_status: &File) -> u64 {
     lockbox_host::proc::kib(&text, "VmHWM").unwrap_or(0) << 10
 }
 
-/// Options of a backup request.
 struct BackupMode {
     whole: bool,
     verify: bool,

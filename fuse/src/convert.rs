@@ -1,13 +1,18 @@
-//! Conversion between the types of FUSE and of the core.
+//! Conversion between the types of FUSE and of the core, with the only table from errors to errno,
+//! and the replies shared by several requests.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileType, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, TimeOrNow};
-use lockbox::Error;
+use fuser::{
+    FileAttr, FileType, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, ReplyEmpty, ReplyWrite, ReplyXattr,
+    TimeOrNow,
+};
 use lockbox::error::Timestamp;
 use lockbox::exchange::{device_number, split_device_number};
 use lockbox::format::Ino;
 use lockbox::fs::{Attributes, Creator, RenameMode, SetTime, XattrMode, mode};
+use lockbox::{Error, Result};
+use nix::errno::Errno;
 
 /// Preferred I/O size: the archive's block.
 const BLOCK: u32 = 4096;
@@ -19,12 +24,10 @@ pub(crate) fn ino(number: INodeNo) -> Ino {
     Ino(number.0)
 }
 
-/// Returns whether a handle may write.
 pub(crate) fn may_write(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_RDONLY
 }
 
-/// Returns whether an open updates atime.
 pub(crate) fn updates_atime(flags: OpenFlags) -> bool {
     flags.acc_mode() != OpenAccMode::O_WRONLY && flags.0 & nix::libc::O_NOATIME == 0
 }
@@ -100,7 +103,7 @@ pub(crate) fn to_set_time(time: TimeOrNow) -> SetTime {
 /// Converts rename flags. With RENAME_NOREPLACE the kernel has already checked that the name is
 /// free, because all name changes pass through it (KERNEL-5). So that flag adds nothing to
 /// RENAME_WHITEOUT; the kernel has refused the other combinations.
-pub(crate) fn rename_mode(flags: RenameFlags, creator: Creator) -> Result<RenameMode, Error> {
+pub(crate) fn rename_mode(flags: RenameFlags, creator: Creator) -> Result<RenameMode> {
     if flags.is_empty() {
         Ok(RenameMode::Replace)
     } else if flags == RenameFlags::RENAME_NOREPLACE {
@@ -123,7 +126,7 @@ pub(crate) enum Allocation {
 
 /// Converts the mode of fallocate(2). Collapsing and inserting ranges moves whole blocks of a block
 /// device and is not supported.
-pub(crate) fn allocation(mode: i32) -> Result<Allocation, Error> {
+pub(crate) fn allocation(mode: i32) -> Result<Allocation> {
     const KEEP_SIZE: i32 = nix::libc::FALLOC_FL_KEEP_SIZE;
     const PUNCH: i32 = nix::libc::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
     const ZERO: i32 = nix::libc::FALLOC_FL_ZERO_RANGE;
@@ -137,7 +140,7 @@ pub(crate) fn allocation(mode: i32) -> Result<Allocation, Error> {
 }
 
 /// Converts xattr flags: XATTR_CREATE is 1, XATTR_REPLACE 2.
-pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode, Error> {
+pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode> {
     match flags {
         0 => Ok(XattrMode::Set),
         1 => Ok(XattrMode::Create),
@@ -158,19 +161,95 @@ pub(super) fn to_kernel_device(rdev: u32) -> u32 {
     (minor & 0xFF) | major << 8 | (minor & 0xF_FF00) << 12
 }
 
+/// Returns the errno for the caller. Damage and host errors are also logged, since an errno cannot
+/// name the page. The latch is not, or every later write would be.
+pub(crate) fn errno(error: &Error) -> fuser::Errno {
+    if matches!(error, Error::Damaged(_) | Error::Io { .. }) {
+        let source = std::error::Error::source(error);
+        tracing::error!(source = source.map(tracing::field::display), "{error}");
+    }
+    fuser::Errno::from_i32(code(error) as i32)
+}
+
+fn code(error: &Error) -> Errno {
+    match error {
+        Error::NotFound => Errno::ENOENT,
+        Error::Exists => Errno::EEXIST,
+        Error::NotDirectory => Errno::ENOTDIR,
+        Error::IsDirectory => Errno::EISDIR,
+        Error::NotEmpty => Errno::ENOTEMPTY,
+        Error::NameTooLong => Errno::ENAMETOOLONG,
+        Error::Invalid(_) | Error::Refused(_) => Errno::EINVAL,
+        Error::PermissionDenied => Errno::EACCES,
+        Error::NotPermitted => Errno::EPERM,
+        Error::FileTooLarge => Errno::EFBIG,
+        Error::TooManyLinks => Errno::EMLINK,
+        Error::NoAttribute => Errno::ENODATA,
+        Error::AttributeTooLarge => Errno::E2BIG,
+        Error::RangeTooSmall => Errno::ERANGE,
+        Error::Stale => Errno::ESTALE,
+        Error::NoSuchRange => Errno::ENXIO,
+        Error::Unsupported(_) => Errno::EOPNOTSUPP,
+        Error::NoSpace(_) => Errno::ENOSPC,
+        // The latch makes the archive read-only, and programs handle EROFS. The cause is reported
+        // once, as EIO, to the caller that met the failure or that requests durability next.
+        Error::ReadOnly(_) | Error::WriteFailed(_) => Errno::EROFS,
+        // Another writer took over the remote archive: the old state stays readable.
+        Error::InUse(_) => Errno::EROFS,
+        Error::Interrupted(_) => Errno::EINTR,
+        // A file opened on a server does not exist any more.
+        Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StaleNetworkFileHandle => Errno::ESTALE,
+        Error::NotArchive(_)
+        | Error::UnsupportedVersion(_)
+        | Error::WrongKey
+        | Error::Damaged(_)
+        | Error::Older(_)
+        | Error::Forked(_)
+        | Error::Replaced(_)
+        | Error::Io { .. } => Errno::EIO,
+    }
+}
+
+pub(crate) fn reply_empty(result: Result<()>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+/// Maximum of one copy_file_range, in whole blocks: the reply counts in 32 bits.
+pub(crate) const MAX_COPY: u32 = 1 << 31;
+
+pub(crate) fn reply_copied(result: Result<u64>, reply: ReplyWrite) {
+    match result {
+        Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(MAX_COPY)),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+pub(crate) fn reply_xattr(result: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
+    match result {
+        // A value is 64 KiB at most; a list of names longer than the kernel's 64 KiB fails below.
+        Ok(value) if size == 0 => reply.size(u32::try_from(value.len()).unwrap_or(u32::MAX)),
+        Ok(value) if value.len() > size as usize => reply.error(errno(&Error::RangeTooSmall)),
+        Ok(value) => reply.data(&value),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn device_numbers_keep_both_halves_across_the_kernels_encoding() {
         for (major, minor) in [(0, 0), (1, 3), (8, 255), (259, 70_000), (4095, 0xF_FFFF)] {
-            let rdev = super::device_number(major, minor);
-            assert_eq!(super::from_kernel_device(super::to_kernel_device(rdev)), rdev);
+            let rdev = device_number(major, minor);
+            assert_eq!(from_kernel_device(to_kernel_device(rdev)), rdev);
         }
         // /dev/null in the kernel's encoding.
-        assert_eq!(super::to_kernel_device(super::device_number(1, 3)), 0x103);
+        assert_eq!(to_kernel_device(device_number(1, 3)), 0x103);
     }
-
-    use super::*;
 
     #[test]
     fn times_before_1970_keep_their_nanoseconds() {
@@ -216,5 +295,23 @@ mod tests {
         for other in [whiteout, RenameFlags::RENAME_NOREPLACE, RenameFlags::from_bits_retain(1 << 9)] {
             assert!(rename_mode(RenameFlags::RENAME_EXCHANGE | other, creator).is_err());
         }
+    }
+
+    #[test]
+    fn full_disk_damage_and_latch_differ() {
+        assert_eq!(code(&Error::NoSpace(String::new())), Errno::ENOSPC);
+        assert_eq!(code(&Error::Damaged("block=1".into())), Errno::EIO);
+        assert_eq!(code(&Error::WriteFailed(String::new())), Errno::EROFS);
+        assert_eq!(code(&Error::ReadOnly(String::new())), Errno::EROFS);
+    }
+
+    #[test]
+    fn names_and_attributes_have_their_posix_codes() {
+        assert_eq!(code(&Error::NotFound), Errno::ENOENT);
+        assert_eq!(code(&Error::NotEmpty), Errno::ENOTEMPTY);
+        assert_eq!(code(&Error::NoAttribute), Errno::ENODATA);
+        assert_eq!(code(&Error::AttributeTooLarge), Errno::E2BIG);
+        assert_eq!(code(&Error::Stale), Errno::ESTALE);
+        assert_eq!(code(&Error::Unsupported(String::new())), Errno::EOPNOTSUPP);
     }
 }

@@ -5,32 +5,33 @@
 //! the daemon's standard input, and waits for one line of JSON on its standard output. Secrets are
 //! never in arguments, environment or files.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use lockbox::keys::UnlockedKey;
-use lockbox_host::harden;
 use lockbox_host::located::{Located, in_time};
-use lockbox_host::mountpoint::Mountpoint;
+use lockbox_host::mounts::Mountpoint;
 use lockbox_host::namespaces::Namespaces;
-use lockbox_host::secrets;
+use lockbox_host::{proc, secrets};
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::daemon_config::DaemonConfig;
 use crate::exit::Failure;
 use crate::logging::{self, LogTarget};
 use crate::mount;
+use crate::options::DaemonConfig;
 use crate::session;
 
 /// Hidden argument that runs the program as the daemon.
@@ -51,10 +52,10 @@ const NAME: &CStr = c"mount.lockbox";
 /// Hardens the process: sets its name, disables core dumps and tracing, raises the limit of open
 /// files, and survives the file size limit: a write beyond it fails, which counts as no space.
 pub fn harden() {
-    harden::outlive_size_limits();
+    proc::outlive_size_limits();
     // Each may be refused in a sandbox; a mount without it is still better than none.
     let _ = nix::sys::prctl::set_name(NAME);
-    let _ = harden::keep_out_of_core_dumps();
+    let _ = proc::keep_out_of_core_dumps();
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
@@ -110,7 +111,6 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     prepare_point(&point)
 }
 
-/// Error for a mount point that does not answer.
 fn unresponsive() -> io::Error {
     let why = "the archive that is mounted there does not answer: the process that serves it is stopped or stuck; 'lockbox umount --lazy' takes that mount away";
     io::Error::new(io::ErrorKind::TimedOut, why)
@@ -222,4 +222,83 @@ fn read_config() -> io::Result<(Option<Namespaces>, DaemonConfig, UnlockedKey)> 
     let config = serde_json::from_slice(&bytes[..line])?;
     let key = UnlockedKey::from_bytes(&bytes[line + 1..]).map_err(io::Error::other)?;
     Ok((namespaces, config, key))
+}
+
+/// Connection to a service supervisor (sd_notify(3)), if there is one. Start and end of the mount
+/// are reported to it in one datagram each.
+pub struct Notify(Option<UnixDatagram>);
+
+impl Notify {
+    /// Connects to the supervisor. `socket` is the value of NOTIFY_SOCKET: a path, or an abstract
+    /// name after `@`.
+    ///
+    /// # Errors
+    /// Fails if the supervisor cannot be reached: the service would never count as started.
+    pub fn connect(socket: Option<OsString>) -> Result<Notify, Failure> {
+        let Some(name) = socket.filter(|name| !name.is_empty()) else { return Ok(Notify(None)) };
+        let connected = socket_address(&name).and_then(|socket_address| {
+            let socket = UnixDatagram::unbound()?;
+            socket.connect_addr(&socket_address)?;
+            Ok(socket)
+        });
+        match connected {
+            Ok(socket) => Ok(Notify(Some(socket))),
+            Err(e) => Err(Failure::other(format!("cannot reach the supervisor at {}: {e}", name.to_string_lossy()))),
+        }
+    }
+
+    pub fn notify_ready(&self, point: &str) {
+        self.send_state(&format!("READY=1\nSTATUS=mounted at {}", point.replace('\n', "?")));
+    }
+
+    pub fn notify_stopping(&self) {
+        self.send_state("STOPPING=1\nSTATUS=closing the archive");
+    }
+
+    fn send_state(&self, state: &str) {
+        if let Some(socket) = &self.0 {
+            // A supervisor that is gone needs no report.
+            let _ = socket.send(state.as_bytes());
+        }
+    }
+}
+
+fn socket_address(name: &OsStr) -> std::io::Result<SocketAddr> {
+    match name.as_bytes() {
+        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
+        _ => SocketAddr::from_pathname(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hear(socket: &UnixDatagram) -> String {
+        let mut buffer = [0; 256];
+        let length = socket.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn start_and_end_are_reported_at_a_path_and_at_an_abstract_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let at_path = UnixDatagram::bind(&path).unwrap();
+        let name = format!("lockbox-test-{}", std::process::id());
+        let abstract_name = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        for (socket, listener) in [(path.into_os_string(), at_path), (format!("@{name}").into(), abstract_name)] {
+            let notify = Notify::connect(Some(socket)).unwrap();
+            notify.notify_ready("/mnt/a\nREADY=0");
+            assert_eq!(hear(&listener), "READY=1\nSTATUS=mounted at /mnt/a?READY=0");
+            notify.notify_stopping();
+            assert!(hear(&listener).starts_with("STOPPING=1\n"));
+        }
+    }
+
+    #[test]
+    fn without_a_supervisor_nothing_is_said_and_with_a_dead_one_nothing_starts() {
+        Notify::connect(None).unwrap().notify_ready("/mnt");
+        assert!(Notify::connect(Some("/nonexistent/notify".into())).is_err());
+    }
 }

@@ -1,4 +1,5 @@
-//! Minimal D-Bus client: calls with string arguments, replies, signals, and one file descriptor.
+//! Minimal D-Bus client (calls with string arguments, replies, signals, and one file descriptor),
+//! and the client of logind, which announces sleeps of the machine and delays them briefly.
 //!
 //! Hand-written because the daemon holds keys: the D-Bus crates bring an event loop and threads of
 //! their own, and this needs two calls and one signal. The specification is
@@ -22,7 +23,6 @@ const MAX_WIRE_MESSAGE: usize = 128 << 20;
 /// Maximum number of signals queued while waiting for a reply, which bounds the memory that a flood
 /// of them takes.
 const MAX_QUEUED_SIGNALS: usize = 256;
-/// Timeout of the bus for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of the header before its fields, including their length.
 const FIXED: usize = 16;
@@ -46,37 +46,35 @@ const ENDIAN: u8 = b'l';
 #[cfg(target_endian = "big")]
 const ENDIAN: u8 = b'B';
 
-/// Address of a method.
 #[derive(Clone, Copy)]
-pub(crate) struct BusMethod<'a> {
-    pub(crate) destination: &'a str,
-    pub(crate) path: &'a str,
-    pub(crate) interface: &'a str,
-    pub(crate) member: &'a str,
+struct BusMethod<'a> {
+    destination: &'a str,
+    path: &'a str,
+    interface: &'a str,
+    member: &'a str,
 }
 
-/// Received message.
 #[derive(Debug, Default)]
-pub(crate) struct BusMessage {
+struct BusMessage {
     kind: u8,
     reply_to: u32,
-    pub(crate) interface: String,
-    pub(crate) member: String,
-    pub(crate) sender: String,
+    interface: String,
+    member: String,
+    sender: String,
     error: String,
     signature: String,
     body: Vec<u8>,
-    pub(crate) descriptor: Option<OwnedFd>,
+    descriptor: Option<OwnedFd>,
 }
 
 impl BusMessage {
     /// Returns the first argument if it is a string (`s`).
-    pub(crate) fn first_string(&self) -> Option<String> {
+    fn first_string(&self) -> Option<String> {
         self.signature.starts_with('s').then(|| MessageReader { bytes: &self.body, at: 0 }.read_string().ok()).flatten()
     }
 
     /// Returns the first argument if it is a boolean (`b`).
-    pub(crate) fn first_bool(&self) -> Option<bool> {
+    fn first_bool(&self) -> Option<bool> {
         self.signature
             .starts_with('b')
             .then(|| MessageReader { bytes: &self.body, at: 0 }.read_u32().ok())
@@ -85,8 +83,7 @@ impl BusMessage {
     }
 }
 
-/// Connection to a message bus.
-pub(crate) struct Bus {
+struct Bus {
     stream: UnixStream,
     serial: u32,
     /// Signals that came while waiting for a reply.
@@ -94,7 +91,7 @@ pub(crate) struct Bus {
 }
 
 /// Connects to the first address of the list that answers (section "Server Addresses").
-pub(crate) fn connect(addresses: &str) -> io::Result<UnixStream> {
+fn connect(addresses: &str) -> io::Result<UnixStream> {
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("no usable address: {addresses}"));
     for address in addresses.split(';').filter_map(parse_address) {
         match control::connect_within(&address?, REPLY_TIMEOUT) {
@@ -107,7 +104,7 @@ pub(crate) fn connect(addresses: &str) -> io::Result<UnixStream> {
 
 impl Bus {
     /// Authenticates over a new connection.
-    pub(crate) fn handshake(mut stream: UnixStream) -> io::Result<Bus> {
+    fn handshake(mut stream: UnixStream) -> io::Result<Bus> {
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
         let name: String = geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
@@ -122,7 +119,7 @@ impl Bus {
     }
 
     /// Calls a method of the bus itself.
-    pub(crate) fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<BusMessage> {
+    fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<BusMessage> {
         let method = BusMethod {
             destination: "org.freedesktop.DBus",
             path: "/org/freedesktop/DBus",
@@ -136,7 +133,7 @@ impl Bus {
     ///
     /// # Errors
     /// Errors of the connection, and error replies, by their name.
-    pub(crate) fn call(&mut self, method: &BusMethod<'_>, arguments: &[&str]) -> io::Result<BusMessage> {
+    fn call(&mut self, method: &BusMethod<'_>, arguments: &[&str]) -> io::Result<BusMessage> {
         self.serial += 1;
         self.stream.write_all(&encode(self.serial, method, arguments))?;
         self.stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
@@ -156,7 +153,7 @@ impl Bus {
     }
 
     /// Waits for the next signal, without a limit.
-    pub(crate) fn next_signal(&mut self) -> io::Result<BusMessage> {
+    fn next_signal(&mut self) -> io::Result<BusMessage> {
         if let Some(message) = self.queued_signals.pop_front() {
             return Ok(message);
         }
@@ -416,6 +413,66 @@ impl MessageReader<'_> {
         let text = self.take(length)?.to_vec();
         self.read_byte()?;
         String::from_utf8(text).map_err(|_| invalid("text"))
+    }
+}
+
+/// Address of the system bus, unless `DBUS_SYSTEM_BUS_ADDRESS` is set.
+const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/run/dbus/system_bus_socket";
+const LOGIND: &str = "org.freedesktop.login1";
+const LOGIND_PATH: &str = "/org/freedesktop/login1";
+const LOGIND_INTERFACE: &str = "org.freedesktop.login1.Manager";
+const SLEEP_SIGNAL: &str = "PrepareForSleep";
+
+/// Connection that is subscribed to logind's sleep signal.
+pub(crate) struct LogindClient {
+    bus: Bus,
+}
+
+pub(crate) fn connect_system_bus() -> io::Result<UnixStream> {
+    let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").ok().filter(|address| !address.is_empty());
+    connect(address.as_deref().unwrap_or(SYSTEM_BUS))
+}
+
+impl LogindClient {
+    /// Subscribes over a new connection.
+    ///
+    /// # Errors
+    /// Fails if no bus answers, or it has no logind.
+    pub(crate) fn subscribe(stream: UnixStream) -> io::Result<LogindClient> {
+        let mut bus = Bus::handshake(stream)?;
+        let rule = format!(
+            "type='signal',sender='{LOGIND}',path='{LOGIND_PATH}',interface='{LOGIND_INTERFACE}',member='{SLEEP_SIGNAL}'"
+        );
+        bus.call_bus("AddMatch", &[&rule])?;
+        Ok(LogindClient { bus })
+    }
+
+    /// Takes an inhibitor lock: the machine delays its sleep while the descriptor is open, for a
+    /// few seconds at most (`InhibitDelayMaxSec=`).
+    pub(crate) fn delay_sleep(&mut self) -> io::Result<OwnedFd> {
+        let method =
+            BusMethod { destination: LOGIND, path: LOGIND_PATH, interface: LOGIND_INTERFACE, member: "Inhibit" };
+        let answer = self.bus.call(&method, &["sleep", "lockbox", "unmounts an encrypted archive", "delay"])?;
+        answer.descriptor.ok_or_else(|| io::Error::other("logind gave no lock"))
+    }
+
+    /// Waits until the machine is about to sleep (true) or woke up (false).
+    pub(crate) fn next_sleep_signal(&mut self) -> io::Result<bool> {
+        loop {
+            let message = self.bus.next_signal()?;
+            if message.interface == LOGIND_INTERFACE
+                && message.member == SLEEP_SIGNAL
+                && self.is_from_logind(&message)?
+            {
+                return message.first_bool().ok_or_else(|| io::Error::other("logind's signal is not understood"));
+            }
+        }
+    }
+
+    /// Checks the sender: any program may send this signal, and the bus knows the owner of logind's
+    /// name.
+    fn is_from_logind(&mut self, message: &BusMessage) -> io::Result<bool> {
+        Ok(self.bus.call_bus("GetNameOwner", &[LOGIND])?.first_string().is_some_and(|owner| owner == message.sender))
     }
 }
 

@@ -52,7 +52,6 @@ const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 /// Magic numbers of overlayfs and ecryptfs, which hide the file system below them.
 const STACKED: [u64; 2] = [0x794c_7630, 0xf15f];
 
-/// Descriptors and samples of the watchdog.
 pub(crate) struct DeadlockWatchdog {
     tasks: OwnedFd,
     /// Files with the number of requests in flight, one for each FUSE connection that holds files
@@ -79,7 +78,6 @@ impl ForeignFileUse {
     }
 }
 
-/// Guard of one operation on a file that arrived with a request.
 pub(crate) struct ForeignFileGuard(ForeignFileUse);
 
 impl Drop for ForeignFileGuard {

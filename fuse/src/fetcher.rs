@@ -6,28 +6,32 @@
 //!
 //! It parses data of servers, so it enters a sandbox of its own, before the first request and
 //! before its first thread: no capabilities, no new privileges, only files of its caches
-//! ([`crate::sandbox`]), and a list of system calls ([`crate::filter`]). A third process resolves
-//! host names and credentials, which the sandbox denies ([`crate::broker`]). None of them can be
+//! ([`crate::sandbox`]), and a list of system calls ([`crate::filter`]). A third process, the
+//! broker, resolves host names and credentials, which the sandbox denies. None of them can be
 //! traced, and the confined ones cannot trace processes outside: neither can read the daemon's
 //! memory.
+//!
+//! The broker starts before the fetcher enters its sandbox, and ends with it. Its standard input is
+//! a socket for queries. Over standard output it receives the listener of the fetcher's system call
+//! filter; it answers and logs the refused calls.
 
-use std::io;
-use std::os::fd::AsFd;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::{io, thread};
 
 use lockbox_host::remote::{self, Access, ArchiveLocation, FetcherReach, Remote};
 use nix::sys::signal::SigSet;
 use nix::unistd::geteuid;
 use rustix::thread::CapabilitySet;
 
-use crate::broker::Brokerage;
 use crate::logging::{self, LogTarget};
 use crate::mount::send_descriptor;
-use crate::{capabilities, filter, sandbox};
+use crate::{filter, sandbox};
 
 /// Hidden argument that runs the program as the fetcher.
 pub const ARGUMENT: &str = "--fetcher";
@@ -93,7 +97,7 @@ fn confine(reach: &FetcherReach, refusals: &UnixStream) {
     };
     // Objects in a directory of another user, which only root can name: within Landlock's limits.
     let kept_capabilities = if another && bounded { CapabilitySet::DAC_OVERRIDE } else { CapabilitySet::empty() };
-    if let Err(error) = capabilities::keep_only(kept_capabilities) {
+    if let Err(error) = sandbox::keep_capabilities(kept_capabilities) {
         tracing::warn!("the fetcher keeps its capabilities: {error}");
     }
     if let Err(error) =
@@ -105,4 +109,55 @@ fn confine(reach: &FetcherReach, refusals: &UnixStream) {
 
 fn has_other_owner(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.uid() != geteuid().as_raw())
+}
+
+/// Hidden argument that runs the program as the broker.
+pub const BROKER_ARGUMENT: &str = "--broker";
+
+/// Fetcher's side of the connections to the broker.
+struct Brokerage {
+    child: Child,
+    questions: UnixStream,
+    /// Carries the listener of the fetcher's filter.
+    refusals: UnixStream,
+}
+
+impl Brokerage {
+    /// # Errors
+    /// Fails if the process cannot be started.
+    fn start(log: &LogTarget<'_>) -> io::Result<Brokerage> {
+        let (questions, their_questions) = UnixStream::pair()?;
+        let (refusals, their_refusals) = UnixStream::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("mount.lockbox").arg(BROKER_ARGUMENT).args(logging::to_argument(log)).process_group(0);
+        command.stdin(OwnedFd::from(their_questions)).stdout(OwnedFd::from(their_refusals));
+        command.stderr(if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
+        let child = command.spawn()?;
+        Ok(Brokerage { child, questions, refusals })
+    }
+
+    fn questions(&self) -> io::Result<UnixStream> {
+        self.questions.try_clone()
+    }
+
+    /// Ends the process and waits for it: a container may have no process that reaps it.
+    fn end(mut self) {
+        // Threads may hold duplicates.
+        let _ = self.questions.shutdown(Shutdown::Both);
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs the broker process: answers until the fetcher is gone.
+///
+/// # Errors
+/// Fails without a peer on standard input, or if the log cannot be opened.
+pub fn run_broker() -> io::Result<()> {
+    SigSet::all().thread_block()?;
+    let log = std::env::args_os().nth(2).map(PathBuf::from);
+    logging::start(&logging::from_argument(log.as_deref()), false)
+        .map_err(|failure| io::Error::other(failure.message))?;
+    let refusals = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
+    thread::Builder::new().name("listener".into()).spawn(move || filter::log_refusals(&refusals, "fetcher"))?;
+    remote::answer_fetcher(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
 }

@@ -1,10 +1,11 @@
-//! Parser of mount options (`-o`).
+//! Mount options (`-o`): their parser, and the configuration of a daemon.
 
+use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lockbox::archive::{OpenOptions, RetentionPolicy};
+use lockbox::archive::{OpenOptions, RetentionPolicy, RetentionRule};
 use lockbox::fs::SyncProfile;
 use lockbox::keys::{PlaceName, SeenOptions, UnlockLimits, seen_directory};
 use lockbox_host::remote::Remote;
@@ -15,7 +16,6 @@ use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Failure;
-use crate::{fstab, schedule};
 
 /// Minimum for frame cache, node cache, dirty data and space map; below this the caches thrash.
 const MIN_MEMORY: u64 = 16 << 20;
@@ -78,7 +78,7 @@ pub struct MountOptions {
     pub nofail: bool,
     /// Mount even if that covers the archive or files of the daemon.
     pub over_archive: bool,
-    /// Mount another user's archive even if [`crate::mountpoint_check`] would refuse it.
+    /// Mount another user's archive even if [`crate::mount`] would refuse it.
     pub trust_owner: bool,
     /// Snapshot that is mounted read-only.
     pub snapshot: Option<String>,
@@ -184,7 +184,7 @@ impl MountOptions {
                 }
                 None => (option, self.set_flag(option) || self.remote.set(option, None).unwrap_or(false)),
             };
-            if !known && !fstab::is_for_others(option) {
+            if !known && !is_for_others(option) {
                 unknown.push(name.to_owned());
             }
         }
@@ -356,7 +356,7 @@ impl fmt::Display for MountOptions {
             SnapshotDir::Off => f.write_str(",snapshot-dir=off")?,
         }
         if self.snapshots != RetentionPolicy::default() {
-            write!(f, ",snapshots={}", schedule::format_rules(&self.snapshots))?;
+            write!(f, ",snapshots={}", format_rules(&self.snapshots))?;
         }
         if self.follow != MountOptions::default().follow {
             match self.follow {
@@ -397,7 +397,6 @@ fn parse_atime(value: &str) -> Result<bool, Failure> {
     }
 }
 
-/// Parses a time, or `off` for never.
 fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
     match (value, quantity::time(value).map(|time| time.as_secs())) {
         ("off", _) => Ok(None),
@@ -408,7 +407,6 @@ fn parse_idle(value: &str) -> Result<Option<u64>, Failure> {
     }
 }
 
-/// Parses a time, or `off` for never.
 fn parse_follow(value: &str) -> Result<Option<Duration>, Failure> {
     match (value, quantity::time(value)) {
         ("off", _) => Ok(None),
@@ -425,7 +423,7 @@ fn parse_name(name: &str, value: &str) -> Result<String, Failure> {
 }
 
 fn parse_rule(rules: RetentionPolicy, text: &str) -> Result<RetentionPolicy, Failure> {
-    match schedule::parse_rule(text) {
+    match rule_and_count(text) {
         Some((rule, count)) => Ok(rules.with(rule, count)),
         None => Err(Failure::usage(format!(
             "snapshots= takes off, or rules such as hourly:24,daily:7,weekly:4,monthly:12,yearly:5, not '{text}'"
@@ -462,11 +460,104 @@ fn parse_size(name: &str, value: &str, least: u64) -> Result<u64, Failure> {
     }
 }
 
+/// Options that mount(8) passes on although they are meant for it, and those that state this file
+/// system's default or that FUSE cannot do. They occur in fstab files, and ignoring them makes no
+/// mount less strict than requested.
+const WORDS: [&str; 32] = [
+    "_netdev",
+    "async",
+    "atime",
+    "auto",
+    "default_permissions",
+    "defaults",
+    "diratime",
+    "group",
+    "iversion",
+    "lazytime",
+    "loud",
+    "mand",
+    "noauto",
+    "nodiratime",
+    "nogroup",
+    "noiversion",
+    "nolazytime",
+    "nomand",
+    "noowner",
+    "norelatime",
+    "nostrictatime",
+    "nouser",
+    "nousers",
+    "owner",
+    "relatime",
+    "silent",
+    "strictatime",
+    "user",
+    "users",
+    "acl",
+    "user_xattr",
+    "nonempty",
+];
+
+/// Options with a value of the same kind. `helper`, `uhelper` and `user` occur in libmount's table
+/// of mounts.
+const SETTINGS: [&str; 5] = ["comment", "helper", "uhelper", "user", "fstype"];
+
+/// Returns whether the option is meant for another program and can be ignored.
+fn is_for_others(option: &str) -> bool {
+    if option.starts_with("x-") || option.starts_with("X-") {
+        return true;
+    }
+    match option.split_once('=') {
+        Some((name, _)) => SETTINGS.contains(&name),
+        None => WORDS.contains(&option) || option == "comment",
+    }
+}
+
+/// Upper limit of snapshots per rule.
+const MAX_COUNT: u32 = 100_000;
+
+/// Formats rules as the option does: `hourly:24,daily:7`.
+pub(crate) fn format_rules(keep: &RetentionPolicy) -> String {
+    keep.rules().map(|(rule, count)| format!("{}:{count}", rule.word())).collect::<Vec<_>>().join(",")
+}
+
+/// Parses one rule of the option. Returns None for an unknown period, or a number outside 1 to
+/// 100,000.
+fn rule_and_count(text: &str) -> Option<(RetentionRule, u32)> {
+    let (word, count) = text.split_once(':')?;
+    let rule = RetentionRule::ALL.into_iter().find(|rule| *rule != RetentionRule::Last && rule.word() == word)?;
+    Some((rule, count.parse().ok().filter(|count| (1..=MAX_COUNT).contains(count))?))
+}
+
+/// Configuration that the mount command passes to the daemon: the archive, its mount point and its
+/// options. Paths are absolute and may have any encoding.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DaemonConfig {
+    pub archive: OsString,
+    pub point: OsString,
+    pub options: MountOptions,
+    pub verbose: bool,
+    /// The mount point was created for this mount and is removed after the unmount.
+    #[serde(default)]
+    pub made: bool,
+}
+
+impl DaemonConfig {
+    pub fn archive(&self) -> &Path {
+        Path::new(&self.archive)
+    }
+
+    pub fn point(&self) -> &Path {
+        Path::new(&self.point)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lockbox_host::USAGE;
     use lockbox_host::mount_options::{self, OptionValue};
+
+    use super::*;
 
     #[test]
     fn lists_are_read_in_order() {
@@ -626,5 +717,26 @@ mod tests {
             assert_eq!(MountOptions::parse(&[list]).unwrap_err().code, USAGE, "{list}");
         }
         assert_eq!(MountOptions::parse(&["memory=1048576k"]).unwrap().memory, 1 << 30);
+    }
+
+    #[test]
+    fn options_of_other_programs_differ_from_ours() {
+        for option in ["users", "x-systemd.automount", "x-systemd.idle-timeout=1min", "comment=a b", "uhelper=lockbox"]
+        {
+            assert!(is_for_others(option), "{option}");
+        }
+        for option in ["users=1", "passfile", "nosymfollow", "context=x", "fsname=x", "xino", ""] {
+            assert!(!is_for_others(option), "{option}");
+        }
+    }
+
+    #[test]
+    fn rules_are_periods_with_numbers() {
+        assert_eq!(rule_and_count("weekly:4"), Some((RetentionRule::Weekly, 4)));
+        for text in
+            ["weekly", "weekly:", "weekly:0", "weekly:100001", "weekly:-1", "last:3", "minutely:3", ":3", "Weekly:3"]
+        {
+            assert_eq!(rule_and_count(text), None, "{text}");
+        }
     }
 }

@@ -15,12 +15,11 @@ use lockbox_host::remote::{ArchiveLocation, VersionFollower};
 use parking_lot::Mutex;
 
 use crate::adapter::{Activity, CurrentVersion};
-use crate::idle::time_since_boot;
+use crate::auto_unmount::time_since_boot;
 use crate::shutdown::ArchiveSlot;
 
 /// Polling interval of an idle mount.
 const IDLE_PERIOD: Duration = Duration::from_secs(60);
-/// Delay after a failed poll.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Archive to poll, and how to open it.

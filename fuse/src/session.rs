@@ -1,10 +1,11 @@
-//! Life of one mount: open the archive, mount it, serve it, close it.
+//! Life of one mount: wait until the previous daemon has released the archive, open it, mount it,
+//! serve it, close it.
 //!
 //! # Order of starting
 //! All files that are needed later are opened before the mount, which may cover them. The daemon
 //! must never look below its own mount, where it would wait for its own reply (see
 //! [`crate::deadlock_watchdog`]). After the mount it opens no paths except in /proc, /sys and /dev,
-//! which no mount covers ([`crate::mountpoint_check`]).
+//! which no mount covers ([`mount::check_covered_files`]).
 //! 1  The fetcher process. The namespaces of the mount, which a process with a second thread cannot
 //!    join. The archive with its directory and rollback state, the control socket, the bus, and the
 //!    mount agent.
@@ -13,6 +14,16 @@
 //! 4  The event loops, and the other threads.
 //!
 //! The order of stopping is described in [`crate::shutdown`].
+//!
+//! # Wait for the previous daemon
+//! The archive's lock is polled: a thread that blocks on it in the kernel could not be cancelled,
+//! and would hold the file and take the lock while the daemon opens the archive. The wait depends
+//! on the holder:
+//!
+//! - A daemon that serves a mount is not awaited.
+//! - A daemon that reports that it is closing the archive gets the time that closing takes.
+//! - Any other holder gets a few seconds: a command that just started runs longer than a user waits
+//!   at a prompt.
 //!
 //! A handler that panics aborts the process (`panic = "abort"` in every release profile): no commit
 //! can follow.
@@ -23,46 +34,42 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fuser::SessionACL;
 use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions, RetentionPolicy};
-use lockbox::control::{self, SocketName};
+use lockbox::control::{self, SocketName, Status};
 use lockbox::error::Timestamp;
 use lockbox::keys::UnlockedKey;
+use lockbox_host::daemons::{Holder, holder};
+use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::remote::{self, Access};
-use lockbox_host::{Program, code, daemons, harden};
+use lockbox_host::{IN_USE, Program, code, daemons, proc, shown};
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::CapabilitySet;
 
 use crate::adapter::{Activity, Adapter, CurrentVersion, ReplicaFs, ServeOptions, effective_snapshot_dir};
+use crate::auto_unmount::{self, IdleMonitor};
 use crate::control_handler::{ControlHandler, DaemonState};
-use crate::daemon_config::DaemonConfig;
 use crate::deadlock_watchdog::DeadlockWatchdog;
 use crate::event_loop::LoopScheduler;
 use crate::exit::{Failure, MountProgram};
 use crate::fetcher;
-use crate::idle::{self, IdleMonitor};
 use crate::kernel_cache::KernelCache;
 use crate::logging::LogTarget;
-use crate::mount::Mount;
-use crate::mount_agent::MountAgent;
-use crate::mountpoint_check;
-use crate::options::MountOptions;
-use crate::previous_daemon;
-use crate::process_info::ProcessInfoClient;
+use crate::mount::{self, Mount};
+use crate::mount_agent::{MountAgent, ProcessInfoClient};
+use crate::options::{DaemonConfig, MountOptions};
 use crate::replica::{self, ReplicaConfig, ReplicaFailure};
 use crate::sandbox::{self, SandboxPaths};
-use crate::schedule::SnapshotSchedule;
 use crate::shutdown::{ArchiveSlot, AttachedMount, MountEvent, MountHandle, RemoteShutdown, Shutdown};
 use crate::snapshot_requests;
-use crate::suspend;
-use crate::ticker::Ticker;
-use crate::{capabilities, filter, kernel};
+use crate::ticker::{SnapshotSchedule, Ticker};
+use crate::{filter, kernel};
 
 /// Opens, mounts, calls `ready` with notices for the user, serves, calls `ending` and closes.
 pub fn serve(
@@ -73,7 +80,7 @@ pub fn serve(
     ending: impl FnOnce(),
 ) -> Result<(), Failure> {
     let signals = block_signals()?;
-    if !harden::lock_memory() {
+    if !proc::lock_memory() {
         tracing::info!("the limit on locked memory does not allow keeping keys out of swap");
     }
     let path = config.archive();
@@ -100,7 +107,7 @@ pub fn serve(
         Some(name) => Archive::open_snapshot(place.site(), key, &options, &seen, name.as_bytes()),
     };
     let archive = archive.map_err(|e| in_use_failure(config, e))?;
-    let owner = archive.owner()?.or_else(|| mountpoint_check::owner_by_path(path)).filter(|_| !is_alone);
+    let owner = archive.owner()?.or_else(|| mount::owner_by_path(path)).filter(|_| !is_alone);
     let info = archive.info()?;
     let mut notices: Vec<String> = place.notice().map(str::to_owned).into_iter().chain(info.notices()).collect();
     let replica = config.options.follow.filter(|_| config.options.snapshot.is_none());
@@ -118,21 +125,21 @@ pub fn serve(
         .zip(place.ending())
         .map(|(leave, end)| RemoteShutdown { stop_waiting: leave, stop_fetcher: end });
     let mut end = Shutdown::new(Arc::clone(&slot), inbox, elsewhere);
-    let bus = config.options.lock_on_suspend.then(suspend::connect);
-    let point_owner = mountpoint_check::required_owner(owner, &config.options);
+    let bus = config.options.lock_on_suspend.then(auto_unmount::subscribe_to_sleeps);
+    let point_owner = mount::required_owner(owner, &config.options);
     let host = ArchiveHost { directory: host, point_owner, remote_status: place.telling(), replica };
     let served = start(config, &slot, host, signals, &events, &mut end).and_then(|running| {
         if let Some(bus) = bus {
             let (cache, mount) = (Arc::clone(&running.cache), Arc::clone(&running.mount));
-            let file_systems: suspend::FileSystems = match running.current_version.clone() {
+            let file_systems: auto_unmount::FileSystems = match running.current_version.clone() {
                 Some(current_version) => Arc::new(move || current_version.file_systems()),
                 None => {
                     let fs = Arc::clone(&fs);
                     Arc::new(move || vec![Arc::clone(&fs)])
                 }
             };
-            notices.extend(suspend::start(
-                suspend::SuspendTarget { file_systems, cache, mount, events: events.clone() },
+            notices.extend(auto_unmount::lock_on_suspend(
+                auto_unmount::SuspendTarget { file_systems, cache, mount, events: events.clone() },
                 bus,
             ));
         }
@@ -149,7 +156,7 @@ pub fn serve(
             .map_err(thread_failed)?;
         let idle = config.options.idle.map(Duration::from_secs);
         let _watcher = idle
-            .map(|limit| IdleMonitor::start(limit, idle::time_since_boot, activity, events.clone()))
+            .map(|limit| IdleMonitor::start(limit, auto_unmount::time_since_boot, activity, events.clone()))
             .transpose()
             .map_err(thread_failed)?;
         let ended = end.wait(config.options.stop_timeout());
@@ -166,10 +173,8 @@ pub fn serve(
 struct ArchiveHost {
     /// Directory of a local archive file.
     directory: Option<OwnedFd>,
-    /// User that must own the mount point.
     point_owner: Option<u32>,
     remote_status: Option<remote::TrafficQuery>,
-    /// Configuration of a replica mount.
     replica: Option<ReplicaConfig>,
 }
 
@@ -179,7 +184,6 @@ struct RunningMount {
     cache: Arc<KernelCache>,
     activity: Arc<Activity>,
     schedule: Option<Arc<SnapshotSchedule>>,
-    /// Versions of a replica mount.
     current_version: Option<Arc<CurrentVersion>>,
 }
 
@@ -349,7 +353,7 @@ fn confine(reach: &SandboxPaths<'_>, mount: &MountHandle) {
         Ok(false) => tracing::info!("this kernel has no Landlock: the daemon runs without a sandbox"),
         Err(error) => tracing::warn!("the sandbox was refused: {error}"),
     }
-    if let Err(error) = capabilities::keep_only(CapabilitySet::IPC_LOCK) {
+    if let Err(error) = sandbox::keep_capabilities(CapabilitySet::IPC_LOCK) {
         tracing::warn!("the daemon keeps its capabilities: {error}");
     }
     if let Err(error) = filter::enter(filter::ConfinedProcess::Daemon, |listener| mount.send_filter_listener(listener))
@@ -369,7 +373,6 @@ fn block_signals() -> Result<SigSet, Failure> {
     Ok(signals)
 }
 
-/// Converts an error of opening a remote archive.
 fn remote_in_use_failure(address: &Path, takes_over: bool, error: Error) -> Failure {
     match &error {
         Error::InUse(why) if !takes_over => Failure::new(
@@ -383,7 +386,160 @@ fn remote_in_use_failure(address: &Path, takes_over: bool, error: Error) -> Fail
 /// Names the holder of an archive if its daemon answers.
 fn in_use_failure(config: &DaemonConfig, error: Error) -> Failure {
     match error {
-        Error::InUse(_) => previous_daemon::holder_failure(config.archive()).unwrap_or_else(|| error.into()),
+        Error::InUse(_) => holder_failure(config.archive()).unwrap_or_else(|| error.into()),
         _ => error.into(),
+    }
+}
+
+const SHORT_WAIT: Duration = Duration::from_secs(3);
+/// Limit for a closing daemon: the last commit takes seconds, erasing deleted data may take more.
+const CLOSING_WAIT: Duration = Duration::from_secs(30);
+/// Polling interval of the archive's lock.
+const POLL: Duration = Duration::from_millis(5);
+
+/// Returns when the archive is free, or after the limit; opening it then reports the holder. Before
+/// it waits it calls `print_message`.
+///
+/// # Errors
+/// Fails if a daemon of this user has the archive mounted.
+pub fn wait_until_free(archive: &Path, read_only: bool, print_message: impl Fn(&str)) -> Result<(), Failure> {
+    // An error of the check is reported when the archive is opened.
+    let mut free = || Archive::is_free(archive, read_only).unwrap_or(true);
+    wait_with(&|| holder(archive), &mut free, print_message)
+}
+
+fn wait_with(
+    holder: &dyn Fn() -> Holder,
+    free: &mut dyn FnMut() -> bool,
+    print_message: impl Fn(&str),
+) -> Result<(), Failure> {
+    let found = holder();
+    if let Holder::Serves(status) = &found
+        && (is_mounted(status, &mounts::all()) || daemons::is_out_of_sight(status))
+    {
+        return Err(serving_failure(status));
+    }
+    if !free() {
+        print_message("the archive is still held, as by the daemon of its former mount: waiting for its end");
+        wait_free(free, SHORT_WAIT, CLOSING_WAIT, || matches!(holder(), Holder::Closes));
+    } else if matches!(found, Holder::Nobody) {
+        return Ok(());
+    }
+    // The next daemon reuses the previous one's socket path; after releasing the lock a daemon
+    // removes the socket almost at once.
+    poll_until(SHORT_WAIT, &mut || !matches!(holder(), Holder::Closes));
+    Ok(())
+}
+
+/// Waits until the archive is free: up to `moment`, and up to `closing` if the holder then reports
+/// that it is closing the archive.
+fn wait_free(free: &mut dyn FnMut() -> bool, moment: Duration, closing: Duration, closes: impl Fn() -> bool) {
+    if !poll_until(moment, free) && closes() {
+        poll_until(closing, free);
+    }
+}
+
+/// Polls `condition` until it holds or `limit` has passed, and returns whether it holds.
+fn poll_until(limit: Duration, condition: &mut dyn FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if condition() {
+            return true;
+        }
+        if start.elapsed() >= limit {
+            return false;
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Checks the mount table: a daemon reports that it serves until it notices that its mount is gone.
+fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
+    daemons::mount_of(status, table).is_some()
+}
+
+/// Returns the failure to report if a daemon of this user serves the archive.
+pub fn holder_failure(archive: &Path) -> Option<Failure> {
+    match holder(archive) {
+        Holder::Serves(status) => Some(serving_failure(&status)),
+        Holder::Closes | Holder::Nobody => None,
+    }
+}
+
+fn serving_failure(status: &Status) -> Failure {
+    let Status { pid, uid, .. } = status;
+    let user = daemons::user_name(*uid);
+    let place = match daemons::is_out_of_sight(status) && !is_mounted(status, &mounts::all()) {
+        true => "in another namespace, as by 'lockbox exec',",
+        false => &format!("at {}", shown(&status.mount_point_path())),
+    };
+    Failure::new(IN_USE, format!("the archive is already mounted {place} by process {pid} (user {user})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_closing_daemon_is_awaited_longer_than_other_holders() {
+        let (moment, ever) = (Duration::from_millis(1), Duration::from_secs(600));
+        let asked = Cell::new(0);
+        let closes = |answer| {
+            let asked = &asked;
+            move || {
+                asked.set(asked.get() + 1);
+                answer
+            }
+        };
+        wait_free(&mut || false, moment, ever, closes(false));
+        assert_eq!(asked.get(), 1, "it holds the archive for long");
+        // Free at the second query.
+        wait_free(&mut || asked.get() == 2, moment, ever, closes(true));
+        assert_eq!(asked.get(), 2);
+        wait_free(&mut || true, ever, ever, closes(true));
+        assert_eq!(asked.get(), 2, "a free archive needs no question");
+    }
+
+    #[test]
+    fn a_free_archive_needs_at_most_two_queries() {
+        for (first, most) in [(true, 1), (false, 2)] {
+            let asked = Cell::new(0);
+            let holder = || {
+                asked.set(asked.get() + 1);
+                if first || asked.get() > 1 { Holder::Nobody } else { Holder::Closes }
+            };
+            assert!(wait_with(&holder, &mut || true, |_| panic!("nothing is waited for")).is_ok());
+            assert_eq!(asked.get(), most, "first of nobody: {first}");
+        }
+    }
+
+    #[test]
+    fn a_mount_of_another_namespace_is_not_waited_for() {
+        let serves = |mount_namespace| {
+            let status = Status { mount_namespace, mount_point: "/no/mount".into(), ..Status::default() };
+            wait_with(&|| Holder::Serves(Box::new(status.clone())), &mut || true, |_| {})
+        };
+        let refused = serves(daemons::mount_namespace() + 1).unwrap_err();
+        assert!(
+            refused.message.contains("mounted in another namespace, as by 'lockbox exec', by process 0"),
+            "{refused}"
+        );
+        for former in [0, daemons::mount_namespace()] {
+            assert!(serves(former).is_ok(), "it was taken away");
+        }
+    }
+
+    #[test]
+    fn only_what_the_kernel_still_shows_is_mounted() {
+        let status = Status { mount_point: "/mnt/a".into(), ..Status::default() };
+        let shown = |file_system: &str, point: &str| {
+            [mounts::parse(format!("1 0 0:7 / {point} rw - {file_system} a.lbx rw").as_bytes()).unwrap()]
+        };
+        assert!(is_mounted(&status, &shown(mounts::TYPE, "/mnt/a")));
+        assert!(!is_mounted(&status, &shown(mounts::TYPE, "/mnt/b")));
+        assert!(!is_mounted(&status, &shown("tmpfs", "/mnt/a")));
+        assert!(!is_mounted(&status, &[]));
     }
 }

@@ -1,23 +1,23 @@
 //! Shared state of the request handlers, and the replies that many requests have in common.
 
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyEntry};
 use lockbox::Result;
+use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
+use parking_lot::Mutex;
 
-use super::activity::Activity;
 use super::handle_for;
-use super::open_directories::OpenDirectories;
-use super::removed_capabilities::RemovedCapabilities;
 use super::sync::SyncQueue;
-use crate::convert::{GENERATION, ino, may_write, updates_atime};
-use crate::errno::errno;
+use crate::convert::{GENERATION, errno, ino, may_write, updates_atime};
 use crate::event_loop::{InFlight, LoopScheduler};
 use crate::kernel_cache::KernelCache;
+use crate::mount_agent::ProcessInfoClient;
 use crate::options::SnapshotDir;
-use crate::process_info::ProcessInfoClient;
 
 /// Mount options that affect how requests are served.
 #[derive(Clone, Copy)]
@@ -146,5 +146,204 @@ impl Adapter {
     pub(super) fn host_free(&self) -> u64 {
         let host = self.host.as_ref().and_then(|host| nix::sys::statvfs::fstatvfs(host).ok());
         host.map_or(0, |s| s.blocks_available() * s.fragment_size())
+    }
+}
+
+/// Flags of the consumers of [`Activity`]: the idle timer and the replica poller.
+const IDLE: u8 = 1;
+const REPLICA: u8 = 2;
+const ALL: u8 = IDLE | REPLICA;
+
+/// Use of one mount: requests since the last check, and the number of open handles. Recording a
+/// request costs one load, unless a consumer has checked since the last request.
+#[derive(Default)]
+pub struct Activity {
+    /// Flags of the consumers that have not seen the last request yet.
+    used: AtomicU8,
+    files: AtomicU64,
+    directories: AtomicU64,
+}
+
+impl Activity {
+    pub fn record_request(&self) {
+        if self.used.load(Ordering::Relaxed) != ALL {
+            self.used.store(ALL, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether a request came since the last call.
+    pub fn take_idle_flag(&self) -> bool {
+        self.take_flag(IDLE)
+    }
+
+    /// Returns the same for the replica poller.
+    pub fn take_replica_flag(&self) -> bool {
+        self.take_flag(REPLICA)
+    }
+
+    fn take_flag(&self, bit: u8) -> bool {
+        self.used.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+    }
+
+    pub fn open_files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    pub fn open_directories(&self) -> u64 {
+        self.directories.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn file_opened(&self) {
+        self.files.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn file_closed(&self) {
+        self.files.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn directory_opened(&self) {
+        self.directories.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn directory_closed(&self) {
+        self.directories.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+const SHARDS: u64 = 16;
+
+/// End of the listing of each open directory, by handle.
+pub(crate) struct OpenDirectories {
+    next: AtomicU64,
+    shards: Vec<Mutex<HashMap<u64, u64>>>,
+}
+
+impl Default for OpenDirectories {
+    fn default() -> OpenDirectories {
+        OpenDirectories { next: AtomicU64::new(1), shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+}
+
+impl OpenDirectories {
+    fn shard(&self, handle: u64) -> &Mutex<HashMap<u64, u64>> {
+        &self.shards[(handle % SHARDS) as usize]
+    }
+
+    /// Opens a listing that ends before `bound`.
+    pub(crate) fn open(&self, bound: u64) -> u64 {
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        self.shard(handle).lock().insert(handle, bound);
+        handle
+    }
+
+    pub(crate) fn bound(&self, handle: u64) -> Option<u64> {
+        self.shard(handle).lock().get(&handle).copied()
+    }
+
+    /// Sets a new end: rewinddir(3) must see entries created since opendir(3).
+    pub(crate) fn rewind(&self, handle: u64, bound: u64) {
+        self.shard(handle).lock().insert(handle, bound);
+    }
+
+    pub(crate) fn close(&self, handle: u64) {
+        self.shard(handle).lock().remove(&handle);
+    }
+}
+
+/// Maximum number of threads between the two requests, far more than there are event loops.
+const MAX_REMEMBERED: usize = 64;
+
+/// File capabilities that the kernel removed for a chown(2) that may still be refused, so that they
+/// can be restored.
+///
+/// If set-id bits are to be cleared, the kernel removes `security.capability` before it requests
+/// the change of the inode: REMOVEXATTR, then SETATTR, both by the calling thread under the inode's
+/// lock. A `chown(-1, -1)` by a user other than the owner is refused only in the second step
+/// (`privileges.rs`). Other file systems refuse before anything has changed.
+///
+/// # Scope
+/// 1. Only capabilities removed for a thread without CAP_SETFCAP: the thread cannot remove them
+///    itself, so the kernel did.
+/// 2. Only for the very next change of the inode, by the same thread. Any other change drops the
+///    remembered capabilities, except the kernel's own flush of the times that the removal changed.
+///    So a reused thread number finds nothing, unless the file was not changed meanwhile.
+/// 3. Nothing after a crash between the two requests: fewer privileges are the safe side.
+#[derive(Default)]
+pub(super) struct RemovedCapabilities {
+    removed: Mutex<VecDeque<RemovedCapability>>,
+    /// Length of the queue; lets writes skip the lock.
+    count: AtomicUsize,
+}
+
+struct RemovedCapability {
+    file: Ino,
+    thread: u32,
+    value: Vec<u8>,
+}
+
+impl RemovedCapabilities {
+    pub(super) fn record(&self, file: Ino, thread: u32, value: Vec<u8>) {
+        let mut removed = self.removed.lock();
+        removed.retain(|other| other.file != file);
+        if removed.len() == MAX_REMEMBERED {
+            removed.pop_front();
+        }
+        removed.push_back(RemovedCapability { file, thread, value });
+        self.count.store(removed.len(), Ordering::Release);
+    }
+
+    /// Returns the value removed from the file for this thread, and forgets the values removed from
+    /// it for any thread.
+    pub(super) fn take(&self, file: Ino, thread: u32) -> Option<Vec<u8>> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut removed = self.removed.lock();
+        let at = removed.iter().position(|removed| removed.file == file)?;
+        let found = removed.remove(at)?;
+        self.count.store(removed.len(), Ordering::Release);
+        (found.thread == thread && thread != 0).then_some(found.value)
+    }
+
+    /// Forgets the file's value after another change of the file.
+    pub(super) fn forget(&self, file: Ino) {
+        drop(self.take(file, 0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_handle_has_its_bound() {
+        let directories = OpenDirectories::default();
+        let (a, b) = (directories.open(10), directories.open(20));
+        assert_eq!((directories.bound(a), directories.bound(b)), (Some(10), Some(20)));
+        directories.rewind(a, 30);
+        assert_eq!(directories.bound(a), Some(30));
+        directories.close(a);
+        assert_eq!(directories.bound(a), None);
+    }
+
+    #[test]
+    fn only_the_next_change_of_the_file_by_the_same_thread_gets_it_back() {
+        let removed = RemovedCapabilities::default();
+        let record = |thread| removed.record(Ino(7), thread, vec![1]);
+        record(5);
+        assert_eq!(removed.take(Ino(8), 5), None, "another file");
+        assert_eq!(removed.take(Ino(7), 5), Some(vec![1]));
+        assert_eq!(removed.take(Ino(7), 5), None, "once");
+        record(5);
+        assert_eq!(removed.take(Ino(7), 6), None, "another thread");
+        assert_eq!(removed.take(Ino(7), 5), None, "whose change came first");
+        record(5);
+        removed.forget(Ino(7));
+        assert_eq!(removed.take(Ino(7), 5), None, "it was written");
+        record(0);
+        assert_eq!(removed.take(Ino(7), 0), None, "a thread that has no number here");
+        (0..100).for_each(|number| removed.record(Ino(number), 5, vec![]));
+        assert_eq!(removed.removed.lock().len(), MAX_REMEMBERED);
+        assert_eq!((removed.take(Ino(0), 5), removed.take(Ino(99), 5)), (None, Some(vec![])));
     }
 }

@@ -6,21 +6,14 @@
 //! NFS handles valid for ever. Inodes in `.snapshots` have other numbers (VIEW-1) and are served by
 //! `snapshots`.
 
-mod activity;
 mod content;
 mod context;
-mod credentials;
-mod listings;
-mod open_directories;
 mod privileges;
-mod removed_capabilities;
 mod replica_fs;
-mod reply;
 mod snapshots;
 mod sync;
 
-pub use activity::Activity;
-pub use context::{Adapter, ServeOptions};
+pub use context::{Activity, Adapter, ServeOptions};
 pub use replica_fs::{CurrentVersion, ReplicaFs};
 pub use snapshots::effective_snapshot_dir;
 
@@ -30,12 +23,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::convert::{GENERATION, ino, may_write};
-use crate::errno::errno;
+use crate::convert::{GENERATION, errno, ino, may_write, reply_copied, reply_empty, reply_xattr};
 use crate::event_loop::LONG_BYTES;
 use crate::kernel_cache::FOR_EVER;
 use crate::{convert, kernel};
-use credentials::RequestCredentials;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
     OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
@@ -44,7 +35,7 @@ use fuser::{
 };
 use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
-use reply::{reply_copied, reply_empty, reply_xattr};
+use privileges::RequestCredentials;
 
 const STATFS_BLOCK: u32 = 4096;
 

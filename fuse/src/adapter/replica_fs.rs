@@ -27,11 +27,9 @@ use lockbox::Error;
 use lockbox::fs::FileSystem;
 use parking_lot::{Mutex, RwLock};
 
-use super::context::Adapter;
-use super::removed_capabilities::RemovedCapabilities;
+use super::context::{Adapter, RemovedCapabilities};
 use super::snapshots::effective_snapshot_dir;
-use crate::convert::ino;
-use crate::errno::errno;
+use crate::convert::{errno, ino};
 use crate::kernel;
 use crate::kernel_cache::snapshot_inodes::is_live;
 use crate::options::SnapshotDir;
@@ -305,7 +303,7 @@ mod tests {
     use crate::adapter::{Activity, ServeOptions};
     use crate::event_loop::LoopScheduler;
     use crate::kernel_cache::KernelCache;
-    use crate::process_info::ProcessInfoClient;
+    use crate::mount_agent::ProcessInfoClient;
     use crate::snapshot_requests::tests::CREATOR;
 
     /// Archive with copies of its earlier states.

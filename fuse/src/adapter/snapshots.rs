@@ -20,12 +20,9 @@ use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, SnapshotId, SnapshotInfo, SnapshotView, mode};
 use lockbox::{Error, Result};
 
-use super::content;
+use super::content::{self, stop_if_full, tolerate_damage};
 use super::context::Adapter;
-use super::listings::tolerate_damage;
-use super::reply::{reply_xattr, stop_if_full};
-use crate::convert::{self, GENERATION, may_write};
-use crate::errno::errno;
+use crate::convert::{self, GENERATION, errno, may_write, reply_xattr};
 use crate::kernel_cache::FOR_EVER;
 use crate::kernel_cache::snapshot_inodes::{
     InodeKind, MountedView, SNAPSHOT_CONTENT_TIMEOUT, SNAPSHOT_NAME_TIMEOUT, ViewTable, is_live, snapshot_dir_number,
@@ -157,7 +154,6 @@ impl Adapter {
         }
     }
 
-    /// Adds it with attributes.
     pub(super) fn list_snapshot_dir_plus(
         &self,
         directory: INodeNo,
@@ -367,7 +363,6 @@ impl<'a> SnapshotInode<'a> {
         tolerate_damage(listed.and(failed), any, INodeNo(self.number)).map(drop)
     }
 
-    /// Lists entries with attributes.
     pub(super) fn list_plus(&self, offset: u64, bound: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
         let view_inode = match self.resolve_object()? {
             SnapshotObject::Directory => return self.list_snapshots_plus(offset, reply),

@@ -23,7 +23,7 @@ use fuser::ReplyEmpty;
 use lockbox::fs::{FileSystem, PendingSync};
 use parking_lot::{Condvar, Mutex};
 
-use super::reply::reply_empty;
+use crate::convert::reply_empty;
 use crate::event_loop::{InFlight, LoopScheduler};
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! mount.lockbox: mounts a lockbox archive; called by users, mount(8) and `lockbox mount`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -13,22 +13,18 @@ use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{PlaceName, UnlockedKey};
 
-use lockbox_fuse::daemon_config::DaemonConfig;
+use lockbox_fuse::daemon::Notify;
 use lockbox_fuse::exit::{Failure, MountProgram, is_called_as_mount_8, mount_8_code};
 use lockbox_fuse::logging::{self, LogTarget};
-use lockbox_fuse::notify::Notify;
-use lockbox_fuse::options::MountOptions;
-use lockbox_fuse::{
-    broker, daemon, fetcher, fstab, kernel, mount, mount_agent, mount8_options, mountpoint_check, previous_daemon,
-    remount, session,
-};
+use lockbox_fuse::options::{DaemonConfig, MountOptions};
+use lockbox_fuse::{daemon, fetcher, kernel, mount, mount_agent, mount8, session};
 use lockbox_host::help::{Detail, VERSION, lay_out};
 use lockbox_host::located::real_path;
-use lockbox_host::mountpoint::CreatedMountpoint;
+use lockbox_host::mounts::CreatedMountpoint;
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::remote::{self, ArchiveLocation};
 use lockbox_host::secrets::{Cache, Sources, desktop};
-use lockbox_host::{OTHER, Program, USAGE, harden};
+use lockbox_host::{OTHER, Program, USAGE, proc};
 use lockbox_terminal::{display, say};
 use nix::errno::Errno;
 use nix::sys::statvfs::FsFlags;
@@ -143,17 +139,13 @@ Exit codes:
 fn main() -> ExitCode {
     lockbox_terminal::abort_on_panic();
     daemon::harden();
-    if std::env::args_os().nth(1).is_some_and(|first| first == daemon::ARGUMENT) {
-        return finish(&daemon::run(), false);
-    }
-    if std::env::args_os().nth(1).is_some_and(|first| first == mount_agent::ARGUMENT) {
-        return if mount_agent::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
-    }
-    if std::env::args_os().nth(1).is_some_and(|first| first == fetcher::ARGUMENT) {
-        return if fetcher::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
-    }
-    if std::env::args_os().nth(1).is_some_and(|first| first == broker::ARGUMENT) {
-        return if broker::run().is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
+    let exit = |ended: io::Result<()>| if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(OTHER) };
+    match std::env::args_os().nth(1).as_deref().and_then(OsStr::to_str) {
+        Some(daemon::ARGUMENT) => return finish(&daemon::run(), false),
+        Some(mount_agent::ARGUMENT) => return exit(mount_agent::run()),
+        Some(fetcher::ARGUMENT) => return exit(fetcher::run()),
+        Some(fetcher::BROKER_ARGUMENT) => return exit(fetcher::run_broker()),
+        _ => {}
     }
     let arguments = match parse() {
         Ok(arguments) => arguments,
@@ -210,14 +202,14 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         false => None,
     };
     // The daemon locks its own memory.
-    let _ = harden::lock_memory_if_plenty();
-    if let Some(change) = remount::parse_request(&arguments.options, &mount8_options::command_line_options())? {
+    let _ = proc::lock_memory_if_plenty();
+    if let Some(change) = mount8::parse_request(&arguments.options, &mount8::command_line_options())? {
         let absent = |e| Failure::mount(format!("mount point {}: {e}", arguments.directory.display()));
         let point = real_path(&arguments.directory).map_err(absent)?;
-        return if arguments.fake { Ok(()) } else { remount::remount(&point, change) };
+        return if arguments.fake { Ok(()) } else { mount8::remount(&point, change) };
     }
     let mut options = parse_options(arguments)?;
-    mount8_options::check(&options, &arguments.archive, &arguments.directory)?;
+    mount8::check_swallowed_options(&options, &arguments.archive, &arguments.directory)?;
     options.foreground |= arguments.foreground;
     options.sandbox &= !arguments.no_sandbox;
     options.sources.overridden_by(&arguments.sources);
@@ -240,9 +232,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     };
     let creates_point = missing.is_some();
     let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
-    mountpoint_check::check_covered_files(&point, &archive, &options)?;
+    mount::check_covered_files(&point, &archive, &options)?;
     if !arguments.for_program {
-        mountpoint_check::check_owner_early(&archive, &point, &options)?;
+        mount::check_owner_early(&archive, &point, &options)?;
     }
     // Set here, because `status` shows it.
     options.threads.get_or_insert_with(|| kernel::default_threads(place.is_remote()));
@@ -263,7 +255,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
             options.sources.passphrase.notice = Some("Read-only, as this user may not write to it");
             print_message(&format!("{} may not be written by this user: it is mounted read-only", archive.display()));
         }
-        previous_daemon::wait_until_free(&archive, options.read_only, print_message)?;
+        session::wait_until_free(&archive, options.read_only, print_message)?;
     }
     let (key, refused) = lockbox_host::unlock(
         place.site(),
@@ -313,9 +305,10 @@ fn parse() -> clap::error::Result<Arguments> {
 fn place_names(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
     let mut place_names = lockbox_host::place_names(named);
     if is_called_as_mount_8(std::env::args_os().next().as_deref()) {
-        let table = std::fs::read(fstab::TABLE).unwrap_or_default();
-        place_names
-            .extend(fstab::names_of(&table, archive, point).iter().flat_map(|name| lockbox_host::place_names(name)));
+        let table = std::fs::read(mount8::FSTAB).unwrap_or_default();
+        place_names.extend(
+            mount8::names_in_fstab(&table, archive, point).iter().flat_map(|name| lockbox_host::place_names(name)),
+        );
     }
     place_names
 }
@@ -440,8 +433,7 @@ mod tests {
 
     const PAGE: &str = include_str!("../../../man/mount.lockbox.8");
     const OPTIONS: &str = include_str!("../options.rs");
-    const FSTAB: &str = include_str!("../fstab.rs");
-    const REMOUNT: &str = include_str!("../remount.rs");
+    const MOUNT_8: &str = include_str!("../mount8.rs");
 
     /// Returns the names in the patterns of the functions that parse options: strings before an
     /// arrow, alone on their line or one of several.
@@ -468,7 +460,7 @@ mod tests {
         let mut missing: Vec<String> = Vec::new();
         let found = names(OPTIONS);
         assert!(
-            found.len() > 30 && found.contains("passfile") && FSTAB.contains("\"x-\"") && PAGE.contains("Cm x-"),
+            found.len() > 30 && found.contains("passfile") && OPTIONS.contains("\"x-\"") && PAGE.contains("Cm x-"),
             "{found:?}"
         );
         let help = AFTER_HELP.split([' ', ',', '|', '=', '\n']).map(str::to_owned).collect();
@@ -488,7 +480,7 @@ mod tests {
             _ => vec![*word],
         });
         missing.extend(lacking(&offered.map(str::to_owned).collect(), " in what completions offer"));
-        assert!(REMOUNT.contains("remount") && words.contains("remount"));
+        assert!(MOUNT_8.contains("\"remount\"") && words.contains("remount"));
         let mut command = Arguments::command();
         command.build();
         // Options that only other lockbox programs use are not documented.

@@ -28,7 +28,6 @@ pub(super) enum ArgumentRule {
     Bits(u8, u32, u32),
     /// The argument of this index is the process's own number.
     OwnPid(u8),
-    /// Both conditions hold.
     Both(&'static ArgumentRule, &'static ArgumentRule),
 }
 

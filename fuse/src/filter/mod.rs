@@ -27,7 +27,6 @@
 //! thread starts, as Landlock is.
 
 mod allowlist;
-mod names;
 mod refusals;
 
 use std::collections::BTreeMap;
@@ -53,7 +52,6 @@ const ENOSYS_ACTION: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
 /// BPF_RET | BPF_K.
 const RETURN: u16 = 0x06;
 
-/// Whether refused calls are logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RefusalLogging {
     Logged,

@@ -276,7 +276,12 @@ fn no_call_that_acts_on_the_machine_is_allowed_to_either_process() {
                 if process == ConfinedProcess::Fetcher && OF_THE_FETCHER.contains(&call) {
                     continue;
                 }
-                assert_eq!(raw(call, arguments), Errno::ENOSYS, "{process:?}: {} {arguments:x?}", names::name(call));
+                assert_eq!(
+                    raw(call, arguments),
+                    Errno::ENOSYS,
+                    "{process:?}: {} {arguments:x?}",
+                    refusals::call_name(call)
+                );
             }
             // Allowed arguments of the same calls.
             assert_eq!(raw(libc::SYS_prctl, [3, 0, 0, 0, 0, 0]), Errno::from_raw(0));

@@ -77,23 +77,19 @@ impl MountedView {
     }
 }
 
-/// Returns the inode number of `.snapshots`.
 pub(crate) const fn snapshot_dir_number() -> u64 {
     (DIRECTORY as u64) << INO_BITS | 1
 }
 
-/// Returns whether the number belongs to the live tree.
 pub(crate) fn is_live(number: u64) -> bool {
     number <= MAX_INO
 }
 
-/// Views of one mount.
 #[derive(Default)]
 pub(crate) struct ViewTable(RwLock<ViewMap>);
 
 #[derive(Default)]
 struct ViewMap {
-    /// Views by number.
     known: BTreeMap<u16, ViewEntry>,
     by_snapshot: HashMap<u32, u16>,
 }

@@ -19,11 +19,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use lockbox::error::Timestamp;
-use lockbox::fs::{Attributes, FileSystem, SetAttributes, SetTime};
-use lockbox::{Result, format};
+use lockbox::fs::{Attributes, FileSystem, SetAttributes, SetTime, mode};
+use lockbox::{Error, Result, format};
 use parking_lot::Mutex;
 
-use super::{KernelCache, unlinked};
+use super::KernelCache;
 
 /// Newest ctime that a program set on an inode with writers. Locked until a change is made, so that
 /// of two changes the second one sees the first.
@@ -42,7 +42,6 @@ pub(super) struct Writers {
     open: AtomicUsize,
 }
 
-/// Inode with writers.
 struct WrittenInode {
     handles: u32,
     cached: CachedBlocks,
@@ -154,12 +153,10 @@ impl Writers {
         self.shard(ino).lock().get_mut(&ino).map(f)
     }
 
-    /// Returns the newest ctime of an inode with writers.
     pub(super) fn newest_ctime(&self, ino: u64) -> Option<Arc<NewestCtime>> {
         self.with(ino, |written| Arc::clone(&written.newest_ctime))
     }
 
-    /// Returns the block count to report for an inode.
     pub(super) fn reported_blocks(&self, ino: u64, blocks: u64) -> u64 {
         if self.has_writer(ino) { blocks.max(MIN_BLOCKS) } else { blocks }
     }
@@ -245,7 +242,7 @@ impl KernelCache {
         set: &SetAttributes,
         by_handle: bool,
     ) -> Result<Attributes> {
-        unlinked::accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
+        accept_times(self.set_in_order(fs, ino, set, by_handle), ino, set)
     }
 
     /// Ignores late times. The kernel can have unsaved times while a program sets others only for
@@ -282,6 +279,19 @@ fn is_kernel_store(set: &SetAttributes, by_handle: bool) -> bool {
 /// future and does not count.
 fn is_stale(ctime: Timestamp, newest: Option<Timestamp>, now: Timestamp) -> bool {
     newest.is_some_and(|newest| ctime < newest && newest <= now)
+}
+
+/// Accepts cached times of a deleted inode; every other result is passed through. The kernel sends
+/// a ctime only for regular files, and ignores the reply; a utimensat(2) that raced with the unlink
+/// came before it.
+fn accept_times(result: Result<Attributes>, ino: format::Ino, set: &SetAttributes) -> Result<Attributes> {
+    let times_only = SetAttributes { atime: None, mtime: None, ctime: None, ..*set } == SetAttributes::default();
+    match result {
+        Err(Error::Stale) if times_only && set.ctime.is_some() => {
+            Ok(Attributes { ino, mode: mode::REGULAR, ..Attributes::default() })
+        }
+        other => other,
+    }
 }
 
 #[cfg(test)]
@@ -469,5 +479,32 @@ mod tests {
         assert!(is_stale(at(5), Some(at(6)), at(9)));
         assert!(!is_stale(at(6), Some(at(6)), at(9)) && !is_stale(at(7), Some(at(6)), at(9)));
         assert!(!is_stale(at(5), Some(at(20)), at(9)), "20 is still to come");
+    }
+
+    const INO: format::Ino = format::Ino(7);
+
+    #[test]
+    fn cached_times_of_a_file_that_is_gone_are_accepted() {
+        let times = SetAttributes { mtime: Some(SetTime::Now), ctime: Some(SetTime::Now), ..SetAttributes::default() };
+        let accepted = accept_times(Err(Error::Stale), INO, &times).unwrap();
+        assert_eq!((accepted.ino, accepted.mode, accepted.links), (INO, mode::REGULAR, 0));
+    }
+
+    #[test]
+    fn every_other_change_of_it_is_refused() {
+        let ctime = Some(SetTime::Now);
+        for set in [
+            SetAttributes { mtime: ctime, ..SetAttributes::default() },
+            SetAttributes { ctime, mode: Some(0o600), ..SetAttributes::default() },
+            SetAttributes { ctime, size: Some(0), ..SetAttributes::default() },
+            SetAttributes { ctime, kill_set_id: true, ..SetAttributes::default() },
+        ] {
+            assert!(matches!(accept_times(Err(Error::Stale), INO, &set), Err(Error::Stale)), "{set:?}");
+        }
+        let times = SetAttributes { ctime, ..SetAttributes::default() };
+        assert!(matches!(
+            accept_times(Err(Error::WriteFailed(String::new())), INO, &times),
+            Err(Error::WriteFailed(_))
+        ));
     }
 }

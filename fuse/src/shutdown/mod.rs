@@ -83,7 +83,6 @@ pub(crate) struct Shutdown {
     remote: Option<RemoteShutdown>,
 }
 
-/// Shutdown hooks of a remote archive.
 pub(crate) struct RemoteShutdown {
     /// Called before the archive is closed: no caller waits for the store any more, and data that
     /// it does not accept is kept on this machine.
@@ -237,7 +236,6 @@ pub(crate) trait MountControl {
     fn abort(&self) -> io::Result<()>;
 }
 
-/// Result of serving a mount.
 pub(crate) struct ServeOutcome {
     /// Stop requests that wait for the result.
     pub(crate) stopped: Vec<Sender<Response>>,
@@ -296,7 +294,6 @@ struct ShutdownState<'a, M> {
     hooks: ArchiveHooks<'a>,
 }
 
-/// Functions of the archive that a shutdown needs.
 #[derive(Clone, Copy)]
 struct ArchiveHooks<'a> {
     /// Called when no caller gets a reply any more, so that a loop stops waiting for a remote

@@ -16,8 +16,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockbox_host::mountpoint::Mountpoint;
-use lockbox_host::mounts::Numbers;
+use lockbox_host::mounts::{Mountpoint, Numbers};
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
 
@@ -52,7 +51,6 @@ pub(crate) struct MountHandle {
     writeback: KernelWriteback,
 }
 
-/// Result of mounting.
 pub(crate) struct AttachedMount {
     pub(crate) handle: Arc<MountHandle>,
     pub(crate) connection: OwnedFd,
@@ -198,7 +196,6 @@ fn open_entry(above: &Mountpoint, name: &OsStr) -> io::Result<Mountpoint> {
     })
 }
 
-/// Returns whether the connection has no unanswered request.
 fn has_no_requests(waiting: &File) -> bool {
     let mut text = [0; 16];
     waiting.read_at(&mut text, 0).is_ok_and(|length| text[..length].trim_ascii() == b"0")
