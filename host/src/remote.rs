@@ -110,6 +110,7 @@ pub type SpoolRequest = Arc<dyn Fn() + Send + Sync>;
 pub type VersionFollower = Box<dyn FnMut(&mut dyn FnMut(&ArchiveLocation) -> Result<()>) -> Result<bool> + Send>;
 
 /// Location of an archive, and the open storage of a remote one.
+#[derive(Default)]
 pub struct ArchiveLocation {
     path: PathBuf,
     storage: Option<Arc<dyn Storage>>,
@@ -123,15 +124,7 @@ pub struct ArchiveLocation {
 impl ArchiveLocation {
     /// Location of a file; the caller opens it.
     pub fn file(path: &Path) -> ArchiveLocation {
-        ArchiveLocation {
-            path: path.to_owned(),
-            storage: None,
-            telling: None,
-            leaving: None,
-            ending: None,
-            following: None,
-            notice: None,
-        }
+        ArchiveLocation { path: path.to_owned(), ..ArchiveLocation::default() }
     }
 
     /// Opens an address for reading.
