@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lockbox::fs::FileSystem;
@@ -30,9 +30,8 @@ use crate::adapter::Activity;
 use crate::dbus::{self, LogindClient};
 use crate::kernel_cache::KernelCache;
 use crate::shutdown::{ARRIVAL, MountEvent, MountHandle, SuspendReply};
+use crate::ticker::Ticker;
 
-/// Sampling interval.
-const STEP: Duration = Duration::from_secs(1);
 /// Interval between attempts that the kernel refuses, unless `idle=` is shorter.
 const RETRY_PERIOD: Duration = Duration::from_secs(60);
 
@@ -78,42 +77,22 @@ impl IdleTimer {
     }
 }
 
-/// Sampling thread; dropping it stops and joins it.
-pub(crate) struct IdleMonitor {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl IdleMonitor {
-    /// Sends [`MountEvent::Idle`] after `limit` without activity, measured by `clock`.
-    pub(crate) fn start(
-        limit: Duration,
-        clock: impl Fn() -> Duration + Send + 'static,
-        activity: Arc<Activity>,
-        events: Sender<MountEvent>,
-    ) -> io::Result<IdleMonitor> {
-        let (stop, stopped) = mpsc::channel();
-        let thread = thread::Builder::new().name("idle".into()).spawn(move || {
-            let mut timer = IdleTimer::new(limit, clock());
-            while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
-                let open = activity.open_files() + activity.open_directories() > 0;
-                let idle = timer.update(clock(), ActivitySample { used: activity.take_idle_flag(), open });
-                if idle && events.send(MountEvent::Idle).is_err() {
-                    return;
-                }
-            }
-        })?;
-        Ok(IdleMonitor { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for IdleMonitor {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+/// Sends [`MountEvent::Idle`] after `limit` without activity, measured by `clock`, until the ticker
+/// is dropped.
+pub(crate) fn watch_activity(
+    limit: Duration,
+    clock: impl Fn() -> Duration + Send + 'static,
+    activity: Arc<Activity>,
+    events: Sender<MountEvent>,
+) -> io::Result<Ticker> {
+    let mut timer = IdleTimer::new(limit, clock());
+    Ticker::start_each_second("idle", move || {
+        let open = activity.open_files() + activity.open_directories() > 0;
+        if timer.update(clock(), ActivitySample { used: activity.take_idle_flag(), open }) {
+            // Without a receiver the mount is at its end.
+            let _ = events.send(MountEvent::Idle);
         }
-    }
+    })
 }
 
 /// Time for unmounting and closing, before the remaining data is saved in parallel.
@@ -304,7 +283,7 @@ mod tests {
             let now = Arc::clone(&now);
             move || Duration::from_secs(now.fetch_add(300, std::sync::atomic::Ordering::SeqCst))
         };
-        let watcher = IdleMonitor::start(seconds(600), clock, Arc::default(), events).unwrap();
+        let watcher = watch_activity(seconds(600), clock, Arc::default(), events).unwrap();
         assert!(matches!(inbox.recv_timeout(seconds(60)), Ok(MountEvent::Idle)));
         drop(watcher);
     }

@@ -80,7 +80,7 @@ fn to_system(time: Timestamp) -> SystemTime {
 
 /// Converts a time. fuser turns the kernel's (seconds, nanoseconds) before 1970 into `EPOCH -
 /// (|seconds| + nanoseconds)`, which is undone here: nanoseconds always count forward.
-pub(crate) fn to_timestamp(time: SystemTime) -> Timestamp {
+fn to_timestamp(time: SystemTime) -> Timestamp {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => {
             Timestamp { seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nanos: after.subsec_nanos() }
@@ -151,12 +151,12 @@ pub(crate) fn xattr_mode(flags: i32) -> Result<XattrMode> {
 
 /// Converts a device number of FUSE (the kernel's `new_encode_dev`: 12 bits major within 20 bits
 /// minor) to the archive's.
-pub(super) fn from_kernel_device(device: u32) -> u32 {
+pub(crate) fn from_kernel_device(device: u32) -> u32 {
     device_number((device & 0xF_FF00) >> 8, (device & 0xFF) | (device >> 12 & 0xF_FF00))
 }
 
 /// Inverse of [`from_kernel_device`].
-pub(super) fn to_kernel_device(rdev: u32) -> u32 {
+fn to_kernel_device(rdev: u32) -> u32 {
     let (major, minor) = split_device_number(rdev);
     (minor & 0xFF) | major << 8 | (minor & 0xF_FF00) << 12
 }

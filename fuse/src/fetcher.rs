@@ -15,13 +15,13 @@
 //! a socket for queries. Over standard output it receives the listener of the fetcher's system call
 //! filter; it answers and logs the refused calls.
 
+use std::ffi::OsStr;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::{io, thread};
 
 use lockbox_host::remote::{self, Access, ArchiveLocation, FetcherReach, Remote};
@@ -50,11 +50,8 @@ pub(crate) fn start(
     log: &LogTarget<'_>,
     confined: bool,
 ) -> lockbox::Result<ArchiveLocation> {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("mount.lockbox").arg(ARGUMENT).arg(if confined { CONFINED } else { FREE });
-    // A terminal's interrupt is meant for the daemon alone.
-    command.args(logging::to_argument(log)).process_group(0);
-    command.stderr(if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
+    let arguments = [ARGUMENT, if confined { CONFINED } else { FREE }].map(OsStr::new);
+    let mut command = logging::process_command(&arguments, log);
     ArchiveLocation::apart(&mut command, archive, options, access)
 }
 
@@ -69,8 +66,7 @@ pub fn run() -> io::Result<()> {
     let mut arguments = std::env::args_os().skip(2);
     let confined = arguments.next().is_none_or(|word| word != FREE);
     let log = arguments.next().map(PathBuf::from);
-    let log = logging::from_argument(log.as_deref());
-    logging::start(&log, false).map_err(|failure| io::Error::other(failure.message))?;
+    let log = logging::start_process(log.as_deref())?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     if !confined {
         return remote::fetch(control, None, |_| {});
@@ -128,10 +124,8 @@ impl Brokerage {
     fn start(log: &LogTarget<'_>) -> io::Result<Brokerage> {
         let (questions, their_questions) = UnixStream::pair()?;
         let (refusals, their_refusals) = UnixStream::pair()?;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("mount.lockbox").arg(BROKER_ARGUMENT).args(logging::to_argument(log)).process_group(0);
+        let mut command = logging::process_command(&[BROKER_ARGUMENT.as_ref()], log);
         command.stdin(OwnedFd::from(their_questions)).stdout(OwnedFd::from(their_refusals));
-        command.stderr(if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
         let child = command.spawn()?;
         Ok(Brokerage { child, questions, refusals })
     }
@@ -155,8 +149,7 @@ impl Brokerage {
 pub fn run_broker() -> io::Result<()> {
     SigSet::all().thread_block()?;
     let log = std::env::args_os().nth(2).map(PathBuf::from);
-    logging::start(&logging::from_argument(log.as_deref()), false)
-        .map_err(|failure| io::Error::other(failure.message))?;
+    logging::start_process(log.as_deref())?;
     let refusals = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     thread::Builder::new().name("listener".into()).spawn(move || filter::log_refusals(&refusals, "fetcher"))?;
     remote::answer_fetcher(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))

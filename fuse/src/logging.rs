@@ -1,12 +1,17 @@
-//! Log output: the terminal, a file, or the system log of a daemon.
+//! Log output: the terminal, a file, or the system log of a daemon; passed on to other processes of
+//! this program.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
+use lockbox_host::Program;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
@@ -14,7 +19,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, MountProgram};
 use crate::options::MountOptions;
 
 /// Facility daemon (3), severity notice (5): the line itself has the level.
@@ -40,22 +45,30 @@ impl<'a> LogTarget<'a> {
 /// Argument that stands for standard error; paths of logs are absolute.
 const STANDARD_ERROR: &str = "-";
 
-/// Encodes the target as an argument for another process of this program.
-pub(crate) fn to_argument<'a>(target: &LogTarget<'a>) -> Option<&'a Path> {
+/// Returns the command of another process of this program, which logs to the same target: the last
+/// argument. A terminal's interrupt is meant for the daemon alone, so the process gets a group of
+/// its own.
+pub(crate) fn process_command(arguments: &[&OsStr], target: &LogTarget<'_>) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(MountProgram::NAME).args(arguments).process_group(0);
     match *target {
-        LogTarget::System => None,
-        LogTarget::File(path) => Some(path),
-        LogTarget::Terminal => Some(Path::new(STANDARD_ERROR)),
-    }
+        LogTarget::System => &mut command,
+        LogTarget::File(path) => command.arg(path),
+        LogTarget::Terminal => command.arg(STANDARD_ERROR),
+    };
+    command.stderr(if matches!(target, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() });
+    command
 }
 
-/// Decodes such an argument.
-pub(crate) fn from_argument(text: Option<&Path>) -> LogTarget<'_> {
-    match text {
+/// Starts logging to `target`, the last argument of a process of [`process_command`].
+pub(crate) fn start_process(target: Option<&Path>) -> io::Result<LogTarget<'_>> {
+    let target = match target {
         None => LogTarget::System,
         Some(path) if path == Path::new(STANDARD_ERROR) => LogTarget::Terminal,
         Some(path) => LogTarget::File(path),
-    }
+    };
+    start(&target, false).map_err(|failure| io::Error::other(failure.message))?;
+    Ok(target)
 }
 
 pub(crate) fn level_filter(verbose: bool) -> EnvFilter {
@@ -92,7 +105,7 @@ pub fn start(target: &LogTarget<'_>, verbose: bool) -> Result<Option<File>, Fail
 
 /// Drops one event of the FUSE library: the kernel rejected a reply because the waiting program was
 /// killed (ENOENT), which is harmless. Other rejected replies are logged.
-pub(crate) struct IgnoreLostReplies;
+struct IgnoreLostReplies;
 
 impl<S: Subscriber> Layer<S> for IgnoreLostReplies {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {

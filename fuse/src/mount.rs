@@ -409,7 +409,7 @@ pub fn check_owner_early(archive: &Path, point: &Path, options: &MountOptions) -
 ///
 /// # Errors
 /// A sentence that names the option that lifts the rule.
-pub fn check_owner(held: &Mountpoint, path: &Path, owner: u32) -> Result<(), Failure> {
+fn check_owner(held: &Mountpoint, path: &Path, owner: u32) -> Result<(), Failure> {
     let cannot_read = |error| Failure::mount(format!("cannot read the mount point {}: {error}", path.display()));
     let found = held.owner().map_err(cannot_read)?;
     if found != owner {

@@ -21,9 +21,8 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::{fs, thread};
 
 use lockbox_host::mounts::{self, CreatedMountpoint, Mounted, Numbers};
@@ -146,18 +145,10 @@ impl MountAgent {
     ) -> io::Result<(MountAgent, ProcessInfoClient)> {
         let (orders, their_orders) = UnixStream::pair()?;
         let (questions, their_questions) = UnixStream::pair()?;
-        let stderr = if matches!(log, LogTarget::Terminal) { Stdio::inherit() } else { Stdio::null() };
-        let child = Command::new("/proc/self/exe")
-            .arg0("mount.lockbox")
-            .arg(ARGUMENT)
-            .arg(point)
-            .arg(if remove_point { REMOVE_POINT } else { "" })
-            .args(logging::to_argument(log))
-            // A terminal's interrupt is meant for the daemon alone.
-            .process_group(0)
+        let remove_point = if remove_point { REMOVE_POINT } else { "" };
+        let child = logging::process_command(&[ARGUMENT.as_ref(), point.as_os_str(), remove_point.as_ref()], log)
             .stdin(OwnedFd::from(their_orders))
             .stdout(OwnedFd::from(their_questions))
-            .stderr(stderr)
             .spawn()?;
         let mut agent = MountAgent { child, orders: Some(BufReader::new(orders)) };
         let mut ready = String::new();
@@ -253,8 +244,7 @@ pub fn run() -> io::Result<()> {
     // Opened while nothing is mounted on it.
     let remove_point = remove_point.then(|| CreatedMountpoint::of(&point)).transpose()?;
     // Opened now, because the mount may hide it.
-    logging::start(&logging::from_argument(log.as_deref()), false)
-        .map_err(|failure| io::Error::other(failure.message))?;
+    logging::start_process(log.as_deref())?;
     let mut orders = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let questions = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     // Not joined: it ends with this process, and without it the daemon's queries are answered as
@@ -399,6 +389,8 @@ pub(crate) fn serve_process_info(mut connection: UnixStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use nix::sys::stat::makedev;
 
     use super::*;

@@ -53,7 +53,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::CapabilitySet;
 
 use crate::adapter::{Activity, Adapter, CurrentVersion, ReplicaFs, ServeOptions, effective_snapshot_dir};
-use crate::auto_unmount::{self, IdleMonitor};
+use crate::auto_unmount;
 use crate::control_handler::{ControlHandler, DaemonState};
 use crate::deadlock_watchdog::DeadlockWatchdog;
 use crate::event_loop::LoopScheduler;
@@ -156,7 +156,7 @@ pub fn serve(
             .map_err(thread_failed)?;
         let idle = config.options.idle.map(Duration::from_secs);
         let _watcher = idle
-            .map(|limit| IdleMonitor::start(limit, auto_unmount::time_since_boot, activity, events.clone()))
+            .map(|limit| auto_unmount::watch_activity(limit, auto_unmount::time_since_boot, activity, events.clone()))
             .transpose()
             .map_err(thread_failed)?;
         let ended = end.wait(config.options.stop_timeout());
@@ -385,10 +385,12 @@ fn remote_in_use_failure(address: &Path, takes_over: bool, error: Error) -> Fail
 
 /// Names the holder of an archive if its daemon answers.
 fn in_use_failure(config: &DaemonConfig, error: Error) -> Failure {
-    match error {
-        Error::InUse(_) => holder_failure(config.archive()).unwrap_or_else(|| error.into()),
-        _ => error.into(),
+    if matches!(error, Error::InUse(_))
+        && let Holder::Serves(status) = holder(config.archive())
+    {
+        return serving_failure(&status);
     }
+    error.into()
 }
 
 const SHORT_WAIT: Duration = Duration::from_secs(3);
@@ -456,14 +458,6 @@ fn poll_until(limit: Duration, condition: &mut dyn FnMut() -> bool) -> bool {
 /// Checks the mount table: a daemon reports that it serves until it notices that its mount is gone.
 fn is_mounted(status: &Status, table: &[Mounted]) -> bool {
     daemons::mount_of(status, table).is_some()
-}
-
-/// Returns the failure to report if a daemon of this user serves the archive.
-pub fn holder_failure(archive: &Path) -> Option<Failure> {
-    match holder(archive) {
-        Holder::Serves(status) => Some(serving_failure(&status)),
-        Holder::Closes | Holder::Nobody => None,
-    }
 }
 
 fn serving_failure(status: &Status) -> Failure {

@@ -99,6 +99,13 @@ impl Ticker {
         Ok(ticker)
     }
 
+    /// Starts one thread that runs `step` each second.
+    pub(crate) fn start_each_second(name: &str, step: impl FnMut() + Send + 'static) -> std::io::Result<Ticker> {
+        let mut ticker = Ticker { threads: Vec::new() };
+        ticker.spawn_each_second(name, step)?;
+        Ok(ticker)
+    }
+
     fn spawn_each_second(&mut self, name: &str, mut step: impl FnMut() + Send + 'static) -> std::io::Result<()> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name(name.into()).spawn(move || {

@@ -165,7 +165,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    pub fn record_request(&self) {
+    fn record_request(&self) {
         if self.used.load(Ordering::Relaxed) != ALL {
             self.used.store(ALL, Ordering::Relaxed);
         }

@@ -281,9 +281,9 @@ fn is_stale(ctime: Timestamp, newest: Option<Timestamp>, now: Timestamp) -> bool
     newest.is_some_and(|newest| ctime < newest && newest <= now)
 }
 
-/// Accepts cached times of a deleted inode; every other result is passed through. The kernel sends
-/// a ctime only for regular files, and ignores the reply; a utimensat(2) that raced with the unlink
-/// came before it.
+/// Accepts cached times of a deleted inode (KERNEL-4); every other result is passed through. The
+/// kernel sends a ctime only for regular files, and ignores the reply; a utimensat(2) that raced
+/// with the unlink came before it.
 fn accept_times(result: Result<Attributes>, ino: format::Ino, set: &SetAttributes) -> Result<Attributes> {
     let times_only = SetAttributes { atime: None, mtime: None, ctime: None, ..*set } == SetAttributes::default();
     match result {
