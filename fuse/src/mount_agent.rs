@@ -225,7 +225,7 @@ impl MountAgent {
 impl Drop for MountAgent {
     fn drop(&mut self) {
         if let Some(orders) = self.orders.take() {
-            // The agent may be gone already. A agent without a mount takes this for its end.
+            // The agent may be gone already. An agent without a mount takes this for its end.
             let _ = orders.get_ref().write_all(&[GOODBYE]);
         }
         let _ = self.child.wait();
