@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use lockbox_host::mounts::{self, Mounted};
-use lockbox_host::{daemons, mountpoint, shown};
+use lockbox_host::{daemons, shown};
 use lockbox_terminal::display;
 use nix::sys::stat::{major, minor};
 
@@ -140,7 +140,7 @@ fn mapped(maps: &[u8], mounted: &Mounted) -> Option<PathBuf> {
 /// or an earlier one, so the mount itself decides.
 fn lies_within(link: &Path, mounted: &Mounted) -> Option<PathBuf> {
     let target = fs::read_link(link).ok().filter(|target| target.starts_with(&mounted.point))?;
-    (mountpoint::mount_of(link) == Some(mounted.id)).then_some(target)
+    (mounts::mount_of(link) == Some(mounted.id)).then_some(target)
 }
 
 fn numbers(directory: &Path) -> impl Iterator<Item = u32> {
@@ -159,7 +159,7 @@ mod tests {
 
     /// Uses the scratch directory as the mount's root: only paths below it count.
     fn as_mount(scratch: &Path) -> Mounted {
-        let id = mountpoint::mount_of(scratch).unwrap();
+        let id = mounts::mount_of(scratch).unwrap();
         let mut mounted = mounts::all().into_iter().find(|mounted| mounted.id == id).unwrap();
         mounted.point = scratch.into();
         mounted

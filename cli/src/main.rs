@@ -23,8 +23,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use lockbox_host::USAGE;
-use lockbox_host::harden;
 use lockbox_host::help::{Detail, VERSION, lay_out};
+use lockbox_host::proc;
 
 use commands::Command;
 use exit::Failure;
@@ -64,10 +64,10 @@ fn main() -> ExitCode {
             };
         }
     };
-    let cores = harden::keep_out_of_core_dumps();
+    let cores = proc::keep_out_of_core_dumps();
     // If the limits forbid it, `lockbox doctor` reports that.
-    let _ = harden::lock_memory_if_plenty();
-    harden::outlive_size_limits();
+    let _ = proc::lock_memory_if_plenty();
+    proc::outlive_size_limits();
     output::start_log();
     match commands::run(&command, cores) {
         Ok(()) => ExitCode::SUCCESS,

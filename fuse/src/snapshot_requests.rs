@@ -252,7 +252,8 @@ pub(crate) fn restore(
     let restored = Restore::prepare(fs, &moment, &paths, to, &mut names).and_then(|restore| {
         // A restore to another directory replaces nothing.
         if to.is_none() {
-            client.send(&Response::Kept { name: SnapshotName(moments.create_before_restore(&request.name.0, now)?) })?;
+            client
+                .send(&Response::Kept { name: SnapshotName(moments.create_before_restore(&request.name.0, now)?) })?;
         }
         restore.run(&mut || check_client(client))
     });

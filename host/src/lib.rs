@@ -21,8 +21,6 @@ mod unlock;
 pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};
 pub use failure::{Failure, Program, code, is_full};
 pub use located::place_names;
-pub use mounts as mountpoint;
-pub use proc as harden;
 pub use secrets::Spinner;
 pub use unlock::{Credentials, Prompter, gather, unlock, unlock_damaged, unlock_limits};
 

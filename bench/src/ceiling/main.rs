@@ -16,7 +16,7 @@ use fuser::{Session, SessionACL};
 use lockbox_fuse::exit::Failure;
 use lockbox_fuse::kernel;
 use lockbox_fuse::mount::{self, Mount};
-use lockbox_host::mountpoint::Mountpoint;
+use lockbox_host::mounts::Mountpoint;
 use nix::mount::MsFlags;
 use nix::sys::signal::{SigSet, Signal};
 use std::os::unix::fs::MetadataExt;

@@ -18,7 +18,7 @@ use lockbox::exchange::{
     self, CopyDestination, DiffRoot, Filter, ImportOptions, Problem, ProblemCause, compare_trees, components, resolve,
 };
 use lockbox::fs::FileSystem;
-use lockbox_host::mountpoint::others_exchange;
+use lockbox_host::mounts::others_exchange;
 use lockbox_host::secrets;
 use lockbox_host::{Program, daemons, shown};
 use lockbox_terminal::display;

@@ -11,7 +11,7 @@ use lockbox::archive::Archive;
 use lockbox::exchange::{Entries, resolve};
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
-use lockbox_host::harden::{self, CoreLimit};
+use lockbox_host::proc::{self, CoreLimit};
 use lockbox_host::{Program, secrets};
 use lockbox_terminal::display;
 use nix::errno::Errno;
@@ -190,7 +190,7 @@ pub(crate) fn run_program(args: &RunArgs, cores: CoreLimit) -> Result<(), Failur
         .collect::<Result<_, _>>()
         .map_err(|_| Failure::usage("an argument of the program holds a NUL"))?;
     cores.restore();
-    harden::undo_outliving_size_limits();
+    proc::undo_outliving_size_limits();
     let Err(errno) = execvpe(&command[0], &command, &environment.0);
     let code = if errno == Errno::ENOENT { NOT_FOUND } else { NOT_RUNNABLE };
     let program = display(command[0].as_bytes());

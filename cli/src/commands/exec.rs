@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 
-use lockbox_host::harden::{self, CoreLimit};
 use lockbox_host::namespaces::Namespaces;
+use lockbox_host::proc::{self, CoreLimit};
 use lockbox_host::secrets::{self, Cache, Sources};
 use lockbox_host::{daemons, mounts, shown};
 use lockbox_terminal::display;
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     // limits.
     cores.restore();
     let _ = nix::sys::prctl::set_dumpable(true);
-    harden::undo_outliving_size_limits();
+    proc::undo_outliving_size_limits();
     let signals = noted_signals()?;
     let place = TempMountpoint::make()?;
     let (socket, theirs) = UnixStream::pair().map_err(|error| Failure::host("cannot make a socket", &error))?;

@@ -25,7 +25,7 @@ mod status;
 pub(crate) mod umount;
 
 use clap::Subcommand;
-use lockbox_host::harden::CoreLimit;
+use lockbox_host::proc::CoreLimit;
 
 use crate::exit::Failure;
 

@@ -4,8 +4,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lockbox_host::harden::CoreLimit;
 use lockbox_host::located::Located;
+use lockbox_host::proc::CoreLimit;
 use lockbox_host::secrets::{Cache, Sources, desktop};
 use lockbox_host::{IN_USE, OTHER, daemons, mounts, remote, shown};
 use nix::unistd::{AccessFlags, access, geteuid};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use lockbox::control::{self, Request, Response, Status};
 use lockbox_host::located::{self, in_time};
-use lockbox_host::mountpoint::PinnedMount;
+use lockbox_host::mounts::PinnedMount;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::secrets::desktop;
 use lockbox_host::{IN_USE, OTHER, daemons, shown};

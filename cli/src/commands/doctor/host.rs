@@ -199,7 +199,7 @@ fn memory_lock() -> Finding {
     if limit == nix::libc::RLIM_INFINITY {
         return Finding::good(NAME, "no limit: daemons keep all of their memory out of swap");
     }
-    if lockbox_host::harden::may_lock_beyond_the_limit() {
+    if lockbox_host::proc::may_lock_beyond_the_limit() {
         return Finding::good(NAME, "permitted beyond the limit: daemons keep all of their memory out of swap");
     }
     Finding::advice(
