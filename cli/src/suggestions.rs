@@ -37,7 +37,7 @@ pub(crate) const TABLE: &[(&[&str], &str)] = &[
     ),
     (&["remote rm", "remote forget"], "'lockbox remote unsent --forget' throws away what was not sent"),
     (&["send", "upload"], "'lockbox share' makes a link with which a file is received once"),
-    (&["download", "fetch"], "'lockbox receive' gets the file of a link"),
+    (&["download", "fetch", "request"], "'lockbox receive' gets the file of a link"),
     (
         &["--password", "--passphrase"],
         "a passphrase is never part of a command line, which others see: it is asked for, or read with --passfile, --passfd \

@@ -54,6 +54,8 @@ use crate::exit::{Failure, MountProgram};
 use crate::options::MountOptions;
 
 pub const DEVICE: &str = "/dev/fuse";
+/// Ends each message about the device.
+const ADVICE: &str = ", or start the container with '--device /dev/fuse'; 'lockbox doctor' checks what mounting needs";
 const FUSERMOUNT: &str = "fusermount3";
 /// Path at which umount(8) looks for the helper.
 const UMOUNT_PROGRAM: &str = "/sbin/umount.lockbox";
@@ -85,7 +87,9 @@ impl Mount<'_> {
     /// Mounts and returns the connection to the kernel.
     pub fn attach(&self) -> Result<OwnedFd, Failure> {
         if !Path::new(DEVICE).exists() {
-            return Err(Failure::mount(format!("{DEVICE} is missing: load the kernel module with 'modprobe fuse'")));
+            return Err(Failure::mount(format!(
+                "{DEVICE} is missing: load the kernel module with 'modprobe fuse'{ADVICE}"
+            )));
         }
         if geteuid().is_root() || may_mount() {
             match self.attach_directly() {
@@ -103,7 +107,7 @@ impl Mount<'_> {
         let device: OwnedFd = match OpenOptions::new().read(true).write(true).open(DEVICE) {
             Ok(file) => file.into(),
             Err(e) if e.raw_os_error() == Some(Errno::EPERM as i32) => return Err(AttachError::NotPermitted),
-            Err(e) => return Err(failed(format!("cannot open {DEVICE}"), e)),
+            Err(e) => return Err(AttachError::Failed(Failure::mount(format!("cannot open {DEVICE}: {e}{ADVICE}")))),
         };
         let point = Mountpoint::of(self.point).and_then(|point| Ok((point.mode()?, point)));
         let (mode, point) = point.map_err(|e| failed(format!("cannot read {}", self.point.display()), e))?;
@@ -168,6 +172,7 @@ impl Mount<'_> {
             Some(device) if status.success() => Ok(device),
             _ => Err(Failure::mount(match complaint.trim() {
                 "" => format!("{FUSERMOUNT} failed: {status}"),
+                complaint if complaint.contains(DEVICE) => format!("{complaint}{ADVICE}"),
                 complaint => complaint.to_owned(),
             })),
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use lockbox::archive::{OpenOptions, RetentionPolicy, RetentionRule};
 use lockbox::fs::SyncProfile;
 use lockbox::keys::{PlaceName, SeenOptions, UnlockLimits, seen_directory};
+use lockbox_host::mount_options::nearest;
 use lockbox_host::remote::Remote;
 use lockbox_host::secrets::{Cache, Sources, parse_timeout};
 use lockbox_terminal::quantity;
@@ -159,7 +160,10 @@ impl MountOptions {
         let (options, unknown) = MountOptions::parse_sloppily(lists)?;
         match unknown.first() {
             None => Ok(options),
-            Some(name) => Err(Failure::usage(format!("unknown mount option: {name}"))),
+            Some(name) => {
+                let nearest = nearest(name).map_or_else(String::new, |option| format!(", did you mean {option}?"));
+                Err(Failure::usage(format!("unknown mount option: {name}{nearest} (all are in mount.lockbox(8))")))
+            }
         }
     }
 

@@ -13,6 +13,14 @@ pub enum OptionValue {
     Text,
 }
 
+/// Returns the option that a misspelt name was probably meant to be.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    let likeness = |option: &str| strsim::jaro(&option.replace('_', "-"), &name.replace('_', "-"));
+    let all = MOUNT.iter().chain(&REMOTE).map(|(option, _)| (likeness(option), *option));
+    let (likeness, option) = all.max_by(|one, other| one.0.total_cmp(&other.0))?;
+    (likeness > 0.7).then_some(option)
+}
+
 const SWITCH: OptionValue = OptionValue::OneOf(&["on", "off"]);
 
 /// Options for requests to the server of an archive at an address; `--remote` takes these too.
@@ -77,3 +85,17 @@ pub const MOUNT: [(&str, OptionValue); 49] = [
     ("remount", OptionValue::Nothing),
     ("nonempty", OptionValue::Nothing),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_option_has_a_nearest_one_and_a_strange_one_none() {
+        for (name, meant) in [("allow-other", "allow_other"), ("snapshot_s", "snapshots"), ("sizelimit", "size-limit")]
+        {
+            assert_eq!(nearest(name), Some(meant));
+        }
+        assert_eq!(nearest("quota"), None);
+    }
+}

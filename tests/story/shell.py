@@ -56,7 +56,7 @@ class Screen:
 class Shell:
     """`become` is put before the shell: what makes the process another user's. `root` is where it lives."""
 
-    def __init__(self, prompt, home, environment, patience, become=(), root="/"):
+    def __init__(self, prompt, home, environment, patience, become=(), root="/", columns=COLUMNS):
         self.prompt, self.patience, self.code = prompt, patience, None
         command = [*become, "env", "-i", *(f"{name}={value}" for name, value in environment.items()), rf"PS1=\[\e]code;$?\a\]{prompt} ",
                    "TERM=xterm", "LC_ALL=C.UTF-8", "TZ=UTC", "HISTFILE=", "bash", "--norc", "--noprofile", "--noediting", "+H", "-i"]  # fmt: skip
@@ -70,7 +70,7 @@ class Shell:
                 os._exit(127)
         # Or the next shell has it as well, and this terminal is never hung up.
         os.set_inheritable(self.terminal, False)
-        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
         self.decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self.begin()
         self.until_prompt()

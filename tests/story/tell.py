@@ -32,6 +32,8 @@ import sys
 from shell import Shell, Stuck
 
 HOME = "/srv/ann"
+# So wide that no message is wrapped.
+WIDE = 400
 TYPED = re.compile(r"\{\{(.*?)\}\}|\{=(.*?)=\}")
 NAMED = re.compile(r"<([a-z]+)>")
 
@@ -59,7 +61,7 @@ class Story:
                 environment["XDG_RUNTIME_DIR"] = f"/run/user/{inside(self.root, 'id', '-u', self.user)}"
             else:
                 environment["DEBIAN_FRONTEND"] = "noninteractive"
-            self.shells[who] = Shell(who, HOME, environment, self.patience, become, self.root)
+            self.shells[who] = Shell(who, HOME, environment, self.patience, become, self.root, WIDE)
         return self.shells[who]
 
     def named(self, text):

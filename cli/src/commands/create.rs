@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             // Without a suffix there is no default name for a mount point in the same directory.
             let directory = if path.extension().is_some() { "" } else { " DIRECTORY" };
             output::show(&format!("Use it as a folder: lockbox mount {name}{directory}"));
-            output::show("Deleted files are erased within seconds; -o snapshots=hourly:24,daily:7 keeps versions.");
+            output::show("Deleted files are erased; -o snapshots=hourly:24,daily:7 keeps versions.");
         } else {
             output::show(&format!("Put files into it: lockbox add {name} FILE"));
         }

@@ -34,9 +34,8 @@ case_passphrases_are_asked_for_and_never_shown() {
 $again
 If you lose the passphrase, the files are lost.
 For a second way in, print a recovery code: lockbox key recovery box.lbx
-Use it as a folder: lockbox mount box.lbx"
-Deleted files are erased within seconds; -o snapshots=hourly:24,daily:7 keeps
-  versions.
+Use it as a folder: lockbox mount box.lbx
+Deleted files are erased; -o snapshots=hourly:24,daily:7 keeps versions."
     rm box.lbx
     seen 0 "^$plain\$" "$plain" xyzzy "$again" xyzzy -- "${create[@]}" --quiet
     same "$(cat screen)" "$plain

@@ -4,6 +4,7 @@ mod content;
 mod new;
 pub(crate) mod serving;
 
+use std::io;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 
 use self::serving::ServerArgs;
 use crate::exit::Failure;
-use crate::output::{Output, complain, print_json};
+use crate::output::{Output, Reader, complain, print_json};
 
 /// Share a file, a directory or a text through a one-time link
 ///
@@ -119,6 +120,14 @@ fn print_list(
         return print_json(&all.into());
     }
     let mut out = Output::new();
+    let reader = Reader::of(&io::stdout());
+    let width = reader.seconds(0).len();
+    let mut row = |[id, state, left, expires, lifetime, label]: [&str; 6]| {
+        out.line(&format!("{id:<13}  {state:<11}  {left:>4}  {expires:<width$}  {lifetime:>4}  {label}"))
+    };
+    if reader == Reader::Person && !entries.is_empty() {
+        row(["ID", "STATE", "LEFT", "EXPIRES", "FOR", "LABEL"])?;
+    }
     for entry in entries {
         let (state, left) = match info(entry) {
             Some(info) => (state(info.state), format!("{}/{}", info.claims_left, info.max_claims)),
@@ -127,11 +136,8 @@ fn print_list(
         };
         let label = entry.label.as_deref().unwrap_or("-");
         let lifetime = entry.lifetime().map_or_else(|| "-".into(), |span| span.to_string());
-        out.line(&format!(
-            "{:<13}  {state:<11}  {left:>3}  {}  {lifetime:>4}  {label}",
-            entry.handle.to_string(),
-            out.reader.seconds(entry.expires_at)
-        ))?;
+        let (id, expires) = (entry.handle.to_string(), reader.seconds(entry.expires_at));
+        row([&id, state, &left, &expires, &lifetime, label])?;
     }
     out.finish()
 }
