@@ -5,27 +5,21 @@
 //! and uses only the parts above it in this list:
 //!
 //! - `write_buffer`: dirty data, which no extent names yet.
-//! - `writeback`: turns dirty data into pages and extents.
-//! - `dirty_throttle`: bounds the amount of dirty data.
+//! - `writeback`: turns dirty data into pages and extents, and bounds the amount of dirty data.
 //! - `reclaim`: open handles, and removal of unlinked inodes.
 //!
 //! Independent of these are `repack` (rewrites stale pages of small files), `readahead` (prefetch
-//! from remote archives) and `shutdown_gate`. All parts use `extents`, `inode` and the volume.
+//! from remote archives) and the shutdown gate. All parts use `extents`, `inode` and the volume.
 
 pub(crate) mod acl;
 mod check;
 mod directory;
-mod dirty_throttle;
 mod extents;
 mod inode;
 mod ops;
-mod packing;
-mod parallel_writer;
-pub(crate) mod ranges;
 mod readahead;
 mod reclaim;
 mod repack;
-mod shutdown_gate;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -34,27 +28,29 @@ mod writeback;
 
 pub(crate) use check::{DataReading, StructureReport};
 pub(crate) use directory::name_hash;
-#[cfg(test)]
-pub(crate) use directory::{index_key, list_key};
+pub(crate) use extents::join_ranges;
 pub(crate) use ops::ChangedInode;
 pub use ops::{MAX_SMALL_FILE, NewFile, PendingSync, SnapshotView};
 pub use types::*;
+pub(crate) use write_buffer::LogPieces;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::{Generation, Ino};
 use crate::txn::{Finding, Volume};
 use check::StructureCounts;
-use dirty_throttle::DirtyThrottle;
+#[cfg(test)]
+pub(crate) use directory::{index_key, list_key};
 use readahead::Readahead;
 use reclaim::Reclaim;
 use repack::Repacker;
-use shutdown_gate::ShutdownGate;
-pub(crate) use write_buffer::LogPieces;
 use write_buffer::WriteBuffer;
-use writeback::Writeback;
+use writeback::{DirtyThrottle, Writeback};
 
 /// File system of one open archive, mounted or not. All methods may be called from several threads.
 pub struct FileSystem {
@@ -263,5 +259,46 @@ impl FileSystem {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<StructureReport> {
         check::walk_structure(&self.volume, &self.name_key, reading, progress)
+    }
+}
+
+/// Lets background tasks finish before the close record is written.
+///
+/// Closing frees space at the end of the file and then records the file's length. An allocation in
+/// between would lengthen the file, and the record would claim blocks that were cut off: the
+/// archive would be refused as truncated. So work that an operator requests ends before closing
+/// begins, and none begins afterwards. Requests of a mount have ended by then.
+#[derive(Default)]
+struct ShutdownGate {
+    begun: AtomicBool,
+    gate: RwLock<()>,
+}
+
+impl ShutdownGate {
+    /// Keeps the archive from closing while the guard lives. One thread must not take it twice: a
+    /// pending close between the two would deadlock.
+    fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let work = self.gate.read();
+        self.check_open()?;
+        Ok(work)
+    }
+
+    /// Fails once closing has begun. Long work calls it regularly, so that closing does not wait
+    /// for the rest of the work.
+    ///
+    /// # Errors
+    /// `Invalid` once closing has begun.
+    fn check_open(&self) -> Result<()> {
+        if self.begun.load(Ordering::SeqCst) { Err(Error::invalid("the archive is being closed")) } else { Ok(()) }
+    }
+
+    /// Refuses new work and waits until none is in progress. If there is any, `before` runs before
+    /// the wait.
+    fn shut(&self, before: impl FnOnce()) -> RwLockWriteGuard<'_, ()> {
+        self.begun.store(true, Ordering::SeqCst);
+        self.gate.try_write().unwrap_or_else(|| {
+            before();
+            self.gate.write()
+        })
     }
 }

@@ -15,11 +15,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::extents::{self, MappedExtent};
-use super::inode;
-use super::packing::{PACK_FILES, Packer, SharedPages};
-use super::shutdown_gate::ShutdownGate;
+use super::extents::{self, MappedExtent, PACK_FILES, Packer, SharedPages};
 use super::types::FsOptions;
+use super::{ShutdownGate, inode};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::values::Extent;

@@ -16,7 +16,7 @@ use crate::format::page::PageKind;
 use crate::format::values::Extent;
 use crate::format::{Ino, Key, Pointer};
 use crate::frame::{self, OpenedPage, PageContent, PlainPage};
-use crate::fs::ranges::join;
+use crate::fs::join_ranges;
 use crate::txn::{State, Volume};
 
 /// Maximum items of a page (specification 5.3).
@@ -78,7 +78,7 @@ impl<'a> PageCopier<'a> {
             shared.extents += 1;
             shared.ranges.push(extent.start..extent.start + extent.length);
             if shared.ranges.len() > 64 {
-                shared.ranges = join(std::mem::take(&mut shared.ranges));
+                shared.ranges = join_ranges(std::mem::take(&mut shared.ranges));
             }
         }
         Ok(())
@@ -110,7 +110,7 @@ impl<'a> PageCopier<'a> {
         if let Some(page) = shared.written {
             return Ok(PlacedExtent { page, start: moved(&shared.ranges, extent.start), adopt: None });
         }
-        shared.ranges = join(std::mem::take(&mut shared.ranges));
+        shared.ranges = join_ranges(std::mem::take(&mut shared.ranges));
         let (ranges, extents) = (shared.ranges.clone(), shared.extents);
         let page = self.copy(ino, offset, extent, &ranges)?;
         if let Some(shared) = self.shared.get_mut(&extent.page) {

@@ -13,14 +13,15 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::create::{NewObject, new_inode};
+use super::names::{NewObject, new_inode};
 use super::xattr::{self, RECORDS_OF_VALUE, put_entry};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, MAX_XATTR, find_in_index, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA};
 use crate::fs::directory::{self, DirectoryEditor, DirectoryRecord, EntryTarget, check_name, is_dot, put_in_list};
-use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, SharedPages};
-use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode, parallel_writer};
+use crate::fs::extents::{INLINE, PACK, Packer, SharedPage, SharedPages};
+use crate::fs::writeback::run_parallel;
+use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode};
 use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume, WrittenPiece, groups_for};
 
 /// Maximum content of a file that can be added in bulk, which is the limit for packing.
@@ -353,7 +354,7 @@ fn write_pages(
         page.items.iter().map(|index| groups_for(files[*index].content.len() as u64, 1)).sum()
     };
     let mut written = UnreferencedPages::new(volume);
-    let parts = parallel_writer::run_parallel(
+    let parts = run_parallel(
         threads.min(pages.len() / MIN_PAGES_PER_THREAD),
         1,
         pages,

@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::attributes::{LookupTarget, find, stale_to_not_found};
-use super::create::link_target;
-use super::file_data::{read_published, resize_buffer};
-use super::listing::{AttributeLoader, list, load_directory};
-use super::sparse::FileLayout;
+use super::attributes::{AttributeLoader, LookupTarget, find, list, load_directory, stale_to_not_found};
+use super::file_data::{FileLayout, read_published, resize_buffer};
+use super::names::link_target;
 use super::xattr;
 use crate::error::{Error, Result};
 use crate::format::values::{SnapshotValue, decode_list};

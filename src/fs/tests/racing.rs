@@ -6,7 +6,7 @@ use super::data::{Bench, OPTIONS, make, read_model, write_model};
 use crate::env::SeededEnvironment;
 use crate::format::Ino;
 use crate::fs::FsOptions;
-use crate::fs::dirty_throttle::COMMIT_WAIT_BYTES;
+use crate::fs::writeback::COMMIT_WAIT_BYTES;
 
 /// A block with its version in every word.
 fn block(version: u64) -> Vec<u8> {

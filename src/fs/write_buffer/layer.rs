@@ -5,8 +5,7 @@ use std::ops::Range;
 
 use crate::error::Result;
 use crate::format::BLOCK;
-use crate::fs::extents::FRAME;
-use crate::fs::ranges::gaps;
+use crate::fs::extents::{FRAME, gaps};
 use crate::txn::groups_for;
 
 /// A frame cut by more pieces than this is rewritten as a whole (design 3.3: more cost more space

@@ -26,30 +26,28 @@
 //!     frame that needs it.
 
 mod batch;
-mod dirty_content;
 mod dirty_file;
 mod layer;
-mod log_pieces;
 
 pub(super) use batch::{FilePlan, WritebackBatch};
 pub(super) use dirty_file::{ContentSize, DirtyFile, LockedFile, SealedLayers};
 pub(super) use layer::{DirtyPiece, Frame, GROUP, INLINE_GROUPS, Layer, MAX_PIECES, WHOLE_GROUPS};
-pub(crate) use log_pieces::LogPieces;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::error::Result;
-use crate::format::Ino;
-use crate::fs::inode;
-use crate::fs::ranges::join;
-use crate::txn::{Operation, Reservation, State, View, Volume};
-use dirty_content::{DirtyContent, DirtyOverlay, TouchedFrames};
-use dirty_file::{InodeAndSize, PublishedRanges};
+use super::extents::join_ranges;
+use super::inode;
+use super::types::mode;
+use crate::error::{Error, Result};
+use crate::format::log::{LogEntry, LogPiece, piece_length};
+use crate::format::{Ino, kind};
+use crate::txn::{Operation, Reservation, State, View, Volume, groups_for};
+use dirty_file::{DirtyContent, DirtyOverlay, InodeAndSize, PublishedRanges, TouchedFrames};
 
 /// Number of locks over the map of dirty files; a few times the threads that serve a mount.
 const SHARDS: u64 = 16;
@@ -281,7 +279,7 @@ impl WriteBuffer {
     /// Returns a state, and the ranges of the dirty data over it, sorted and disjoint.
     pub(super) fn dirty_ranges(&self, ino: Ino) -> (Arc<State>, Vec<Range<u64>>) {
         let (state, ranges) = self.with_dirty_content(ino, |content, _| content.ranges());
-        (state, join(ranges.unwrap_or_default()))
+        (state, join_ranges(ranges.unwrap_or_default()))
     }
 
     /// Returns a state, and the inode with its size including dirty data, if there is any.
@@ -324,5 +322,129 @@ impl WriteBuffer {
     #[cfg(test)]
     pub(super) fn max_flushed(&self) -> u64 {
         self.most_flushed.load(Ordering::Relaxed)
+    }
+}
+
+/// Valid pieces of several log entries, by inode.
+#[derive(Default)]
+pub(crate) struct LogPieces(BTreeMap<Ino, Layer>);
+
+impl LogPieces {
+    /// Collects the pieces of entries in their order. Of each entry it first drops ranges, then
+    /// inodes that were removed, then puts its pieces over older ones.
+    pub(crate) fn of(entries: &[LogEntry]) -> LogPieces {
+        let mut all: BTreeMap<Ino, Layer> = BTreeMap::new();
+        for entry in entries {
+            for dropped in &entry.dropped {
+                if let Some(layer) = all.get_mut(&dropped.ino) {
+                    layer.remove(dropped.start..dropped.end);
+                }
+            }
+            for (key, _) in entry.records.iter().filter(|(key, value)| key.kind == kind::INODE && value.is_none()) {
+                all.remove(&Ino(key.object));
+            }
+            for piece in &entry.pieces {
+                all.entry(piece.ino).or_default().put(piece.offset, &piece.data);
+            }
+        }
+        all.retain(|_, layer| !layer.is_empty());
+        LogPieces(all)
+    }
+
+    /// Returns the bytes of one file with their offsets, ascending.
+    pub(crate) fn of_file(&self, ino: Ino) -> impl Iterator<Item = (u64, &[u8])> {
+        self.0.get(&ino).into_iter().flat_map(Layer::iter)
+    }
+
+    pub(in crate::fs) fn len(&self) -> u64 {
+        self.0.values().map(Layer::pieces).sum()
+    }
+
+    /// Returns the maximum groups for writing all of it back, in any state of the files.
+    pub(in crate::fs) fn groups(&self) -> u64 {
+        let frames = self.0.values().flat_map(|layer| layer.frames().values());
+        frames.map(|frame| groups_for(frame.bytes(), frame.pieces.len() as u64).min(WHOLE_GROUPS) + INLINE_GROUPS).sum()
+    }
+}
+
+impl WriteBuffer {
+    /// Returns the dirty pieces that are in no log entry, if an entry with `capacity` bytes can
+    /// hold them, and marks them as logged. The caller holds the writers' lock, so nothing is
+    /// published meanwhile, and the pieces are consistent with the published state (STAGE-3).
+    pub(in crate::fs) fn take_log_pieces(&self, capacity: usize) -> Option<Vec<LogPiece>> {
+        let state = self.volume.state();
+        let _gate = self.gate.write();
+        let mut files = self.files();
+        files.retain(|file| file.with_content(|content| !content.is_logged()));
+        let (mut pieces, mut length) = (Vec::new(), 0);
+        for file in &files {
+            let unlogged = file.with_content(|content| {
+                content.drop_published(&state);
+                content.unlogged()
+            });
+            for (offset, data) in unlogged.iter() {
+                length += piece_length(data.len());
+                if length > capacity {
+                    return None;
+                }
+                pieces.push(LogPiece { ino: file.ino(), offset, data: data.to_vec() });
+            }
+        }
+        files.iter().for_each(|file| file.with_content(|content| content.mark_logged()));
+        Some(pieces)
+    }
+
+    /// Returns whether every dirty byte is in a log entry.
+    pub(in crate::fs) fn is_logged(&self) -> bool {
+        self.files().iter().all(|file| file.with_content(|content| content.is_logged()))
+    }
+
+    /// Replays pieces of log entries into the buffer; `view` has the records of the entries. A
+    /// writer passes the space for all of them in `reserved`.
+    ///
+    /// # Errors
+    /// `NoSpace` when `reserved` is too small. For a writer, `Damaged` for a damaged inode.
+    pub(in crate::fs) fn restore_from_log(
+        &self,
+        pieces: &LogPieces,
+        view: View<'_>,
+        mut reserved: Option<Reservation>,
+    ) -> Result<()> {
+        let writes = reserved.is_some();
+        for (ino, layer) in &pieces.0 {
+            let has_bytes = match inode::find(view, *ino) {
+                // An orphan in reclaim has hidden extents, and no bytes either.
+                Ok(Some(inode)) => inode.mode & mode::TYPE == mode::REGULAR && (inode.links > 0 || inode.trim > 0),
+                // A removed file has no bytes.
+                Ok(None) => false,
+                // LOG-6: a reader of this file gets the error.
+                Err(Error::Damaged(_)) if !writes => true,
+                Err(error) => return Err(error),
+            };
+            if !has_bytes {
+                continue;
+            }
+            let entry = self.file(*ino);
+            let accepted = entry.with_content(|content| {
+                layer.iter().all(|(offset, data)| {
+                    if !writes {
+                        content.put(offset, data);
+                        return true;
+                    }
+                    // One at a time, as they were written: each piece of a frame has its own space.
+                    let parts = [(offset, data)];
+                    let touched = TouchedFrames::new(&parts, true);
+                    let mut own = reserved.as_mut().map(|all| all.split(touched.shortfall(content)));
+                    content.accept(&touched, &parts, &mut own)
+                })
+            });
+            if !accepted {
+                return Err(Error::NoSpace("no room for what the log says of files".into()));
+            }
+        }
+        if writes {
+            self.volume.mark_staged();
+        }
+        Ok(())
     }
 }

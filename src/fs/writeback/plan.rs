@@ -1,18 +1,21 @@
 //! Decides how a sealed layer becomes pages (inline, packed with other small files, one page a
-//! piece, or merged frames), and writes them.
+//! piece, or merged frames), and writes them on all processors.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread;
+
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::values::InodeValue;
-use crate::fs::extents::{self, FRAME, MappedExtent};
-use crate::fs::packing::{INLINE, PACK, Packer, SharedPage, compresses, packs};
-use crate::fs::ranges::{gaps, join};
+use crate::fs::extents::{
+    self, FRAME, INLINE, MappedExtent, PACK, Packer, SharedPage, compresses, gaps, join_ranges, packs,
+};
+use crate::fs::inode;
 use crate::fs::types::FsOptions;
 use crate::fs::write_buffer::{DirtyPiece, FilePlan, Frame, INLINE_GROUPS, Layer, MAX_PIECES};
-use crate::fs::{inode, parallel_writer};
 use crate::txn::{Reservation, UnreferencedPages, View, Volume, groups_for};
 
 /// Minimum frames per thread: one takes 20 us and more, starting a thread about 50.
@@ -174,7 +177,7 @@ impl PagePlanner<'_> {
         }
         let (volume, options, view, planned) = (self.volume, self.options, self.view, &*plan);
         let share = |(_, frame): &(u64, &Frame)| frame.reserved_groups;
-        let parts = parallel_writer::run_parallel(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
+        let parts = run_parallel(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
             let mut part = FilePlan::new(planned.ino, planned.end, *inode);
             let mut own =
                 PagePlanner { volume, options, view, reserved, threads: 1, written: UnreferencedPages::new(volume) };
@@ -313,7 +316,7 @@ fn fills_holes(run: &Range<u64>, pieces: &[Range<u64>], mapped: &[MappedExtent])
     }
     let there = pieces.iter().cloned().chain(mapped.iter().map(|old| old.offset..old.end()));
     let within = there.map(|part| part.start.max(run.start)..part.end.min(run.end)).filter(|part| !part.is_empty());
-    length(&join(within.collect())) < run.end - run.start
+    length(&join_ranges(within.collect())) < run.end - run.start
 }
 
 /// Returns the ranges to be written as a page each, as choices of which the first is the best and
@@ -327,7 +330,7 @@ fn choose_runs(pieces: &[Range<u64>], mapped: &[MappedExtent], visible: &Range<u
     let merged = || {
         let mut all = pieces.to_vec();
         all.extend(rest.iter().cloned());
-        let joined = join(all);
+        let joined = join_ranges(all);
         if joined.len() > MAX_PIECES { span(&joined) } else { joined }
     };
     // The write buffer reserves space for each piece as a page, or for the frame as one page if
@@ -349,6 +352,72 @@ fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         (Some(first), Some(last)) => std::iter::once(first.start..last.end).collect(),
         _ => Vec::new(),
     }
+}
+
+/// Maximum threads; more would wait for the space map and for the host.
+const MAX_THREADS: usize = 8;
+
+/// Job queue that the threads share.
+struct WorkQueue<'r, R> {
+    next: usize,
+    reserved: &'r mut Option<Reservation>,
+    /// Results with the index of their first job.
+    done: Vec<(usize, R)>,
+    failed: Option<Error>,
+}
+
+/// Returns the number of worker threads for this machine.
+pub(super) fn worker_threads() -> usize {
+    thread::available_parallelism().map_or(1, |count| count.get().min(MAX_THREADS))
+}
+
+/// Runs all `jobs` on up to `threads` threads. Each thread takes `stride` jobs at a time, with the
+/// groups of `reserved` that `share` returns for them, and gives back the rest. Returns the results
+/// in the order of the jobs; after an error no more jobs start.
+pub(in crate::fs) fn run_parallel<J: Sync, R: Send>(
+    threads: usize,
+    stride: usize,
+    jobs: &[J],
+    reserved: &mut Option<Reservation>,
+    share: impl Fn(&J) -> u64 + Sync,
+    work: impl Fn(&[J], &mut Option<Reservation>) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let shared = Mutex::new(WorkQueue { next: 0, reserved, done: Vec::new(), failed: None });
+    let run = || {
+        loop {
+            let mut state = shared.lock();
+            let first = state.next;
+            if state.failed.is_some() || first >= jobs.len() {
+                return;
+            }
+            let mine = &jobs[first..(first + stride).min(jobs.len())];
+            state.next = first + mine.len();
+            let groups = mine.iter().map(&share).sum();
+            let mut reserved = state.reserved.as_mut().map(|reserved| reserved.split(groups));
+            drop(state);
+            let result = work(mine, &mut reserved);
+            let mut state = shared.lock();
+            if let (Some(all), Some(left)) = (state.reserved.as_mut(), reserved) {
+                all.absorb(left);
+            }
+            match result {
+                Ok(done) => state.done.push((first, done)),
+                Err(error) => drop(state.failed.get_or_insert(error)),
+            }
+        }
+    };
+    thread::scope(|scope| {
+        // This thread is a worker too, and does the work of threads that cannot be started.
+        for _ in 1..threads {
+            if thread::Builder::new().name("sealer".into()).spawn_scoped(scope, run).is_err() {
+                break;
+            }
+        }
+        run();
+    });
+    let WorkQueue { mut done, failed, .. } = shared.into_inner();
+    done.sort_unstable_by_key(|(first, _)| *first);
+    failed.map_or_else(|| Ok(done.into_iter().map(|(_, done)| done).collect()), Err)
 }
 
 #[cfg(test)]
