@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use super::allocator::Allocator;
 use super::commit::CommitTail;
-use super::counters::{known, last_ino};
-use super::finding::{Finding, FindingKind, Severity};
+use super::finding::{Finding, FindingKind, Severity, known, last_ino};
+use super::operation::reference_count;
 use super::recovery::in_space;
-use super::references;
 use super::state::{State, VolumeContext, is_being_removed, snapshot_tree, snapshots_of};
 use crate::btree::{LostNode, NodeStore, Tree};
 use crate::error::{Error, Result};
@@ -284,7 +283,7 @@ impl Auditor<'_> {
         let mut wrong = Vec::new();
         let find = |severity, text: String, block| Finding::new(FindingKind::Count, severity, text).at_block(block);
         for (address, page) in &census.pages {
-            let count = references::count(tree, &self.medium.store, *address)?;
+            let count = reference_count(tree, &self.medium.store, *address)?;
             let named = page.names;
             if count != named && !census.incomplete {
                 let text = format!("page is counted wrong: block={address} record={count} found={named}");

@@ -36,14 +36,11 @@ mod allocator;
 mod ancestry;
 mod audit;
 mod commit;
-mod counters;
 mod finding;
 mod log;
 mod operation;
 mod recovery;
-mod references;
 mod space_wait;
-mod stale;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -30,8 +30,7 @@ use crate::frame::PageCipher;
 use crate::storage::Storage;
 use crate::txn::ancestry::{Ancestry, Mark};
 use crate::txn::commit::{CommitReason, CommitTail};
-use crate::txn::operation::Operation;
-use crate::txn::references;
+use crate::txn::operation::{Operation, reference_count};
 use crate::txn::state::{Counters, State};
 
 /// Records of one session that are remembered as pinned: a backup of every hour for half a year,
@@ -198,7 +197,7 @@ impl Volume {
 
     /// Returns how many extents (and dead-list entries) reference the page in a version.
     pub(crate) fn count_in(&self, state: &State, page: &Pointer) -> Result<u64> {
-        references::count(&state.trees.references, &self.medium.store, page.run.address)
+        reference_count(&state.trees.references, &self.medium.store, page.run.address)
     }
 
     /// Returns the cipher for pages of copies of this archive.

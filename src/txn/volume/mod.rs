@@ -21,6 +21,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
+use super::finding::{counter_contradictions, record_contradictions};
+use super::writer::StalePages;
 use crate::btree::NodeStore;
 use crate::env::Environment;
 use crate::error::{CacheStats, Error, LogStats, Result, SnapshotStats};
@@ -33,13 +35,11 @@ use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
 use crate::txn::ancestry::{Ancestry, Durable, EntryMark, History, Mark, OpenedLog};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{CommitReason, CommitTail, CommitTicket, GroupCommit, Session};
-use crate::txn::counters;
 use crate::txn::finding::Finding;
 use crate::txn::log::Logged;
 use crate::txn::operation::Operation;
 use crate::txn::recovery::{self, LostPage};
 use crate::txn::space_wait::{Reclaimer, SpaceWaiter};
-use crate::txn::stale::StalePages;
 use crate::txn::state::{Counters, State, Versions, View, VolumeContext};
 use crate::txn::writer::{Flusher, LogSource, Writer};
 
@@ -504,8 +504,8 @@ impl Volume {
     fn contradictions(&self, record: &CommitRecord, next_ino: u64, logged: Option<&Logged>) -> Result<Vec<Finding>> {
         let state = self.state();
         let given = Counters { next_ino, ..state.counters };
-        let mut found = counters::of_record(record);
-        found.extend(counters::of_trees(&given, &state.trees, logged, &self.medium.store)?);
+        let mut found = record_contradictions(record);
+        found.extend(counter_contradictions(&given, &state.trees, logged, &self.medium.store)?);
         Ok(found)
     }
 

@@ -13,8 +13,7 @@ use crate::format::values::{DeadValue, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, Run, Timestamp, TreeId, kind};
 use crate::pager::space::SpaceMap;
 use crate::txn::commit::{CommitReason, Session};
-use crate::txn::operation::Operation;
-use crate::txn::references::{self, following};
+use crate::txn::operation::{Operation, following, reference_count};
 use crate::txn::state::{
     Counters, State, Trees, View, before, check_name, is_being_removed, snapshot_tree, snapshots_of,
 };
@@ -489,7 +488,7 @@ impl Volume {
         }
         let (state, store) = (self.state(), &self.medium.store);
         for (run, dropped) in sum.shared {
-            let count = references::count(&state.trees.references, store, run.address)?;
+            let count = reference_count(&state.trees.references, store, run.address)?;
             if dropped.anyway < count && count <= dropped.all {
                 sum.blocks = sum.blocks.saturating_add(run.blocks);
             }
@@ -513,7 +512,7 @@ impl Volume {
                 let is_newer_than = |generation: Option<Generation>| generation.is_none_or(|it| born > it);
                 if is_newer_than(stays) {
                     let anyway = goes && is_newer_than(heir);
-                    match references::count(&trees.references, store, run.address)? {
+                    match reference_count(&trees.references, store, run.address)? {
                         1 if anyway => {}
                         1 => sum.blocks = sum.blocks.saturating_add(run.blocks),
                         _ => {
