@@ -1,7 +1,6 @@
 //! AEAD, key derivation, key wrapping and types for secrets; independent of archives.
 
 pub mod aead;
-mod engine;
 pub mod identity;
 pub mod kdf;
 mod recovery;

@@ -1,8 +1,8 @@
 use shake::Shake128;
 use shake::digest::{ExtendableOutput, Update, XofReader};
 
-use super::super::engine::portable::Portable;
-use super::super::engine::system::System;
+use super::portable::Portable;
+use super::system::System;
 use super::*;
 use crate::env::SeededEnvironment;
 
