@@ -1,7 +1,6 @@
 //! Page layout before sealing: compression, division into cells, and number of blocks.
 
 mod cipher;
-mod log_entry;
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -10,8 +9,9 @@ use std::io;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::find_frame_compressed_size;
 
-pub(crate) use cipher::{DataHead, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind_error};
-pub(crate) use log_entry::EntryStart;
+pub(crate) use cipher::{
+    DataHead, EntryStart, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind_error,
+};
 
 use crate::format::data_head::{PackedItem, head_length};
 use crate::format::page::PageKind;
