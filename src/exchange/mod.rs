@@ -4,7 +4,6 @@
 //! directories. Archive bytes are not accessed here.
 
 pub(crate) mod attributes;
-mod copy;
 mod extract;
 mod import;
 mod path_ops;
@@ -16,13 +15,12 @@ mod tree_diff;
 pub(crate) mod walk;
 
 pub use attributes::{SkippedCount, SkippedItems, device_number, split_device_number};
-pub use copy::{copy, rewrite};
 pub(crate) use extract::write_all;
 pub use extract::{ExtractOptions, ExtractReport, count_archive_files, extract};
 pub use import::{
     Deletion, ImportOptions, ImportReport, MirrorChange, MirrorPlan, MirrorWatch, count_host_files, import, plan_mirror,
 };
-pub use path_ops::{CopyDestination, components, make_directories, remove, rename, resolve};
+pub use path_ops::{CopyDestination, components, copy, make_directories, remove, rename, resolve, rewrite};
 pub use restore::{LiveNamespace, OfflineNamespace, Restore, RestoreReport};
 pub use snapshot_diff::{PathChange, PathChangeKind, compare};
 pub use tar::{

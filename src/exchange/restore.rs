@@ -30,8 +30,7 @@ use std::collections::BTreeSet;
 
 use lockbox_terminal::display;
 
-use super::copy::Builder;
-use super::path_ops::{components, delete_beside_users, none_if_missing, resolve};
+use super::path_ops::{Builder, components, delete_beside_users, none_if_missing, resolve};
 use super::walk::join;
 use super::{CopyCounts, Entries};
 use crate::error::{Error, Result};

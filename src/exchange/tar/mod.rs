@@ -7,16 +7,12 @@
 
 mod export;
 mod header;
-mod import;
 mod members;
-mod pack;
 mod pax;
 mod unpack;
 
-pub use export::{PackReport, TarExport, export_tar, export_tree};
-pub use import::{TarImport, TarImportOptions, import_tar};
-pub use pack::pack_tree;
-pub use unpack::{UnpackReport, unpack_tar};
+pub use export::{PackReport, TarExport, export_tar, export_tree, pack_tree};
+pub use unpack::{TarImport, TarImportOptions, UnpackReport, import_tar, unpack_tar};
 
 /// Unit of a tar stream, in bytes.
 const BLOCK: usize = 512;

@@ -1,28 +1,34 @@
-//! Extracts an untrusted tar into a new host directory, which appears when it is complete.
+//! Extracts an untrusted tar into a new host directory, which appears when it is complete; imports
+//! a tar into an archive, by a staging directory that is moved into place after the tar has ended
+//! correctly.
 //!
-//! The author of the tar controls names, content, times and whether a file is executable. All
-//! objects belong to the extracting user and are private to it. Devices, FIFOs and symbolic links
+//! The author of an untrusted tar controls names, content, times and whether a file is executable.
+//! All objects belong to the extracting user and are private to it. Devices, FIFOs and symbolic links
 //! that lead out of the directory are not created, so nothing can be written outside of it.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use lockbox_terminal::display;
 use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
-
-use lockbox_terminal::display;
 
 use super::members::{Member, MemberKind, Members};
 use super::pax::SparseMap;
 use crate::env::SystemEnvironment;
-use crate::error::{Error, Result, Timestamp};
-use crate::exchange::CopyCounts;
-use crate::exchange::attributes::host_error;
+use crate::error::{Error, Refusal, Result, Timestamp};
+use crate::exchange::attributes::{SkippedItems, host_error};
 use crate::exchange::extract::write_all;
+use crate::exchange::path_ops::{self, delete_tree, none_if_missing};
 use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
-use crate::fs::{Attributes, mode};
+use crate::exchange::{CopyCounts, Entries, Progress};
+use crate::format::{Ino, ROOT_INO};
+use crate::fs::{Attributes, Creator, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};
 use crate::storage::{FileIdentity, host_call};
 
 /// Size of one read from the tar and one write to the host, in bytes.
@@ -251,5 +257,367 @@ fn set_times(at: &OwnedFd, name: &[u8], modified: Timestamp) -> Result<()> {
     set.map_err(host_error("cannot set the times"))
 }
 
-#[cfg(test)]
-mod tests;
+/// Size of one read from the tar and one write to the archive, in bytes.
+const IMPORT_PIECE: usize = 1 << 20;
+/// Staging directory in the root of the archive. The next import removes one of a killed import.
+const STAGE: &[u8] = b".lockbox-import-tar";
+/// Extended attribute that marks an import's directory, to distinguish it from a user's directory
+/// of that name.
+const MARK: &[u8] = b"user.lockbox.import-tar";
+
+/// Options of a tar import.
+#[derive(Clone, Debug)]
+pub struct TarImportOptions {
+    /// Target directory in the archive; created if missing.
+    pub to: Vec<u8>,
+    /// Replace existing objects, except directories.
+    pub replace: bool,
+    /// Owner of directories that have members below them but are not members.
+    pub creator: Creator,
+}
+
+/// Result of a tar import.
+#[derive(Debug, Default)]
+pub struct TarImport {
+    pub copied: CopyCounts,
+    /// Extended attributes that the archive does not store.
+    pub skipped: SkippedItems,
+}
+
+/// Reads a tar to its end mark and puts its members below `options.to`. A later member of the same
+/// name replaces an earlier one. Existing directories are merged, and get owner, mode, times and
+/// attributes of the member.
+///
+/// # Errors
+/// - `Invalid` for an incomplete or malformed tar, and for a member outside of the tree, below a
+///   non-directory, or linked to a missing member,
+/// - `Exists` naming the existing object without `replace`,
+/// - that of `progress`.
+///
+/// The archive is unchanged then. `Exists` without a name if the root has a `.lockbox-import-tar`
+/// that no import created. After `NoSpace`, `WriteFailed` and `Damaged`, the directory
+/// `.lockbox-import-tar` may remain.
+pub fn import_tar(
+    fs: &FileSystem,
+    input: &mut dyn Read,
+    options: &TarImportOptions,
+    progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
+) -> Result<TarImport> {
+    remove_old_stage(fs)?;
+    let private = Creator { umask: None, ..options.creator };
+    let created = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?;
+    let stage = created.ino;
+    let mut import = TarImporter {
+        fs,
+        options,
+        progress,
+        stage,
+        report: TarImport::default(),
+        directories: Vec::new(),
+        parent: None,
+        piece: vec![0; IMPORT_PIECE],
+    };
+    let marked = fs.set_xattr(stage, MARK, b"", XattrMode::Set);
+    let result = marked.and_then(|()| import.unpack(input)).and_then(|()| import.install());
+    let removed = delete_tree(fs, ROOT_INO, STAGE, &created).map(drop);
+    let report = import.report;
+    result.and(removed).map(|()| report)
+}
+
+/// Removes the staging directory of a killed import, and nothing else.
+fn remove_old_stage(fs: &FileSystem) -> Result<()> {
+    let Some(stage) = none_if_missing(fs.lookup(ROOT_INO, STAGE))? else { return Ok(()) };
+    let is_private = stage.mode & (mode::TYPE | mode::PERMISSIONS) == mode::DIRECTORY | 0o700;
+    match fs.xattr(stage.ino, MARK) {
+        Ok(_) if is_private => delete_tree(fs, ROOT_INO, STAGE, &stage).map(drop),
+        Ok(_) | Err(Error::NoAttribute) => Err(Error::Exists),
+        Err(error) => Err(error),
+    }
+}
+
+/// Metadata of a directory, set after everything was installed, because each created entry changes
+/// its times.
+pub(super) struct DirectoryMetadata {
+    pub(super) ino: Ino,
+    member: Member,
+}
+
+struct TarImporter<'a> {
+    fs: &'a FileSystem,
+    options: &'a TarImportOptions,
+    progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
+    stage: Ino,
+    report: TarImport,
+    directories: Vec<DirectoryMetadata>,
+    /// Directory of the last member: usually also that of the next one.
+    parent: Option<(Vec<Vec<u8>>, Ino)>,
+    piece: Vec<u8>,
+}
+
+impl TarImporter<'_> {
+    fn unpack(&mut self, input: &mut dyn Read) -> Result<()> {
+        let mut members = Members::new(input);
+        while let Some(member) = members.next()? {
+            (self.progress)(&self.report.copied.progress(&member.name, 0))?;
+            let shown = display(&member.name);
+            self.member(member, &mut members).map_err(|error| match error {
+                Error::Invalid(detail) if detail.starts_with("the tar ") => Error::Invalid(detail),
+                Error::Invalid(detail) => Error::invalid(format!("member '{shown}' of the tar: {detail}")),
+                Error::NameTooLong | Error::FileTooLarge | Error::TooManyLinks | Error::IsDirectory => {
+                    Error::invalid(format!("member '{shown}' of the tar: {error}"))
+                }
+                error => error,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, mut member: Member, members: &mut Members<'_>) -> Result<()> {
+        let Some(name) = member.path.pop() else {
+            self.directories.push(DirectoryMetadata { ino: self.stage, member });
+            return Ok(());
+        };
+        let parent = self.directory_of(&member.path)?;
+        if let Some(existing) = none_if_missing(self.fs.lookup(parent, &name))? {
+            let was_directory = existing.is_directory();
+            match (was_directory, matches!(member.kind, MemberKind::Directory)) {
+                (true, true) => {
+                    self.directories.push(DirectoryMetadata { ino: existing.ino, member });
+                    return Ok(());
+                }
+                (true, false) => return Err(Error::invalid("it would take the place of a directory")),
+                // A tar that was appended to: the last member takes precedence.
+                (false, _) if !self.is_link_to(&member, existing.ino)? => self.fs.unlink(parent, &name)?,
+                (false, _) => return Ok(()),
+            }
+        }
+        self.make(member, parent, &name, members)
+    }
+
+    fn is_link_to(&self, member: &Member, ino: Ino) -> Result<bool> {
+        match &member.kind {
+            MemberKind::Link(target) => Ok(self.find(target)?.ino == ino),
+            _ => Ok(false),
+        }
+    }
+
+    fn make(&mut self, member: Member, parent: Ino, name: &[u8], members: &mut Members<'_>) -> Result<()> {
+        let creator = Creator { uid: member.uid, gid: member.gid, umask: None };
+        match &member.kind {
+            MemberKind::Directory => {
+                let created = self.fs.make_directory(parent, name, member.permissions, creator)?;
+                self.report.copied.directories += 1;
+                self.directories.push(DirectoryMetadata { ino: created.ino, member });
+                Ok(())
+            }
+            MemberKind::Link(target) => {
+                let target = self.find(target)?;
+                if target.mode & mode::TYPE == mode::DIRECTORY {
+                    return Err(Error::invalid("it is a hard link to a directory"));
+                }
+                self.fs.link(target.ino, parent, name)?;
+                self.report.copied.links += 1;
+                Ok(())
+            }
+            MemberKind::File(map) => {
+                let created = self.fs.create_and_open(parent, name, member.permissions, creator)?;
+                let filled = self.fill(map, created.ino, &member, members);
+                self.fs.release(created.ino)?;
+                self.report.copied.files += 1;
+                filled
+            }
+            MemberKind::Symlink(target) => {
+                let created = self.fs.make_symlink(parent, name, target, creator)?;
+                self.report.copied.symlinks += 1;
+                self.metadata(created.ino, &member, SetAttributes::default())
+            }
+            MemberKind::Node(kind, rdev) => {
+                let created = self.fs.make_node(parent, name, kind | member.permissions, *rdev, creator)?;
+                self.report.copied.others += 1;
+                self.metadata(created.ino, &member, permissions(&member))
+            }
+        }
+    }
+
+    fn fill(&mut self, map: &SparseMap, ino: Ino, member: &Member, members: &mut Members<'_>) -> Result<()> {
+        for &(start, length) in &map.parts {
+            let mut offset = start;
+            while offset < start + length {
+                let wanted = usize::try_from(start + length - offset).unwrap_or(IMPORT_PIECE).min(IMPORT_PIECE);
+                // Fill the buffer: short reads of a pipe would be stored inefficiently.
+                let mut filled = 0;
+                while filled < wanted {
+                    filled += members.read(&mut self.piece[filled..wanted])?;
+                }
+                self.fs.write(ino, offset, &self.piece[..wanted])?;
+                offset += wanted as u64;
+                self.report.copied.bytes += wanted as u64;
+                (self.progress)(&self.report.copied.progress(&member.name, 0))?;
+            }
+        }
+        self.metadata(ino, member, SetAttributes { size: Some(map.size), ..permissions(member) })
+    }
+
+    /// Sets attributes first, because they change the mode and the times.
+    fn metadata(&mut self, ino: Ino, member: &Member, set: SetAttributes) -> Result<()> {
+        for (name, value) in &member.xattrs {
+            match self.fs.set_xattr(ino, name, value, XattrMode::Set) {
+                Err(
+                    error @ (Error::Unsupported(_)
+                    | Error::AttributeTooLarge
+                    | Error::NotPermitted
+                    | Error::PermissionDenied
+                    | Error::RangeTooSmall
+                    | Error::Invalid(_)),
+                ) => self.report.skipped.attributes.add(&member.name, name, &error),
+                other => other?,
+            }
+        }
+        for name in &member.strange {
+            self.report.skipped.attributes.add(&member.name, name, &"it names somebody unknown, or is no list");
+        }
+        let set = SetAttributes {
+            uid: Some(member.uid),
+            gid: Some(member.gid),
+            atime: Some(SetTime::To(member.accessed.unwrap_or(member.modified))),
+            mtime: Some(SetTime::To(member.modified)),
+            ..set
+        };
+        self.fs.set_attributes(ino, &set).map(drop)
+    }
+
+    /// Returns the directory of this path in the stage; creates directories that are missing in the
+    /// tar.
+    fn directory_of(&mut self, names: &[Vec<u8>]) -> Result<Ino> {
+        if let Some((path, ino)) = &self.parent
+            && path == names
+        {
+            return Ok(*ino);
+        }
+        let mut at = self.stage;
+        for (depth, name) in names.iter().enumerate() {
+            let found = match none_if_missing(self.fs.lookup(at, name))? {
+                None => self.fs.make_directory(at, name, 0o755, self.options.creator)?,
+                Some(found) => found,
+            };
+            if !found.is_directory() {
+                let above = display(&names[..=depth].join(&b'/'));
+                return Err(Error::invalid(format!("'{above}' above it is no directory in the tar")));
+            }
+            at = found.ino;
+        }
+        self.parent = Some((names.to_vec(), at));
+        Ok(at)
+    }
+
+    /// Returns the object that the tar has at this path.
+    fn find(&self, names: &[Vec<u8>]) -> Result<Attributes> {
+        let missing = || {
+            Error::invalid(format!(
+                "it links to '{}', which the tar does not have before it",
+                display(&names.join(&b'/'))
+            ))
+        };
+        let mut at = self.fs.attributes(self.stage)?;
+        for name in names {
+            at = match self.fs.lookup(at.ino, name) {
+                Err(Error::NotFound | Error::NotDirectory) => return Err(missing()),
+                other => other?,
+            };
+        }
+        Ok(at)
+    }
+
+    fn install(&mut self) -> Result<()> {
+        let fs = self.fs;
+        let to = path_ops::resolve_or_create(fs, &self.options.to, |parent, name| {
+            fs.make_directory(parent, name, 0o755, self.options.creator)
+        })?;
+        let install = Installer { fs, replace: self.options.replace };
+        install.check(self.stage, to)?;
+        let merged = install.execute(self.stage, to)?;
+        for DirectoryMetadata { ino, member } in std::mem::take(&mut self.directories) {
+            let ino = merged.get(&ino).copied().unwrap_or(ino);
+            self.metadata(ino, &member, permissions(&member))?;
+        }
+        Ok(())
+    }
+}
+
+fn permissions(member: &Member) -> SetAttributes {
+    SetAttributes { mode: Some(member.permissions), ..SetAttributes::default() }
+}
+
+struct Installer<'a> {
+    fs: &'a FileSystem,
+    replace: bool,
+}
+
+/// Action for an entry of the stage.
+enum InstallStep {
+    Move,
+    Replace,
+    /// Both are directories.
+    Merge(Ino),
+    InTheWay,
+}
+
+impl Installer<'_> {
+    /// Checks for conflicts.
+    ///
+    /// # Errors
+    /// `Invalid` naming the first conflicting object.
+    fn check(&self, from: Ino, to: Ino) -> Result<()> {
+        let mut levels = vec![(from, to, Vec::new())];
+        while let Some((from, to, path)) = levels.pop() {
+            for entry in Entries::new(self.fs, from)? {
+                let entry = entry?;
+                let mut path = path.clone();
+                path.push(b'/');
+                path.extend_from_slice(&entry.name);
+                match self.step(&entry.attributes, to, &entry.name)? {
+                    InstallStep::Move | InstallStep::Replace => {}
+                    InstallStep::Merge(existing) => levels.push((entry.attributes.ino, existing, path)),
+                    InstallStep::InTheWay => {
+                        let path = display(path.strip_prefix(b"/").unwrap_or_default());
+                        let what = format!("nothing was imported: {path} exists already");
+                        return Err(Error::Refused(Refusal::InTheWay { what }));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves everything; returns the merged directories: in the tar, and in the archive.
+    fn execute(&self, from: Ino, to: Ino) -> Result<HashMap<Ino, Ino>> {
+        let mut merged = HashMap::from([(from, to)]);
+        let mut levels = vec![(from, to)];
+        while let Some((from, to)) = levels.pop() {
+            for entry in Entries::new(self.fs, from)? {
+                let entry = entry?;
+                let name = &entry.name[..];
+                match self.step(&entry.attributes, to, name)? {
+                    InstallStep::Move => self.fs.rename(from, name, to, name, RenameMode::NoReplace)?,
+                    InstallStep::Replace => self.fs.rename(from, name, to, name, RenameMode::Replace)?,
+                    InstallStep::Merge(existing) => {
+                        merged.insert(entry.attributes.ino, existing);
+                        levels.push((entry.attributes.ino, existing));
+                    }
+                    // The archive has no other users, so `check` would have found it.
+                    InstallStep::InTheWay => return Err(Error::Exists),
+                }
+            }
+        }
+        Ok(merged)
+    }
+
+    fn step(&self, attributes: &Attributes, to: Ino, name: &[u8]) -> Result<InstallStep> {
+        let Some(existing) = none_if_missing(self.fs.lookup(to, name))? else { return Ok(InstallStep::Move) };
+        Ok(match (attributes.is_directory(), existing.is_directory()) {
+            (true, true) => InstallStep::Merge(existing.ino),
+            (false, false) if self.replace => InstallStep::Replace,
+            _ => InstallStep::InTheWay,
+        })
+    }
+}
