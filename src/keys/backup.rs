@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use super::change::KeyAccess;
+use super::change::{KeyAccess, VerifiedVolume, commit_header, open_commits};
 use super::header::{self, Header, read_header};
-use super::header_commit::{self, VerifiedVolume};
 use super::rollback::{self, RollbackCheck};
 use super::{RollbackGuard, slots};
 use crate::crypto::SecretKey;
@@ -71,13 +70,12 @@ pub fn restore_header<'a>(
 
     let looked = RollbackCheck::at(&access.seen, volume_key, &mine.archive);
     let looked = looked.opened_by_recipient(slots::is_recipient(&backup, opened.slot));
-    let volume =
-        header_commit::open(storage.clone(), &beside, volume_key, true, &looked).map_err(|error| match error {
-            Error::Damaged(reason) => misfit(Error::damaged(format!(
-                "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
-            ))),
-            error => error,
-        })?;
+    let volume = open_commits(storage.clone(), &beside, volume_key, true, &looked).map_err(|error| match error {
+        Error::Damaged(reason) => misfit(Error::damaged(format!(
+            "the header backup is of another archive, or the archive's commits are lost as well: {reason}"
+        ))),
+        error => error,
+    })?;
     looked.judge_places(&access.seen, Some(&volume))?;
     let whole = present.map(|header| header.framing().copy);
     let remembered = looked.seen.as_ref().map_or(0, rollback::RollbackState::header_sequence);
@@ -101,7 +99,7 @@ pub fn restore_header<'a>(
     header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
     looked.places().remember(Some(&volume));
     let current = VerifiedVolume { volume, looked, replace: false };
-    let newest = header_commit::commit_header(storage, &framing, volume_key, current);
+    let newest = commit_header(storage, &framing, volume_key, current);
     RollbackGuard::new(newest.volume, sequence, newest.looked, newest.replace).remember();
     Ok(Restored { backup: mine.sequence, known })
 }

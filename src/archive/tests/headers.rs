@@ -14,7 +14,7 @@ use crate::frame::PageCipher;
 use crate::fs::mode;
 use crate::keys::header::{self, Header};
 use crate::keys::rollback::RollbackCheck;
-use crate::keys::{KeyAccess, KeyName, SeenOptions, header_commit};
+use crate::keys::{KeyAccess, KeyName, SeenOptions, change};
 use crate::storage::{FileStorage, LockMode};
 use crate::txn::Volume;
 
@@ -141,10 +141,10 @@ fn with_commits() -> Arc<MemoryStorage> {
 /// HEADER-4: a failure of the commit is reported, and does not undo the change.
 #[test]
 fn a_change_of_keys_stands_also_without_its_commit() {
-    let volume = header_commit::open(with_commits(), &numbered(1), &key(), true, &RollbackCheck::default()).unwrap();
-    let before = header_commit::VerifiedVolume { volume, looked: RollbackCheck::default(), replace: false };
+    let volume = change::open_commits(with_commits(), &numbered(1), &key(), true, &RollbackCheck::default()).unwrap();
+    let before = change::VerifiedVolume { volume, looked: RollbackCheck::default(), replace: false };
     let without = Arc::new(archive(&[(0, "new", KdfCost::TEST)]));
-    let after = header_commit::commit_header(without.clone(), &numbered(2), &key(), before);
+    let after = change::commit_header(without.clone(), &numbered(2), &key(), before);
     assert_eq!(after.volume.durable().header_sequence, 1);
     assert!(opens(&*without, "new"));
 }
@@ -159,7 +159,7 @@ fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_ol
         let chance = Arc::new(SeededEnvironment::new(seed));
         let memory = with_commits();
         let record_of = |storage: Arc<dyn Storage>| {
-            let volume = header_commit::open(storage, &framing, &key(), true, &RollbackCheck::default()).unwrap();
+            let volume = change::open_commits(storage, &framing, &key(), true, &RollbackCheck::default()).unwrap();
             (volume.durable().header_sequence, volume)
         };
         let storage = SimulatedStorage::from_contents(&memory.contents());
@@ -168,8 +168,8 @@ fn a_power_cut_anywhere_before_the_commit_that_follows_new_keys_looks_like_no_ol
         let images = crash_images(&storage, &chance, true, 3);
         let new = slot(0, "new", KdfCost::TEST);
         Header::read(&*storage).unwrap().replace_slots(&*storage, &[(0, (SLOT_PASSPHRASE, new))], &key()).unwrap();
-        let before = header_commit::VerifiedVolume { volume: before, looked: RollbackCheck::default(), replace: false };
-        header_commit::commit_header(storage.clone(), &numbered(2), &key(), before);
+        let before = change::VerifiedVolume { volume: before, looked: RollbackCheck::default(), replace: false };
+        change::commit_header(storage.clone(), &numbered(2), &key(), before);
         storage.on_op(Box::new(|_| {}));
         assert_eq!(record_of(storage.clone()).0, 2);
         for image in images.lock().drain(..) {

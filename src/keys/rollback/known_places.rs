@@ -44,8 +44,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::file::{SealedFile, open_directory, read_in, write_in};
-use super::{SeenOptions, sentence, shown};
+use super::{SealedFile, SeenOptions, open_directory, read_in, sentence, shown, write_in};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::XaesKey;
 use crate::crypto::kdf::hkdf;
