@@ -7,10 +7,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::super::Backups;
-use super::super::check::check;
-use super::decoders::filled;
-use super::decoders::plain_page;
+use super::decoders::{filled, plain_page};
 use super::forge::{ARCHIVE, Forge, OWNER, key, open_on, overwrite};
+use crate::archive::check;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::exchange::{OfflineNamespace, Restore, compare};

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::super::check::{CheckReport, check};
 use super::super::{Finding, FindingKind, Lost, Severity};
 use super::sample::{fresh, noise, open_on, put, sample};
+use crate::archive::{CheckReport, check};
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Ino, Key, Pointer, ROOT_INO, kind};
 use crate::fs::FileSystem;

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::check::check;
 use super::super::create::name_key;
 use super::damage::pages;
 use super::sample::{
     Expected, Listing, OWNER, cipher, expected, expected_in, fresh, noise, open_on, put, read_all, read_all_in,
 };
 use super::{ARCHIVE, key};
+use crate::archive::check;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK, Generation, RING_SLOTS, ROOT_INO, Run, slot_block};

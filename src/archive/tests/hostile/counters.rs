@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::super::super::check::check;
 use super::super::super::fuzzing::{Forge, OWNER, create_on, open_on, with_header};
 use super::cases::{Cases, INLINE, NOISE, first};
 use super::logs::{honest, inode_key, refused_unwritten, storage};
+use crate::archive::check;
 use crate::error::Error;
 use crate::format::header::FEATURE_LOG;
 use crate::format::record::BackupOrigin;
