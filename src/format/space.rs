@@ -1,7 +1,7 @@
 //! Encoding of space map values (specification 9.3).
 
-use super::codec::{exact_array, u16_at};
 use super::ids::REGION_BLOCKS;
+use super::{exact_array, u16_at};
 use crate::error::{Error, Result};
 
 /// Words of a region's bitmap. Bit i of the region is bit `i % 64` of word `i / 64`, set when the

@@ -6,9 +6,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::header::PassphraseSlot;
+use super::header::{Description, KeySlot, PassphraseSlot, Rewrap};
 use super::ids::{Key, Pointer, Run, Timestamp, TreeId};
-use super::key_slot::{Description, KeySlot, Rewrap};
 use super::log::{ENTRY_HEAD, EntryHead, LogEntry, LogMark};
 use super::node::{NodeEntries, key_at, put_key};
 use super::page::Prologue;

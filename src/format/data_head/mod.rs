@@ -1,7 +1,7 @@
 //! Head of a data page: location and tag of its cells (specification 5.3).
 
-use super::codec::{array_at, check_zero, u16_at, u32_at, u64_at};
 use super::ids::{BLOCK, Ino, MAX_DATA, MAX_INO, MAX_OFFSET, Tag};
+use super::{array_at, check_zero, u16_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Bytes of a head before its cell entries.

@@ -1,9 +1,13 @@
-//! Framing block and key slots, as readable before unlocking (specification section 3).
+//! Framing block and key slots, as readable before unlocking (specification section 3): slots of
+//! kinds 1 to 4 and 17 to 19, and the optional description of every slot.
+
+#[cfg(test)]
+mod tests;
 
 use sha2::{Digest, Sha256};
 
-use super::codec::{array_at, check_zero, exact_array, put, u16_at, u32_at, u64_at};
-use super::ids::{ArchiveId, BLOCK, FORMAT_VERSION};
+use super::ids::{ArchiveId, BLOCK, FORMAT_VERSION, Timestamp};
+use super::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of one header copy in bytes: framing and slots.
@@ -261,5 +265,262 @@ fn checksum(copy_bytes: &[u8]) -> [u8; 32] {
     hash.finalize().into()
 }
 
+/// Kind byte of a key-file slot.
+pub const SLOT_KEY_FILE: u8 = 2;
+/// Kind byte of a recovery-code slot.
+pub const SLOT_RECOVERY: u8 = 3;
+/// Kind byte of a slot sealed to an age recipient.
+pub const SLOT_AGE: u8 = 4;
+/// Added to kinds 1, 2 and 3 when the volume key is wrapped to the slot's public half.
+pub const REWRAPPED: u8 = 16;
+
+/// Bytes of a slot covered by associated data: salt, parameters, lengths and commitment.
+pub const CLEAR: usize = 80;
+/// Length of the sealed volume key with its tag.
+pub const SEALED_KEY: usize = 48;
+/// Maximum length of an age file in a slot.
+pub const MAX_AGE_FILE: usize = DESCRIPTION_AT - AGE_AT;
+/// Maximum length of a label in bytes.
+pub const MAX_LABEL: usize = 255;
+/// Length of a description's plaintext.
+pub const DESCRIPTION_PLAIN: usize = BLOCK as usize - DESCRIPTION_AT - 24 - 16;
+/// Offset of the description: nonce 24, sealed part, tag 16; it ends the slot.
+pub const DESCRIPTION_AT: usize = 2320;
+
+const KDF_AT: usize = 32;
+const AGE_LENGTH_AT: usize = 44;
+const FACTORS_AT: usize = 46;
+const SLOT_COMMITMENT_AT: usize = 48;
+const NONCE_AT: usize = 80;
+const SEALED_AT: usize = 104;
+const EPHEMERAL_AT: usize = 152;
+const AGE_AT: usize = 184;
+
+/// Slot of one of these kinds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeySlot {
+    pub salt: [u8; 32],
+    /// Argon2id parameters if a passphrase is used.
+    pub kdf: Option<KdfParameters>,
+    pub commitment: [u8; 32],
+    pub nonce: [u8; 24],
+    pub sealed: [u8; SEALED_KEY],
+    /// Ephemeral public key of a re-wrapped slot, otherwise random.
+    pub ephemeral: [u8; 32],
+    /// Age file; empty unless the kind is age.
+    pub age: Vec<u8>,
+}
+
+impl KeySlot {
+    /// Returns the first [`CLEAR`] bytes of the slot.
+    pub fn clear(&self, kind: u8) -> [u8; CLEAR] {
+        let mut out = [0; CLEAR];
+        put(&mut out, 0, self.salt);
+        if let Some(kdf) = &self.kdf {
+            put(&mut out, KDF_AT, kdf.memory_kib.to_le_bytes());
+            put(&mut out, KDF_AT + 4, kdf.passes.to_le_bytes());
+            put(&mut out, KDF_AT + 8, kdf.lanes.to_le_bytes());
+        }
+        put(&mut out, AGE_LENGTH_AT, (self.age.len() as u16).to_le_bytes()); // at most MAX_AGE_FILE
+        out[FACTORS_AT] = factors(kind, self.kdf.is_some());
+        put(&mut out, SLOT_COMMITMENT_AT, self.commitment);
+        out
+    }
+
+    /// Encodes the slot over `random` bytes.
+    ///
+    /// # Panics
+    /// When `self.age` is longer than [`MAX_AGE_FILE`].
+    pub fn encode(&self, kind: u8, random: &[u8; BLOCK as usize]) -> [u8; BLOCK as usize] {
+        let mut out = *random;
+        put(&mut out, 0, self.clear(kind));
+        put(&mut out, NONCE_AT, self.nonce);
+        put(&mut out, SEALED_AT, self.sealed);
+        put(&mut out, EPHEMERAL_AT, self.ephemeral);
+        assert!(self.age.len() <= MAX_AGE_FILE, "an age file that does not fit is refused by whoever made it");
+        out[AGE_AT..AGE_AT + self.age.len()].copy_from_slice(&self.age);
+        out
+    }
+
+    /// # Errors
+    /// `Damaged` for a block of another length, another kind, and lengths or parameters that the
+    /// kind does not have.
+    pub fn decode(block: &[u8], kind: u8) -> Result<KeySlot> {
+        let block: &[u8; BLOCK as usize] = exact_array(block, "key slot")?;
+        let damaged = |what: &str| Error::damaged(format!("key slot of kind {kind}: {what}"));
+        if !is_key_slot(kind) {
+            return Err(damaged("unknown kind"));
+        }
+        check_zero(&block[FACTORS_AT + 1..SLOT_COMMITMENT_AT], "key slot")?;
+        let derives = block[FACTORS_AT] & PASSPHRASE_FACTOR != 0;
+        if block[FACTORS_AT] != factors(kind, derives) {
+            return Err(damaged("another combination of secrets"));
+        }
+        let kdf = KdfParameters {
+            memory_kib: u32_at(block, KDF_AT),
+            passes: u32_at(block, KDF_AT + 4),
+            lanes: u32_at(block, KDF_AT + 8),
+        };
+        if !derives && kdf != (KdfParameters { memory_kib: 0, passes: 0, lanes: 0 }) {
+            return Err(damaged("parameters of a derivation that it does not have"));
+        }
+        let age = usize::from(u16_at(block, AGE_LENGTH_AT));
+        if age > MAX_AGE_FILE || (age == 0) != (kind != SLOT_AGE) {
+            return Err(damaged("length of the age file out of bounds"));
+        }
+        Ok(KeySlot {
+            salt: array_at(block, 0),
+            kdf: derives.then_some(kdf),
+            commitment: array_at(block, SLOT_COMMITMENT_AT),
+            nonce: array_at(block, NONCE_AT),
+            sealed: array_at(block, SEALED_AT),
+            ephemeral: array_at(block, EPHEMERAL_AT),
+            age: block[AGE_AT..AGE_AT + age].to_vec(),
+        })
+    }
+}
+
+const PASSPHRASE_FACTOR: u8 = 2;
+
+/// Returns the secrets that a slot requires: 1 a file, a code or an identity, 2 a passphrase, 3
+/// both.
+fn factors(kind: u8, derives: bool) -> u8 {
+    match (kind & !REWRAPPED, derives) {
+        (SLOT_PASSPHRASE, _) => PASSPHRASE_FACTOR,
+        (SLOT_KEY_FILE, true) => 1 | PASSPHRASE_FACTOR,
+        _ => 1,
+    }
+}
+
+/// Returns whether slots of this kind have the layout of [`KeySlot`].
+pub fn is_key_slot(kind: u8) -> bool {
+    const PASSPHRASE_AGAIN: u8 = SLOT_PASSPHRASE | REWRAPPED;
+    const KEY_FILE_AGAIN: u8 = SLOT_KEY_FILE | REWRAPPED;
+    const RECOVERY_AGAIN: u8 = SLOT_RECOVERY | REWRAPPED;
+    matches!(kind, SLOT_KEY_FILE | SLOT_RECOVERY | SLOT_AGE | PASSPHRASE_AGAIN | KEY_FILE_AGAIN | RECOVERY_AGAIN)
+}
+
+/// Method to wrap another volume key to a slot without its secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rewrap {
+    /// Public half of the X25519 key pair derived from the slot's key-encryption key.
+    Public([u8; 32]),
+    /// Age recipient.
+    Recipient(String),
+}
+
+/// Description of a slot, readable with the volume key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    pub created: Timestamp,
+    /// Label of at most [`MAX_LABEL`] bytes.
+    pub label: String,
+    pub rewrap: Rewrap,
+}
+
+const FORM_PUBLIC: u8 = 1;
+const FORM_TEXT: u8 = 2;
+const FORM_BECH32: u8 = 3;
+/// Bytes before the label: time 12, form, label length, length of the recipient u16.
+const DESCRIPTION_HEAD: usize = 16;
+const BECH32: &[u8; 32] = b"qpzry9x8gf2tvdw0s3jn54khce6mua7l";
+
+impl Description {
+    /// # Errors
+    /// `Invalid` when label or recipient do not fit.
+    pub fn encode(&self) -> Result<[u8; DESCRIPTION_PLAIN]> {
+        let mut out = [0; DESCRIPTION_PLAIN];
+        put_time(&mut out, 0, self.created);
+        let (form, length, bytes) = match &self.rewrap {
+            Rewrap::Public(public) => (FORM_PUBLIC, 0, public.to_vec()),
+            Rewrap::Recipient(text) => match pack(text) {
+                Some((length, bytes)) => (FORM_BECH32, length, bytes),
+                None => (FORM_TEXT, text.len(), text.as_bytes().to_vec()),
+            },
+        };
+        let label = self.label.as_bytes();
+        if label.len() > MAX_LABEL {
+            return Err(Error::invalid(format!("the label is too long: bytes={} most={MAX_LABEL}", label.len())));
+        }
+        let end = DESCRIPTION_HEAD + label.len();
+        let length = u16::try_from(length).unwrap_or(u16::MAX);
+        let Some(place) = out.get_mut(end..end + bytes.len()) else {
+            return Err(Error::invalid("the recipient is too long for a key slot"));
+        };
+        place.copy_from_slice(&bytes);
+        out[12] = form;
+        out[13] = label.len() as u8; // at most 255
+        put(&mut out, 14, length.to_le_bytes());
+        out[DESCRIPTION_HEAD..end].copy_from_slice(label);
+        Ok(out)
+    }
+
+    /// # Errors
+    /// `Damaged` for anything that [`Description::encode`] does not produce.
+    pub fn decode(plain: &[u8]) -> Result<Description> {
+        let plain: &[u8; DESCRIPTION_PLAIN] = exact_array(plain, "description of a key slot")?;
+        let damaged = |what: &str| Error::damaged(format!("description of a key slot: {what}"));
+        let created = time_at(plain, 0, "description of a key slot")?;
+        let (label, rest) = plain[DESCRIPTION_HEAD..].split_at(usize::from(plain[13]));
+        let label = std::str::from_utf8(label).map_err(|_| damaged("label is not UTF-8"))?.to_owned();
+        let length = usize::from(u16_at(plain, 14));
+        let text = |bytes: &[u8]| {
+            let text = std::str::from_utf8(bytes).ok().filter(|text| !text.is_empty());
+            text.map(str::to_owned).ok_or_else(|| damaged("recipient is malformed"))
+        };
+        let (rewrap, used) = match plain[12] {
+            FORM_PUBLIC if length == 0 => (Rewrap::Public(array_at(rest, 0)), 32),
+            FORM_TEXT if length <= rest.len() => (Rewrap::Recipient(text(&rest[..length])?), length),
+            FORM_BECH32 => {
+                let (unpacked, used) = unpack(rest, length).ok_or_else(|| damaged("recipient is malformed"))?;
+                (Rewrap::Recipient(text(&unpacked)?), used)
+            }
+            _ => return Err(damaged("unknown form")),
+        };
+        check_zero(&rest[used..], "description of a key slot")?;
+        let description = Description { created, label, rewrap };
+        // Each value has one encoding: a text that could have been packed is refused.
+        if description.encode()? != *plain {
+            return Err(damaged("not in its only form"));
+        }
+        Ok(description)
+    }
+}
+
+/// Packs a Bech32 text: the part up to its last `1` with its length before it, then 5 bits for each
+/// further character, lowest first. Returns the number of those characters.
+fn pack(text: &str) -> Option<(usize, Vec<u8>)> {
+    let (prefix, data) = text.split_at(text.rfind('1')? + 1);
+    let values: Vec<u8> =
+        data.bytes().map(|byte| BECH32.iter().position(|&c| c == byte).map(|at| at as u8)).collect::<Option<_>>()?;
+    let mut out = vec![u8::try_from(prefix.len()).ok()?];
+    out.extend_from_slice(prefix.as_bytes());
+    let start = out.len();
+    out.resize(start + (values.len() * 5).div_ceil(8), 0);
+    for (number, value) in values.iter().enumerate() {
+        let bits = u16::from(*value) << (number * 5 % 8);
+        let at = start + number * 5 / 8;
+        out[at] |= bits as u8;
+        if bits > 0xff {
+            out[at + 1] |= (bits >> 8) as u8;
+        }
+    }
+    Some((values.len(), out))
+}
+
+/// Unpacks a text; returns it and the number of bytes consumed.
+fn unpack(packed: &[u8], count: usize) -> Option<(Vec<u8>, usize)> {
+    let (&prefix, rest) = packed.split_first()?;
+    let (prefix, rest) = rest.split_at_checked(usize::from(prefix))?;
+    let bytes = rest.get(..(count * 5).div_ceil(8))?;
+    let mut text = prefix.to_vec();
+    for number in 0..count {
+        let at = number * 5 / 8;
+        let pair = u16::from(bytes[at]) | u16::from(*bytes.get(at + 1).unwrap_or(&0)) << 8;
+        text.push(BECH32[usize::from(pair >> (number * 5 % 8) & 31)]);
+    }
+    Some((text, 1 + prefix.len() + bytes.len()))
+}
+
 #[cfg(test)]
-mod tests;
+mod key_slot_tests;

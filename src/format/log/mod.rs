@@ -1,9 +1,9 @@
 //! Encoding of log entries, which make changes durable without a commit, so that an fsync is one
 //! write (specification 9.4).
 
-use super::codec::{ByteReader, array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use super::ids::{BLOCK, Generation, Ino, Key, LOG, MAX_INO, MAX_OFFSET, MAX_VALUE, Tag, Timestamp, kind};
 use super::node::{KEY, key_at, put_key};
+use super::{ByteReader, array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of an entry's head in bytes.

@@ -1,8 +1,8 @@
 //! Encoding of B+tree nodes (specification 6.1).
 
-use super::codec::{check_zero, put, u16_at, u64_at};
 use super::ids::{Key, MAX_LEVEL, MAX_VALUE, NODE_CAPACITY, Pointer, TreeId};
 use super::page::POINTER;
+use super::{check_zero, put, u16_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of an encoded key in bytes.

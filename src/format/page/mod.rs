@@ -1,11 +1,11 @@
 //! Page prologue and pointer (specification 5.1 and 5.2).
 
-use super::codec::{array_at, check_zero, put, u16_at, u32_at, u64_at};
 use super::data_head::head_length;
 use super::ids::{
     BLOCK, Generation, MAX_DATA, MAX_INO, MAX_LEVEL, MAX_OFFSET, MAX_PAGE_BLOCKS, NODE_BLOCKS, NODE_CAPACITY,
     PAGE_OVERHEAD, Pointer, Run, TreeId,
 };
+use super::{array_at, check_zero, put, u16_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of the prologue's plaintext in bytes.

@@ -2,10 +2,10 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::codec::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use super::ids::{Generation, MAX_INO, MAX_LEVEL, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp, TreeId};
 use super::log::LogMark;
 use super::page::POINTER;
+use super::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of a record's plaintext in bytes.

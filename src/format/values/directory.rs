@@ -2,8 +2,8 @@
 //! xattrs, with values stored inline or in separate pieces.
 
 use crate::error::{Error, Result};
-use crate::format::codec::{ByteReader, u64_at};
 use crate::format::ids::{Ino, MAX_INO, MAX_NAME};
+use crate::format::{ByteReader, u64_at};
 
 /// Bytes of an index entry without its name: name length, type, sequence, inode.
 const INDEX_HEAD: usize = 18;

@@ -8,11 +8,11 @@ pub use directory::{
     encode_list, encode_xattrs, find_in_index, is_valid_name,
 };
 
-use super::codec::{array_at, check_zero, exact_array, put, put_time, time_at, u32_at, u64_at};
 use super::ids::{
     Generation, Ino, MAX_DATA, MAX_INO, MAX_OFFSET, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp,
 };
 use super::record::Root;
+use super::{array_at, check_zero, exact_array, put, put_time, time_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// `InodeValue::trim` of an inode without a trim offset.
