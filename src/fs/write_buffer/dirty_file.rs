@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::batch::WritebackBatch;
+use super::WritebackBatch;
 use super::layer::{Frame, Layer, split};
 use crate::error::Result;
 use crate::format::Ino;
