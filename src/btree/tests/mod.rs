@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::NodePages;
 use super::node::Body;
-use super::node_store::NodePages;
 use super::*;
 use crate::error::Error;
 use crate::format::{NODE_CAPACITY, Run};
