@@ -22,8 +22,7 @@ use std::sync::Arc;
 use lockbox_terminal::display;
 
 use super::LaterCommits;
-use super::log::{LogOverlay, SurvivingLog};
-use super::scan::{as_damage, open_found, scan};
+use super::scan::{LogOverlay, SurvivingLog, as_damage, open_found, scan};
 use super::snapshots::{self, KnownSnapshots, SnapshotRoots};
 use crate::error::{Error, Refusal, Result};
 use crate::format::data_head::PackedItem;

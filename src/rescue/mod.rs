@@ -9,7 +9,7 @@
 //! (RESCUE-3).
 //!
 //! Surviving log entries are applied over the leaves of the commit that they extend; the result
-//! takes precedence over these leaves, and newer leaves over the result (`log`). Names are taken
+//! takes precedence over these leaves, and newer leaves over the result (`scan`). Names are taken
 //! from the newest complete versions of the directories, and for an incomplete directory from its
 //! surviving entries. Objects without a name are written to `unnamed/INO`.
 //!
@@ -17,7 +17,6 @@
 //! reported (`snapshots`).
 
 mod index;
-mod log;
 mod object;
 pub(crate) mod scan;
 mod snapshots;
@@ -35,7 +34,7 @@ use crate::frame::PageCipher;
 use crate::keys::UnlockedKey;
 use crate::pager::Pager;
 use crate::storage::{ArchiveSource, LockMode, Storage};
-use scan::StrictStorage;
+use scan::{StrictStorage, SurvivingLog};
 
 /// Cache of decompressed file data, in bytes.
 const CELL_CACHE: usize = 4 << 20;
@@ -218,7 +217,7 @@ pub(crate) fn rescue_from(
 ) -> Result<RescueReport> {
     staging_dir::sweep(&options.to);
     refuse_content(&options.to)?;
-    let log = log::SurvivingLog::read(&*storage, &cipher)?;
+    let log = SurvivingLog::read(&*storage, &cipher)?;
     // Without a log, its blocks may contain pages.
     let cipher = if log.exists() { cipher } else { cipher.without_log() };
     let pager = Arc::new(Pager::new(storage, cipher, CELL_CACHE));

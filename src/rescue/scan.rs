@@ -1,12 +1,35 @@
-//! Finds every authentic page of an archive's file by its prologue, without any root or record.
+//! Finds every authentic page of an archive's file by its prologue, without any root or record; and
+//! the surviving log entries, and the leaves over which they are applied (specification 9.4, 9.5,
+//! 10.4).
+//!
+//! # Invariants
+//! LAID-1  Valid entries form a chain from the first block of the log, each naming its predecessor,
+//!     and end at the first one that does not open: each contains the changes since its
+//!     predecessor, so without it the rest is not a state of the archive. Entries name the
+//!     generation g and the tag of the record that they extend. If that record survived with
+//!     another tag, or is closed, they belong to another history.
+//! LAID-2  Entries contain the changes to the tree of g before any later commit: g + 1 includes
+//!     them. They are therefore applied over leaves known to be reachable at g. The result is newer
+//!     than these leaves, and older than any leaves of a commit after g, which are tried first and
+//!     are never overridden by an entry. A record after g that names these entries as pending
+//!     includes none of them and has the tree of g: then they are applied over its leaves.
+//! LAID-3  Without leaves known to be reachable at g, entries are applied over leaves of the newest
+//!     version before it. This is usually the same tree, since a commit of an idle archive writes
+//!     no node; but commits in between may have been destroyed without a trace, and a file may then
+//!     mix bytes of an older commit and of entries. The result is therefore reported as unproved,
+//!     as everything is when the log shows that the newest commit is lost (RESCUE-3).
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, Result};
+use crate::format::log::{LOG_BLOCKS, LogEntry, LogMark};
 use crate::format::page::Prologue;
-use crate::format::{BLOCK, Pointer, RESERVED, Run};
+use crate::format::record::CommitRecord;
+use crate::format::{BLOCK, Generation, Ino, Key, LOG, Pointer, RESERVED, Run, Tag, kind};
 use crate::frame::{OpenedPage, PageCipher, claimed_tag};
+use crate::fs::LogPieces;
 use crate::pager::Pager;
 use crate::storage::Storage;
 
@@ -190,4 +213,152 @@ impl Storage for StrictStorage {
 
 fn only_read() -> Error {
     Error::ReadOnly("a rescue only reads".into())
+}
+
+/// Chain of entries from the first block of the log, and other findings.
+#[derive(Default)]
+pub(super) struct SurvivingLog {
+    entries: Vec<LogEntry>,
+    /// Last entry of the chain.
+    last: Option<LogMark>,
+    /// Highest generation that any entry extends.
+    newest: Generation,
+    /// An entry after the chain extends the same record, so an entry between them is lost.
+    lost: bool,
+}
+
+impl SurvivingLog {
+    /// Reads the log; unreadable blocks have no entries.
+    pub(super) fn read(storage: &dyn Storage, cipher: &PageCipher) -> Result<SurvivingLog> {
+        let mut found = SurvivingLog::default();
+        if !cipher.has_log() {
+            return Ok(found);
+        }
+        let mut bytes = vec![0; (LOG_BLOCKS * BLOCK) as usize];
+        for (block, bytes) in (LOG.0..LOG.1).zip(bytes.chunks_exact_mut(BLOCK as usize)) {
+            match storage.read_at(block * BLOCK, bytes).map_err(as_damage) {
+                Err(Error::Damaged(_)) => bytes.fill(0),
+                read => read?,
+            }
+        }
+        let from = |block: u64| &bytes[((block - LOG.0) * BLOCK) as usize..];
+        let (mut block, mut extends) = (LOG.0, None);
+        while block < LOG.1
+            && let Some(begun) = ignoring_damage(cipher.open_entry_head(block, from(block)))?.flatten()
+        {
+            let (head, number) = (begun.head, found.last.map_or(0, |last| last.number) + 1);
+            let end = block + u64::from(head.blocks);
+            let record = *extends.get_or_insert((head.generation, head.record));
+            let previous = found.last.map_or(Tag::default(), |last| last.entry);
+            if (head.generation, head.record) != record || (head.number, head.previous) != (number, previous) {
+                break;
+            }
+            let whole = from(block)[..((end - block) * BLOCK) as usize].to_vec();
+            let Some((body, entry)) = ignoring_damage(cipher.open_entry_body(&begun, block, whole))?.flatten() else {
+                break;
+            };
+            let Some(decoded) = ignoring_damage(LogEntry::decode(&body))? else { break };
+            found.entries.push(decoded);
+            found.last = Some(LogMark { generation: record.0, record: record.1, number, entry });
+            block = end;
+        }
+        found.examine_tail(block, cipher, &from)?;
+        Ok(found)
+    }
+
+    /// Examines the entry heads after the end of the chain.
+    fn examine_tail<'a>(&mut self, block: u64, cipher: &PageCipher, from: &dyn Fn(u64) -> &'a [u8]) -> Result<()> {
+        let last = self.last;
+        self.newest = last.map_or(Generation(0), |last| last.generation);
+        for block in block..LOG.1 {
+            let Some(begun) = ignoring_damage(cipher.open_entry_head(block, from(block)))?.flatten() else { continue };
+            let head = begun.head;
+            // The next entry may be incomplete; an entry after that one was written when it was
+            // durable. Entries of an older log are not a loss.
+            let whole_to = last.filter(|last| last.is_of(head.generation, head.record)).map_or(0, |last| last.number);
+            self.lost |= head.generation >= self.newest && head.number > whole_to + 1;
+            self.newest = self.newest.max(head.generation);
+        }
+        Ok(())
+    }
+
+    /// Returns whether the archive is known to have a log.
+    pub(super) fn exists(&self) -> bool {
+        self.newest > Generation(0)
+    }
+
+    pub(super) fn newest(&self) -> Generation {
+        self.newest
+    }
+
+    /// Decides by the surviving records (LAID-1, LAID-2).
+    pub(super) fn into_overlay(mut self, records: &[(CommitRecord, Tag)]) -> LogOverlay {
+        let newest = records.iter().map(|(record, _)| record).max_by_key(|record| record.generation);
+        // Entries that a later commit includes are not a loss.
+        let lost = self.lost && newest.is_none_or(|record| record.generation <= self.newest);
+        // Entries that a commit names as pending were durable.
+        let has = |pending: LogMark| {
+            let last = self.last.filter(|last| last.is_of(pending.generation, pending.record));
+            last.is_some_and(|last| last.number >= pending.number)
+        };
+        let lost = lost || newest.and_then(|record| record.pending).is_some_and(|pending| !has(pending));
+        let none = LogOverlay { lost, ..LogOverlay::default() };
+        let Some(last) = self.last else { return none };
+        let own = records.iter().find(|(record, _)| record.generation == last.generation);
+        if own.is_some_and(|(record, tag)| *tag != last.record || record.closed) {
+            return none;
+        }
+        let pending = newest.filter(|record| record.generation > last.generation).and_then(|record| {
+            let own = record.pending.filter(|log| log.is_of(last.generation, last.record))?;
+            Some((record.generation, own.number))
+        });
+        if let Some((_, number)) = pending {
+            self.entries.truncate(number as usize);
+        }
+        let mut laid = LogOverlay { over: pending.map_or(last.generation, |(generation, _)| generation), ..none };
+        for entry in &self.entries {
+            laid.records.extend(entry.records.iter().cloned());
+        }
+        laid.pieces = LogPieces::of(&self.entries);
+        laid.entries = self.entries.len() as u64;
+        laid
+    }
+}
+
+/// Maps `Damaged` to `None`: an authentic structure that does not decode was written by a holder of
+/// the key.
+fn ignoring_damage<T>(opened: Result<T>) -> Result<Option<T>> {
+    match opened {
+        Ok(opened) => Ok(Some(opened)),
+        Err(Error::Damaged(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Log entries to apply over the leaves of a generation.
+#[derive(Default)]
+pub(super) struct LogOverlay {
+    /// Last generation that they may be applied to.
+    pub(super) over: Generation,
+    pub(super) records: BTreeMap<Key, Option<Vec<u8>>>,
+    pieces: LogPieces,
+    pub(super) entries: u64,
+    pub(super) lost: bool,
+}
+
+impl LogOverlay {
+    /// Returns the inodes with a record in the entries.
+    pub(super) fn inodes(&self) -> impl Iterator<Item = u64> {
+        self.records.iter().filter(|(key, value)| key.kind == kind::INODE && value.is_some()).map(|(key, _)| key.object)
+    }
+
+    pub(super) fn has(&self, ino: Ino) -> bool {
+        let mut records = self.records.range(Key::new(ino.0, 0, 0)..Key::new(ino.0.saturating_add(1), 0, 0));
+        records.next().is_some() || self.pieces.of_file(ino).next().is_some()
+    }
+
+    /// Returns data of the file with its offsets, ascending.
+    pub(super) fn pieces(&self, ino: Ino) -> Vec<(u64, Vec<u8>)> {
+        self.pieces.of_file(ino).map(|(offset, data)| (offset, data.to_vec())).collect()
+    }
 }
