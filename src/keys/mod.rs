@@ -5,16 +5,15 @@
 //! number (HEADER-4), and the rollback state is compared with the chain of commits (SEEN-2). It
 //! sees no `fs`.
 
-mod backup;
 pub(crate) mod change;
 pub(crate) mod header;
 pub(crate) mod rollback;
 pub(crate) mod slots;
 
-pub use backup::{Restored, backup_header, restore_header};
 pub use change::{
-    KeyAbout, KeyAccess, KeyInfo, KeyName, PassphraseChange, add, change_passphrase, check_place, list, list_all,
-    list_unlocked, new_key_file, new_passphrase, new_recovery_code, remove, repair_header, set_passphrase,
+    KeyAbout, KeyAccess, KeyInfo, KeyName, PassphraseChange, Restored, add, backup_header, change_passphrase,
+    check_place, list, list_all, list_unlocked, new_key_file, new_passphrase, new_recovery_code, remove, repair_header,
+    restore_header, set_passphrase,
 };
 pub(crate) use change::{LEAST_MEMORY, listed};
 pub use rollback::{

@@ -14,8 +14,9 @@ use crate::crypto::wrap::{self, SlotSecret};
 use crate::crypto::{Prompts, SecretKey};
 use crate::env::Environment;
 use crate::error::{Error, Result, Timestamp};
-use crate::format::header::{KdfParameters, PassphraseSlot, encode_passphrase_slot};
-use crate::format::key_slot::{DESCRIPTION_AT, MAX_AGE_FILE, SEALED_KEY};
+use crate::format::header::{
+    DESCRIPTION_AT, KdfParameters, MAX_AGE_FILE, PassphraseSlot, SEALED_KEY, encode_passphrase_slot,
+};
 use crate::format::{ArchiveId, BLOCK};
 use crate::keys::header::{Header, SlotBlock};
 

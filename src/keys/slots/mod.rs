@@ -17,9 +17,9 @@ use crate::crypto::identity::is_for_ssh;
 use crate::crypto::kdf::{self, KdfCost, argon2id, constant_time_eq, hkdf, hkdf_with, rewrap_public, x25519_shared};
 use crate::crypto::{Identities, KeyFile, Passphrase, RecoveryCode, SecretKey, wrap};
 use crate::error::{Error, Refusal, Result, Timestamp};
-use crate::format::header::{KdfParameters, PassphraseSlot, SLOT_EMPTY, SLOT_PASSPHRASE, decode_passphrase_slot};
-use crate::format::key_slot::{
-    CLEAR, Description, KeySlot, REWRAPPED, Rewrap, SLOT_AGE, SLOT_KEY_FILE, SLOT_RECOVERY, is_key_slot,
+use crate::format::header::{
+    CLEAR, Description, KdfParameters, KeySlot, PassphraseSlot, REWRAPPED, Rewrap, SLOT_AGE, SLOT_EMPTY, SLOT_KEY_FILE,
+    SLOT_PASSPHRASE, SLOT_RECOVERY, decode_passphrase_slot, is_key_slot,
 };
 use crate::format::{ArchiveId, FORMAT_VERSION, KEY_SLOTS};
 
