@@ -403,7 +403,7 @@ impl BackupDestination {
             Ok(header) if header.framing().archive == *archive => Ok(()),
             Ok(_) => Err(Error::Refused(Refusal::Destination { why: OTHER_ARCHIVE })),
             Err(Error::NotArchive(_)) => Err(Error::Refused(Refusal::Destination { why: NO_ARCHIVE })),
-            Err(error) => Err(crate::archive::backup::in_backup(error)),
+            Err(error) => Err(in_backup(error)),
         }
     }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::{BackupSource, BackupStep, BackupWatch, batch, extent, in_backup};
 use crate::archive::OpenOptions;
-use crate::archive::compact::pages::{PageCopier, relay};
 use crate::archive::compact::versions::bytes;
+use crate::archive::compact::{PageCopier, relay};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::record::BackupOrigin;

@@ -48,8 +48,7 @@ use std::convert::identity;
 
 use lockbox_terminal::display;
 
-use super::BytesWatch;
-use super::pages::{PageCopier, relay};
+use super::{BytesWatch, PageCopier, relay};
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, SnapshotValue, decode_index, decode_xattrs, encode_index, encode_xattrs};
 use crate::format::{Generation, Ino, Key, MAX_VALUE, Pointer, kind};

@@ -192,7 +192,7 @@ fn apply(fs: &FileSystem, model: &mut Model, operation: &[u8]) {
         0..=3 => {
             let data: Vec<u8> = match fill % 3 {
                 0 => vec![fill; length],
-                _ => crate::archive::fuzzing::forge::noise(fill.into(), length),
+                _ => forge::noise(fill.into(), length),
             };
             fs.write(ino, offset as u64, &data).expect("memory does not fail");
             if !data.is_empty() {

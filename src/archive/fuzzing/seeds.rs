@@ -9,8 +9,9 @@ use crate::crypto::identity::Recipient;
 use crate::crypto::{NoPrompts, Prompts, RecoveryCode, SecretKey};
 use crate::env::SeededEnvironment;
 use crate::format::data_head::{PackedItem, encode_head};
-use crate::format::header::{self, Framing, KdfParameters, PassphraseSlot};
-use crate::format::key_slot::{Description, KeySlot, Rewrap, SEALED_KEY, SLOT_AGE};
+use crate::format::header::{
+    self, Description, Framing, KdfParameters, KeySlot, PassphraseSlot, Rewrap, SEALED_KEY, SLOT_AGE,
+};
 use crate::format::log::{DroppedRange, EntryHead, LogEntry, LogMark, LogPiece, entry_blocks};
 use crate::format::node::{NodeHead, encode_internal, encode_leaf};
 use crate::format::page::{PageKind, Prologue};

@@ -495,7 +495,7 @@ fn a_rekey_that_would_lock_its_own_user_out_is_refused() {
         let header = Header::read(&storage).unwrap();
         let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
         let mut altered = slots::description(&header, 1, &key.volume_key).unwrap();
-        altered.rewrap = crate::format::key_slot::Rewrap::Public([9; 32]);
+        altered.rewrap = crate::format::header::Rewrap::Public([9; 32]);
         let mut block = [0; 4096];
         block.copy_from_slice(header.slot(1));
         let place = slots::SlotAddress { archive: &header.framing().archive, slot: 1, volume_key: &key.volume_key };

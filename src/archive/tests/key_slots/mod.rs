@@ -8,7 +8,7 @@ use age::secrecy::ExposeSecret;
 use super::*;
 use crate::crypto::identity::Recipient;
 use crate::crypto::{KeyFile, NoPrompts, Prompts, RecoveryCode};
-use crate::format::key_slot::{Description, Rewrap};
+use crate::format::header::{Description, Rewrap};
 use crate::keys::slots::{KeyKind, description, kinds, rewrap, unlock_each};
 
 /// OpenSSH key pair created for this test.

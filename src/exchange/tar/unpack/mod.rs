@@ -3,8 +3,8 @@
 //! correctly.
 //!
 //! The author of an untrusted tar controls names, content, times and whether a file is executable.
-//! All objects belong to the extracting user and are private to it. Devices, FIFOs and symbolic links
-//! that lead out of the directory are not created, so nothing can be written outside of it.
+//! All objects belong to the extracting user and are private to it. Devices, FIFOs and symbolic
+//! links that lead out of the directory are not created, so nothing can be written outside of it.
 
 #[cfg(test)]
 mod tests;
