@@ -44,13 +44,16 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{SealedFile, SeenOptions, open_directory, read_in, sentence, shown, write_in};
+use super::{
+    MARK, SealedFile, SeenOptions, array_at, hex, mark_at, open_directory, put_mark, read_in, sentence, shown, word_at,
+    write_in,
+};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::XaesKey;
 use crate::crypto::kdf::hkdf;
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result, Timestamp};
-use crate::format::{ArchiveId, Generation};
+use crate::format::ArchiveId;
 use crate::txn::{Ancestry, Mark, Volume};
 
 /// Label of the fingerprint, which is derived from the volume key.
@@ -100,7 +103,7 @@ pub struct Fingerprint([u8; 16]);
 
 impl Fingerprint {
     pub(crate) fn new(volume_key: &SecretKey, archive: &ArchiveId) -> Fingerprint {
-        Fingerprint(first_half(&hkdf(volume_key, archive, FINGERPRINT_LABEL)))
+        Fingerprint(array_at(hkdf(volume_key, archive, FINGERPRINT_LABEL).bytes(), 0))
     }
 
     /// Parses the digits that [`Display`](std::fmt::Display) wrote.
@@ -112,14 +115,8 @@ impl Fingerprint {
 
 impl std::fmt::Display for Fingerprint {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+        formatter.write_str(&hex(&self.0))
     }
-}
-
-fn first_half(key: &SecretKey) -> [u8; 16] {
-    let mut half = [0; 16];
-    half.copy_from_slice(&key.bytes()[..16]);
-    half
 }
 
 /// Remembered archive of one place.
@@ -148,13 +145,8 @@ impl Known {
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&self.archive);
         match &self.mark {
-            Some(mark) => {
-                out.extend_from_slice(&mark.session);
-                out.extend_from_slice(&mark.first.0.to_le_bytes());
-                out.extend_from_slice(&mark.generation.0.to_le_bytes());
-                out.extend_from_slice(&mark.tag);
-            }
-            None => out.extend_from_slice(&[0; 48]),
+            Some(mark) => put_mark(&mut out, mark),
+            None => out.extend_from_slice(&[0; MARK]),
         }
         self.fingerprints.iter().for_each(|fingerprint| out.extend_from_slice(&fingerprint.0));
         out
@@ -168,33 +160,15 @@ impl Known {
         if !right || rest.len() != count * FINGERPRINT {
             return Err(malformed());
         }
-        let array = |at: usize| {
-            let mut array = [0; 16];
-            array.copy_from_slice(&head[at..at + 16]);
-            array
-        };
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&head[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
-        let mark =
-            Mark { session: array(40), first: Generation(word(56)), generation: Generation(word(64)), tag: array(72) };
-        let fingerprints = rest.chunks_exact(FINGERPRINT).map(|chunk| {
-            let mut fingerprint = [0; FINGERPRINT];
-            fingerprint.copy_from_slice(chunk);
-            Fingerprint(fingerprint)
-        });
         Ok(Known {
-            time: Timestamp { seconds: word(8) as i64, nanos: word(16) as u32 },
-            archive: array(24),
-            mark: (head[2] == 1).then_some(mark),
-            fingerprints: fingerprints.collect(),
+            time: Timestamp { seconds: word_at(head, 8) as i64, nanos: word_at(head, 16) as u32 },
+            archive: array_at(head, 24),
+            mark: (head[2] == 1).then(|| mark_at(head, 40)),
+            fingerprints: rest.chunks_exact(FINGERPRINT).map(|chunk| Fingerprint(array_at(chunk, 0))).collect(),
         })
     }
 }
 
-/// One place, and the memory of it.
 struct Place {
     name: PlaceName,
     file: SealedFile,
@@ -372,10 +346,10 @@ fn places(options: &SeenOptions) -> Result<Vec<Place>> {
     let Some(key) = user_key(&opened, directory)? else { return Ok(Vec::new()) };
     let place = |name: &PlaceName| {
         let digest: [u8; 32] = Sha256::digest(&name.0).into();
-        let hex: String = first_half(&hkdf(&key, &digest, NAME_LABEL)).iter().map(|b| format!("{b:02x}")).collect();
+        let name_digits = hex(&hkdf(&key, &digest, NAME_LABEL).bytes()[..16]);
         let aad = [KEY_LABEL.as_bytes(), &digest].concat();
         let sealing = XaesKey::new(&hkdf(&key, &[], KEY_LABEL));
-        let file = SealedFile::new(directory, format!("{hex}.place"), sealing, aad);
+        let file = SealedFile::new(directory, format!("{name_digits}.place"), sealing, aad);
         let loaded = file.load(HEAD + MOST_FINGERPRINTS * FINGERPRINT);
         let known = loaded.and_then(|plain| plain.map(|plain| Known::decode(&plain)).transpose());
         let known = known.unwrap_or_else(|error| {

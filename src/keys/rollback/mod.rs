@@ -119,7 +119,6 @@ pub fn seen_directory(state_home: Option<OsString>, home: Option<OsString>, root
 /// each.
 const TRAIL: usize = 64;
 
-/// Rollback state of one archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RollbackState {
     /// When it was seen.
@@ -163,12 +162,7 @@ impl RollbackState {
         out.extend_from_slice(&self.time.nanos.to_le_bytes());
         out.extend_from_slice(&(self.trail.len() as u32).to_le_bytes()); // at most TRAIL
         out.extend_from_slice(&self.header_sequence.to_le_bytes());
-        for mark in &self.trail {
-            out.extend_from_slice(&mark.session);
-            out.extend_from_slice(&mark.first.0.to_le_bytes());
-            out.extend_from_slice(&mark.generation.0.to_le_bytes());
-            out.extend_from_slice(&mark.tag);
-        }
+        self.trail.iter().for_each(|mark| put_mark(&mut out, mark));
         if let Some(entry) = &self.entry {
             out.extend_from_slice(&entry.number.to_le_bytes());
             out.extend_from_slice(&[0; 4]);
@@ -180,12 +174,7 @@ impl RollbackState {
     pub(crate) fn decode(bytes: &[u8]) -> Result<RollbackState> {
         let malformed = || Error::damaged("the memory of the archive does not decode");
         let (head, rest) = bytes.split_at_checked(HEAD).ok_or_else(malformed)?;
-        let word = |bytes: &[u8], at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
-        let packed = word(head, 16);
+        let packed = word_at(head, 16);
         let (nanos, count) = (packed as u32, (packed >> 32) as usize);
         if !(1..=TRAIL).contains(&count) {
             return Err(malformed());
@@ -194,7 +183,7 @@ impl RollbackState {
         let entry = match (head[0], entry.split_last_chunk()) {
             (VERSION, _) if entry.is_empty() => None,
             (VERSION_WITH_ENTRY, Some((_, tag))) if entry.len() == ENTRY => {
-                let number = word(entry, 0);
+                let number = word_at(entry, 0);
                 Some(EntryMark { number: u32::try_from(number).map_err(|_| malformed())?, tag: *tag })
             }
             _ => return Err(malformed()),
@@ -202,19 +191,10 @@ impl RollbackState {
         if entry.is_some_and(|entry| entry.number == 0) {
             return Err(malformed());
         }
-        let trail = marks.chunks_exact(MARK).map(|mark| {
-            let array = |at: usize| {
-                let mut array = [0; 16];
-                array.copy_from_slice(&mark[at..at + 16]);
-                array
-            };
-            let (first, generation) = (Generation(word(mark, 16)), Generation(word(mark, 24)));
-            Mark { session: array(0), first, generation, tag: array(32) }
-        });
         Ok(RollbackState {
-            time: Timestamp { seconds: word(head, 8) as i64, nanos },
-            header_sequence: word(head, 24),
-            trail: trail.collect(),
+            time: Timestamp { seconds: word_at(head, 8) as i64, nanos },
+            header_sequence: word_at(head, 24),
+            trail: marks.chunks_exact(MARK).map(|mark| mark_at(mark, 0)).collect(),
             entry,
         })
     }
@@ -235,6 +215,33 @@ impl RollbackState {
             }
         }
     }
+}
+
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[at..at + N]);
+    array
+}
+
+fn word_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array_at(bytes, at))
+}
+
+/// Appends the [`MARK`] bytes of a commit.
+fn put_mark(out: &mut Vec<u8>, mark: &Mark) {
+    out.extend_from_slice(&mark.session);
+    out.extend_from_slice(&mark.first.0.to_le_bytes());
+    out.extend_from_slice(&mark.generation.0.to_le_bytes());
+    out.extend_from_slice(&mark.tag);
+}
+
+fn mark_at(bytes: &[u8], at: usize) -> Mark {
+    let (first, generation) = (Generation(word_at(bytes, at + 16)), Generation(word_at(bytes, at + 24)));
+    Mark { session: array_at(bytes, at), first, generation, tag: array_at(bytes, at + 32) }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A path for messages.
@@ -272,7 +279,6 @@ struct SealedFile {
     aad: Vec<u8>,
 }
 
-/// Location of one archive's rollback state, and the key that seals it.
 pub(crate) struct RollbackStateFile {
     sealed: SealedFile,
 }
@@ -349,9 +355,8 @@ fn read_in(directory: &OwnedFd, name: &str, most: usize) -> io::Result<Option<Ve
 /// failing with `AlreadyExists`.
 fn write_in(directory: &OwnedFd, name: &str, random: &[u8], bytes: &[u8], replaces: bool) -> io::Result<()> {
     // The name is random: two processes do not collide, and no link of another user is followed.
-    let suffix: String = random.iter().map(|b| format!("{b:02x}")).collect();
     let stem = name.split('.').next().unwrap_or(name);
-    let temporary = format!("{stem}.{suffix}.new");
+    let temporary = format!("{stem}.{}.new", hex(random));
     let write = || -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut file = File::from(openat(directory, &temporary, flags, Mode::RUSR | Mode::WUSR)?);
@@ -379,8 +384,7 @@ fn write_in(directory: &OwnedFd, name: &str, random: &[u8], bytes: &[u8], replac
 
 impl RollbackStateFile {
     pub(crate) fn new(directory: &Path, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackStateFile {
-        let name: String =
-            hkdf(volume_key, archive, NAME_LABEL).bytes()[..16].iter().map(|b| format!("{b:02x}")).collect();
+        let name = hex(&hkdf(volume_key, archive, NAME_LABEL).bytes()[..16]);
         let key = XaesKey::new(&hkdf(volume_key, archive, KEY_LABEL));
         RollbackStateFile { sealed: SealedFile::new(directory, format!("{name}.seen"), key, AAD.to_vec()) }
     }
