@@ -71,7 +71,6 @@ pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
     }
 }
 
-/// Implements [`Tree::fences_before`]; reads no leaf.
 pub(super) fn fences_before(
     store: &NodeStore,
     child: &Child,
@@ -94,7 +93,6 @@ pub(super) fn fences_before(
     })
 }
 
-/// Returns the leaf below `child` that covers `key`.
 pub(super) fn leaf(store: &NodeStore, child: &Child, bounds: Bounds, key: Key) -> Result<Arc<Node>> {
     match child {
         Child::Resident(node) => leaf_below(store, node, key),

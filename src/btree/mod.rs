@@ -49,7 +49,6 @@ pub(crate) enum Child {
 /// Callback for the entries of a scan; stops it by breaking.
 pub(crate) type ScanVisitor<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
 
-/// Node that cannot be read.
 pub(crate) struct LostNode {
     pub(crate) pointer: Pointer,
     /// Key range below the lost node.
@@ -110,7 +109,6 @@ impl Tree {
         2 * (u64::from(self.level) + 2) + 1
     }
 
-    /// Calls `f` with the value of `key`, if it exists.
     pub(crate) fn get<R>(&self, store: &NodeStore, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
         self.with_root(store, |root| cursor::get(store, root, key, f)).map(Option::flatten)
     }
@@ -211,7 +209,6 @@ impl Tree {
         }
     }
 
-    /// Returns the number of resident nodes that no commit has written.
     #[cfg(test)]
     pub(crate) fn count_dirty(&self) -> u64 {
         self.root.as_ref().map_or(0, count_dirty)
@@ -238,7 +235,6 @@ impl Tree {
     }
 }
 
-/// Source of encoded nodes.
 trait NodePages: Send + Sync {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>>;
 }
@@ -271,7 +267,6 @@ pub(crate) struct NodeStore {
 }
 
 impl NodeStore {
-    /// Creates a store with a cache of `budget` bytes of decoded nodes.
     pub(crate) fn new(pager: Arc<Pager>, budget: usize) -> NodeStore {
         NodeStore { source: Source::Pager(pager), nodes: ShardedCache::new(budget) }
     }
@@ -300,7 +295,6 @@ impl NodeStore {
         self.nodes.bytes()
     }
 
-    /// Returns whether reading a node costs a network round trip.
     fn is_remote(&self) -> bool {
         match &self.source {
             Source::Pager(pager) => pager.is_remote(),

@@ -143,7 +143,6 @@ impl Node {
         Node::new(self.born, bounds, right)
     }
 
-    /// Merges two neighbours into one node of transaction `born`.
     pub(super) fn merge(left: &Node, right: &Node, born: Generation) -> Node {
         let body = match (&left.body, &right.body) {
             (Body::Leaf(a), Body::Leaf(b)) => Body::Leaf(Leaf::from_entries(a.iter().chain(b.iter()))),

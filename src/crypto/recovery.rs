@@ -14,7 +14,6 @@ const BYTES: usize = 16;
 const VALUES: usize = BYTES / 2;
 /// Number of groups; the last one is a checksum of the others.
 const GROUPS: usize = VALUES + 1;
-/// Digits per group.
 const DIGITS: usize = 6;
 /// Factor of a group: a 16-bit number times 11. One wrong digit or two swapped neighbours never
 /// give another multiple.

@@ -120,7 +120,6 @@ pub(crate) fn generate_passphrase(environment: &dyn Environment) -> Result<Zeroi
     Ok(text)
 }
 
-/// Returns a random word number.
 fn choose_word(environment: &dyn Environment) -> Result<usize> {
     loop {
         let mut bytes = Zeroizing::new([0; 2]);

@@ -70,7 +70,6 @@ impl<'a> XattrObject<'a> {
         }
     }
 
-    /// Returns the target of a symbolic link.
     pub(crate) fn link_target(&self) -> Result<Vec<u8>> {
         let target = match *self {
             XattrObject::Open(file) | XattrObject::Held(file) => rustix::fs::readlinkat(file, "", Vec::new()),

@@ -178,11 +178,9 @@ struct Extractor<'a> {
     closed: Vec<(Vec<u8>, FileIdentity, Attributes)>,
     /// Path of the current object below the staging directory.
     path: Vec<u8>,
-    /// Buffer for file content.
     piece: Vec<u8>,
 }
 
-/// Created directory.
 struct ExtractedDirectory {
     host: OwnedFd,
     attributes: Attributes,
@@ -205,7 +203,6 @@ impl<'a> Extractor<'a> {
         Ok(())
     }
 
-    /// Descends into a directory that was created.
     fn descend(
         &mut self,
         tree: &mut ArchiveWalk<'a, ExtractedDirectory>,

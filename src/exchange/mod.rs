@@ -107,7 +107,6 @@ pub struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// Returns the progress of a copy without skipped objects.
     pub(crate) fn copied(files: u64, bytes: u64, path: &'a [u8]) -> Progress<'a> {
         Progress { files, bytes, passed: FileTotals { files, bytes }, path }
     }

@@ -37,7 +37,6 @@ pub(super) fn resolve_argument(fs: &FileSystem, path: &[u8]) -> Result<Attribute
     })
 }
 
-/// Converts `NotFound` to `None`.
 pub(super) fn none_if_missing<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Err(Error::NotFound) => Ok(None),
@@ -115,7 +114,6 @@ impl CopyDestination {
     }
 }
 
-/// Splits a path into its parent directory and name.
 fn parent_of(path: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
     let mut names = components(path)?;
     let Some(name) = names.pop() else { return Err(Error::invalid("the root of an archive stays where it is")) };
@@ -421,7 +419,6 @@ fn write_all(fs: &FileSystem, ino: Ino, content: &mut dyn Read) -> Result<()> {
     fs.set_attributes(ino, &now).map(drop)
 }
 
-/// Returns an unused name in the directory.
 fn free_name(fs: &FileSystem, directory: Ino) -> Result<Vec<u8>> {
     let mut number = 0u32;
     loop {
@@ -434,7 +431,6 @@ fn free_name(fs: &FileSystem, directory: Ino) -> Result<Vec<u8>> {
     }
 }
 
-/// Removes an incomplete object, and returns the error.
 fn remove_incomplete(fs: &FileSystem, directory: Ino, name: &[u8], error: Error) -> Error {
     let delete = |found: Attributes| delete_tree(fs, directory, name, &found).map(drop);
     let removed = none_if_missing(fs.lookup(directory, name)).and_then(|found| found.map_or(Ok(()), delete));

@@ -131,7 +131,6 @@ struct RestoreItem {
     path: Vec<Vec<u8>>,
 }
 
-/// Staging directory of a restore.
 struct RestoreStage {
     ino: Ino,
     name: Vec<u8>,
@@ -207,7 +206,6 @@ impl<'a> Restore<'a> {
         Ok(restore)
     }
 
-    /// Returns the names at the root except for stages.
     fn entries(fs: &FileSystem) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         for entry in Entries::new(fs, ROOT_INO)? {
@@ -413,7 +411,6 @@ impl<'a> Restore<'a> {
         Err(Error::Exists)
     }
 
-    /// Deletes leftover stages.
     fn remove_stages(&mut self) -> Result<()> {
         let _work = self.live.hold_open()?;
         let mut leftovers = Vec::new();
@@ -464,7 +461,6 @@ fn is_gone(error: &Error) -> bool {
     }
 }
 
-/// Creates the missing directories of a path.
 fn make_directories(live: &FileSystem, names: &mut dyn LiveNamespace, path: &[u8]) -> Result<()> {
     let parts = components(path)?;
     for length in 1..=parts.len() {

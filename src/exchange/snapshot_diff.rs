@@ -367,7 +367,6 @@ const PIECE: u64 = 1 << 20;
 /// Files up to this size are read without a search for holes, which is faster.
 const SMALL: u64 = 64 << 10;
 
-/// Object in its version.
 #[derive(Clone, Copy)]
 pub(super) struct SnapshotObject<'a> {
     pub(super) fs: &'a FileSystem,

@@ -127,7 +127,6 @@ enum TreeLocation<'a> {
 }
 
 impl TreeLocation<'_> {
-    /// Returns the host directory.
     fn host(&self) -> BorrowedFd<'_> {
         match self {
             TreeLocation::Directory(directory) => directory.as_fd(),
@@ -295,7 +294,6 @@ fn attributes_differ(one: LocatedObject<'_, '_>, other: LocatedObject<'_, '_>) -
     }
 }
 
-/// Regular file of the host.
 struct HostFile(OwnedFd);
 
 impl ContentReader for HostFile {

@@ -103,16 +103,12 @@ impl Iterator for Entries<'_> {
 /// the current entry, which it uses in messages; each step updates it.
 pub(crate) struct TreeWalk<S, T>(Vec<WalkDirectory<S, T>>);
 
-/// Directory on the stack.
 pub(crate) struct WalkDirectory<S, T> {
-    /// Iterator over its entries.
     pub(crate) entries: S,
-    /// Caller's state of the directory.
     pub(crate) state: T,
     path_length: usize,
 }
 
-/// Next position of a walk.
 pub(crate) enum WalkStep<'w, E, S, T> {
     /// An object, and its directory.
     Entry(E, &'w WalkDirectory<S, T>),
@@ -130,7 +126,6 @@ impl<S, T> TreeWalk<S, T> {
         self.0.push(WalkDirectory { entries, state, path_length: path.len() });
     }
 
-    /// Returns the number of directories on the stack.
     pub(crate) fn depth(&self) -> usize {
         self.0.len()
     }
@@ -194,7 +189,6 @@ impl Iterator for HostEntries {
     }
 }
 
-/// Walk of an archive.
 pub(crate) type ArchiveWalk<'a, T> = TreeWalk<Entries<'a>, T>;
 
 impl<'a, T> ArchiveWalk<'a, T> {

@@ -67,7 +67,6 @@ fn put_time(out: &mut [u8], at: usize, time: Timestamp) {
     put(out, at + 8, time.nanos.to_le_bytes());
 }
 
-/// Fails if bytes that must be zero are not.
 #[inline]
 fn check_zero(bytes: &[u8], what: &'static str) -> Result<()> {
     // No early exit: short runs compile to a few wide comparisons.
@@ -77,7 +76,6 @@ fn check_zero(bytes: &[u8], what: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the value as an array; fails for any other length.
 #[inline]
 fn exact_array<'a, const N: usize>(bytes: &'a [u8], what: &'static str) -> Result<&'a [u8; N]> {
     bytes.try_into().map_err(|_| Error::damaged(format!("{what} has a wrong length: bytes={} want={N}", bytes.len())))
@@ -129,7 +127,6 @@ impl<'a> ByteReader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// Consumes `count` bytes that must be zero.
     fn skip_zeros(&mut self, count: usize) -> Result<()> {
         if self.take(count)?.iter().any(|&b| b != 0) {
             return Err(Error::damaged(format!("{} has a reserved field that is not zero", self.what)));
@@ -137,7 +134,6 @@ impl<'a> ByteReader<'a> {
         Ok(())
     }
 
-    /// Ends decoding; fails if bytes are left.
     fn finish(self) -> Result<()> {
         if self.bytes.is_empty() { Ok(()) } else { Err(Error::damaged(format!("{} is too long", self.what))) }
     }

@@ -68,7 +68,6 @@ impl OpenedPage {
         self.table.as_ref().ok_or_else(|| Error::damaged("page holds no file data"))
     }
 
-    /// Returns the plain bytes of one cell.
     pub(crate) fn read_cell(&self, cell: usize) -> Result<Vec<u8>> {
         let missing = || Error::damaged(format!("data page has no cell {cell}"));
         let entry = self.table()?.cells.get(cell).ok_or_else(missing)?;
@@ -543,7 +542,6 @@ const BODY: usize = NONCE + ENTRY_HEAD + TAG;
 /// Length of the associated data of a head: label 19, version 4, archive 16, block 8.
 const ENTRY_PLACE: usize = 47;
 
-/// Sealed entry ready to be written.
 pub(crate) struct SealedEntry {
     pub(crate) tag: Tag,
     pub(crate) bytes: Vec<u8>,

@@ -28,7 +28,6 @@ const CELL: usize = 1 << CELL_LOG2;
 pub(crate) const GROUP_DATA: usize =
     4 * BLOCK as usize - PAGE_OVERHEAD - head_length((4 * BLOCK as usize).div_ceil(CELL), 0);
 
-/// Plain page content and the fields of its prologue.
 pub(crate) struct PlainPage<'a> {
     pub kind: PageKind,
     pub compressed: bool,
@@ -55,7 +54,6 @@ impl PlainPage<'_> {
         }
     }
 
-    /// Returns the number of blocks of the sealed page.
     pub(crate) fn blocks(&self) -> u64 {
         match (&self.content, self.kind, self.compressed) {
             // Specification 6.1: a node page is raw in 4 blocks or compressed in fewer, even if the
@@ -109,7 +107,6 @@ pub(crate) fn packed_page<'a>(data: &'a [u8], items: &[PackedItem], compress: bo
     PlainPage { kind: PageKind::Packed, compressed: false, plain_length, owner: 0, position: 0, content }
 }
 
-/// Creates a delta list page.
 pub(crate) fn delta_page(encoded: Vec<u8>) -> PlainPage<'static> {
     let plain_length = encoded.len() as u32;
     let content = PageContent::Body(encoded);

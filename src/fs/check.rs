@@ -20,7 +20,6 @@ use crate::txn::{DataPages, Finding, FindingKind, Lost, Severity, View, Volume};
 /// Limit of the report; one damaged node may lead to millions of findings.
 const MAX_FINDINGS: usize = 1000;
 
-/// Counts of the walk over the live tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StructureCounts {
     pub(crate) inodes: u64,
@@ -29,7 +28,6 @@ pub(crate) struct StructureCounts {
     pub(crate) bytes: u64,
 }
 
-/// Result of the walk.
 pub(crate) struct StructureReport {
     pub(crate) counts: StructureCounts,
     pub(crate) findings: Vec<Finding>,
@@ -87,7 +85,6 @@ struct ObjectRecords {
 
 struct StructureWalk<'a> {
     volume: &'a Volume,
-    /// Key of the name hashes.
     name_key: &'a [u8; 16],
     view: View<'a>,
     reading: DataReading<'a>,
@@ -104,7 +101,6 @@ struct StructureWalk<'a> {
     lost_pages: HashSet<u64>,
 }
 
-/// See [`super::FileSystem::walk_structure`].
 pub(super) fn walk_structure(
     volume: &Volume,
     name_key: &[u8; 16],

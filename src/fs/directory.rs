@@ -31,7 +31,6 @@ use crate::txn::{Operation, View};
 pub(crate) const FIRST_SEQUENCE: u64 = 3;
 /// One less than the greatest u32, which some programs take as "unknown".
 pub(crate) const MAX_LINKS: u32 = u32::MAX - 1;
-/// Type code of a directory in its entry.
 pub(crate) const DIRECTORY_TYPE: u8 = file_type(mode::DIRECTORY);
 
 /// Returns the type code of an inode in its entry.
@@ -74,7 +73,6 @@ pub(crate) fn is_dot(name: &[u8]) -> bool {
     name == b"." || name == b".."
 }
 
-/// Inode and type that an entry references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryTarget {
     pub(crate) ino: Ino,
@@ -137,7 +135,6 @@ pub(crate) fn list_key(directory: Ino, sequence: u64) -> Key {
     Key::new(directory.0, kind::DIR_LIST, sequence)
 }
 
-/// Returns the entry `name` of `directory`.
 pub(crate) fn find(
     view: View<'_>,
     hash_key: &[u8; 16],

@@ -38,7 +38,6 @@ pub(crate) fn end_key(ino: Ino) -> Key {
     Key::new(ino.0, kind::EXTENT + 1, 0)
 }
 
-/// An extent with its offset in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MappedExtent {
     pub(crate) offset: u64,
@@ -55,7 +54,6 @@ impl MappedExtent {
         self.extent.start + (part.start - self.offset) as u32
     }
 
-    /// Returns the bytes of the extent that are in `range`.
     pub(crate) fn overlap(&self, range: &Range<u64>) -> u64 {
         self.end().min(range.end).saturating_sub(self.offset.max(range.start))
     }
@@ -89,7 +87,6 @@ pub(crate) fn visit(
     })
 }
 
-/// Returns the extents that overlap `range`, at most `limit`.
 pub(crate) fn find_overlapping(view: View<'_>, ino: Ino, range: Range<u64>, limit: usize) -> Result<Vec<MappedExtent>> {
     let mut found = Vec::new();
     visit(view, ino, range, &mut |mapped| {
@@ -282,7 +279,6 @@ pub(super) fn packs(options: &FsOptions, flags: u32) -> bool {
     options.pack && flags & inode_flags::NO_PACK == 0
 }
 
-/// Items that share a page.
 pub(super) struct SharedPage<T> {
     pub(super) items: Vec<T>,
     pub(super) bytes: usize,
@@ -295,7 +291,6 @@ pub(super) type SharedPages<T> = Vec<SharedPage<T>>;
 /// of arrival.
 pub(super) struct Packer<T> {
     options: FsOptions,
-    /// Maximum items of one page.
     most: usize,
     /// Keyed by owner and compression: the contents of one page are read, and lost, together.
     open: BTreeMap<(u32, bool), SharedPage<T>>,
@@ -307,7 +302,6 @@ impl<T> Packer<T> {
         Packer::with_max_items(options, PACK_FILES)
     }
 
-    /// Like `new`, with `most` as the maximum number of items on a page.
     pub(super) fn with_max_items(options: FsOptions, most: usize) -> Packer<T> {
         Packer { options, most, open: BTreeMap::new(), full: Vec::new() }
     }

@@ -16,7 +16,6 @@ pub(crate) fn key(ino: Ino) -> Key {
     Key::new(ino.0, kind::INODE, 0)
 }
 
-/// Returns the inode, or `None` when it does not exist (any more).
 pub(crate) fn find(view: View<'_>, ino: Ino) -> Result<Option<InodeValue>> {
     #[cfg(test)]
     LOOKUPS.with(|lookups| lookups.set(lookups.get() + 1));
@@ -28,7 +27,6 @@ pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     find(view, ino)?.ok_or(Error::Stale)
 }
 
-/// Returns the inode of a regular file.
 pub(crate) fn load_regular(view: View<'_>, ino: Ino) -> Result<InodeValue> {
     let inode = load(view, ino)?;
     match inode.mode & mode::TYPE {

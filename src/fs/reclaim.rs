@@ -31,11 +31,9 @@ struct ReclaimQueue {
     /// Number of the last inode dequeued; the next greater one follows, so that an inode that
     /// always fails does not block the others.
     last: Mutex<Option<Ino>>,
-    /// Number of inodes that are dequeued and in a step.
     in_step: AtomicUsize,
 }
 
-/// An inode that was dequeued for a step.
 struct DequeuedInode<'a> {
     queue: &'a ReclaimQueue,
     ino: Ino,
@@ -70,7 +68,6 @@ impl ReclaimQueue {
     }
 }
 
-/// Result of one step for an inode.
 enum ReclaimStep {
     Nothing,
     /// Another thread has it locked.
@@ -102,7 +99,6 @@ impl Reclaim {
         Reclaim { volume, write_buffer, writeback, handles: OpenHandles::default(), queue: ReclaimQueue::default() }
     }
 
-    /// Counts a handle; returns false, and counts nothing, when the inode is being deleted.
     pub(super) fn open(&self, ino: Ino) -> bool {
         self.handles.open(ino)
     }
@@ -144,7 +140,6 @@ impl Reclaim {
         result
     }
 
-    /// Queues the inode for the next step.
     pub(super) fn enqueue(&self, ino: Ino) {
         self.queue.waiting.lock().insert(ino);
     }
@@ -361,7 +356,6 @@ impl OpenHandles {
         }
     }
 
-    /// Drops all handles.
     fn clear(&self) {
         for shard in &self.shards {
             shard.lock().retain(|_, count| *count == RETIRED);

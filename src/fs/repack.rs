@@ -65,7 +65,6 @@ impl RepackProgress {
     }
 }
 
-/// An extent that references a page.
 struct PagePart {
     ino: Ino,
     offset: u64,

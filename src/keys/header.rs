@@ -263,7 +263,6 @@ impl Header {
         })
     }
 
-    /// A copy of all slots.
     pub(crate) fn slots(&self) -> Slots {
         let mut slots = empty_slots();
         for (i, block) in slots.iter_mut().enumerate() {
@@ -361,7 +360,6 @@ pub(crate) fn empty_slots() -> Slots {
     boxed.try_into().unwrap_or_else(|_| unreachable!())
 }
 
-/// Returns the commitment of the volume key for the framing block.
 pub(crate) fn commitment(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 32] {
     *hkdf(volume_key, archive, COMMITMENT_LABEL).bytes()
 }
@@ -492,7 +490,6 @@ fn read_copy(storage: &dyn Storage, length: u64, copy: u8) -> Result<ParsedHeade
     header::decode(&bytes, copy)
 }
 
-/// Content of one header copy in the file.
 fn copy_bytes(storage: &dyn Storage, length: u64, copy: u8) -> Result<Vec<u8>> {
     let start = HEADER_START[usize::from(copy)] * BLOCK;
     let mut bytes = vec![0; length.saturating_sub(start).min(HEADER_BYTES as u64) as usize];

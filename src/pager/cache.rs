@@ -108,7 +108,6 @@ pub(crate) struct ShardedCache<K, V> {
 }
 
 impl<K: CacheKey, V: Clone> ShardedCache<K, V> {
-    /// Creates a cache of `budget` bytes.
     pub(crate) fn new(budget: usize) -> ShardedCache<K, V> {
         let shard =
             || Shard { entries: HashMap::default(), order: VecDeque::new(), stamps: 0, bytes: 0, hits: 0, misses: 0 };
@@ -161,7 +160,6 @@ impl<K: CacheKey, V: Clone> ShardedCache<K, V> {
         drop(evicted);
     }
 
-    /// Drops all entries.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();

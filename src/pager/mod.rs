@@ -1,5 +1,5 @@
-//! Page I/O by pointer: cached reads, write-once pages, commit ring, barriers, sticky write error
-//! and space map.
+//! Page I/O by pointer: cached reads, write-once pages, commit ring and log (specification 9,
+//! 10.4), barriers, sticky write error and space map.
 
 mod cache;
 mod data;
@@ -320,7 +320,6 @@ impl Pager {
         Ok(tag)
     }
 
-    /// Overwrites a slot with random bytes.
     pub(crate) fn scrub_slot(&self, slot: u64, environment: &dyn Environment) -> Result<()> {
         self.erase_blocks(slot_block(slot), 1, environment, "scrubbing a commit slot")
     }

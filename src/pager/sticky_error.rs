@@ -59,7 +59,6 @@ impl StickyError {
         }
     }
 
-    /// Returns the description of the first failure.
     pub(crate) fn reason(&self) -> Option<&str> {
         self.reason.get().map(String::as_str)
     }

@@ -36,7 +36,6 @@ use crate::pager::{Pager, ShardedCache};
 /// Size of the leaf cache, in bytes.
 const KEPT: usize = 4 << 20;
 
-/// Surviving node.
 struct SurvivingNode {
     pointer: Pointer,
     level: u8,
@@ -118,7 +117,6 @@ pub(super) struct LeafIndex {
     pub(super) known_snapshots: KnownSnapshots,
 }
 
-/// Results of the scan.
 #[derive(Default)]
 struct ScanCollector {
     nodes: Vec<SurvivingNode>,

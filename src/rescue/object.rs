@@ -176,7 +176,6 @@ impl RescuedInode {
         Ok(delivered)
     }
 
-    /// Returns the target of a symbolic link.
     pub(super) fn target(&self, index: (&mut LeafIndex, &LeafSet), pager: (&Pager, Ino)) -> Result<Vec<u8>> {
         // Specification 7: at most 4,095 bytes; checked before anything is allocated.
         if !(1..=4095).contains(&self.inode.size) {
@@ -197,7 +196,6 @@ impl RescuedInode {
 /// Name of the incomplete object in the staging directory.
 const UNFINISHED: &[u8] = b"unfinished";
 
-/// Source of a rescued object.
 pub(super) struct ObjectSource<'a> {
     pub(super) index: &'a mut LeafIndex,
     pub(super) pager: &'a Pager,
@@ -205,13 +203,11 @@ pub(super) struct ObjectSource<'a> {
     pub(super) ino: Ino,
     /// Path for messages.
     pub(super) path: &'a [u8],
-    /// Skipped metadata.
     pub(super) skipped: &'a mut SkippedItems,
     /// Called with the number of bytes written; its error ends the rescue.
     pub(super) written: &'a mut dyn FnMut(u64) -> Result<()>,
 }
 
-/// Written object, and the result of setting its metadata.
 pub(super) struct WrittenObject {
     pub(super) bytes: u64,
     pub(super) metadata: Result<()>,
@@ -270,7 +266,6 @@ fn finished(stage: &StagingDir, result: Result<WrittenObject>) -> Result<Written
     result
 }
 
-/// Creates an empty file in the staging directory.
 fn begin(stage: &StagingDir) -> Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(stage.directory(), UNFINISHED, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make"))

@@ -36,7 +36,6 @@ use crate::storage::Storage;
 /// Size of one read, in bytes.
 const WINDOW: u64 = 1 << 20;
 
-/// Result of a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScanSummary {
     /// Blocks that the host could not read.
@@ -347,7 +346,6 @@ pub(super) struct LogOverlay {
 }
 
 impl LogOverlay {
-    /// Returns the inodes with a record in the entries.
     pub(super) fn inodes(&self) -> impl Iterator<Item = u64> {
         self.records.iter().filter(|(key, value)| key.kind == kind::INODE && value.is_some()).map(|(key, _)| key.object)
     }

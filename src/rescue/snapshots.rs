@@ -95,7 +95,6 @@ pub(super) fn leaves(pager: &Pager, tree: TreeId, root: &Root, f: &mut LeafVisit
     Ok(lost)
 }
 
-/// Nodes of the snapshot tree that a scan found.
 #[derive(Default)]
 pub(super) struct SnapshotRoots {
     /// Possible roots, with the generations of their pages.
@@ -120,7 +119,6 @@ impl SnapshotRoots {
     }
 }
 
-/// Known snapshots.
 #[derive(Default)]
 pub(super) struct KnownSnapshots {
     /// Sorted by id.
@@ -182,7 +180,6 @@ impl KnownSnapshots {
         }
     }
 
-    /// Returns the newest snapshot of this name.
     pub(super) fn named(&self, name: &[u8]) -> Option<&(u64, SnapshotValue)> {
         self.all.iter().rev().find(|(_, snapshot)| snapshot.name == name)
     }

@@ -79,13 +79,11 @@ impl PartialDirectory {
     }
 }
 
-/// Created directory, and its own inode if that survived.
 struct RescuedDirectory {
     host: OwnedFd,
     object: Option<RescuedInode>,
 }
 
-/// Result of searching for an inode.
 enum FindOutcome {
     /// A version newer than any complete one proves that the inode was deleted.
     Deleted,

@@ -37,7 +37,6 @@ impl MemoryStorage {
         self.state.write().capacity = bytes;
     }
 
-    /// Returns the bytes of allocated blocks.
     pub(crate) fn allocated(&self) -> u64 {
         self.state.read().image.allocated()
     }
@@ -119,7 +118,6 @@ impl Storage for MemoryStorage {
     }
 }
 
-/// Replacement of an in-memory storage.
 struct MemoryReplacement<'a> {
     place: &'a MemoryStorage,
     fresh: Arc<MemoryStorage>,
@@ -138,7 +136,6 @@ impl Replacement for MemoryReplacement<'_> {
 
 // ---- sparse image ----
 
-/// Block size of the simulated host in bytes.
 pub(super) const HOST_BLOCK: u64 = 4096;
 
 type Bytes = [u8; HOST_BLOCK as usize];
@@ -192,7 +189,6 @@ impl SparseImage {
         self.len
     }
 
-    /// Returns the bytes of allocated blocks.
     pub(super) fn allocated(&self) -> u64 {
         self.allocated * HOST_BLOCK
     }

@@ -28,7 +28,6 @@ const OVERWRITE_STEP: u64 = 1 << 20;
 /// Free groups required before others are withheld for erasing.
 const SPARE: u64 = 16;
 
-/// Greatest address of a block.
 const MAX_BLOCK: u64 = (1 << 48) - 1;
 
 /// Returns the groups of four blocks that `bytes` of file data take in `pages` pages in the worst
@@ -184,7 +183,6 @@ impl Allocator {
         Some((space.blocks(), space.memory()))
     }
 
-    /// Sets the number of pages that the next commit has to list.
     pub(super) fn set_list_entries(&self, entries: u64) {
         self.list_entries.store(entries, Ordering::Relaxed);
     }
@@ -304,7 +302,6 @@ impl Allocator {
         self.discard(runs, self.medium.versions.sequence());
     }
 
-    /// Returns whether freed blocks wait for a further commit.
     pub(super) fn waits_for_commit(&self) -> bool {
         self.space.lock().waits_for_commit()
     }
@@ -348,7 +345,6 @@ impl Allocator {
         Ok(Some(Begun { promised, base: self.tree(), regions }))
     }
 
-    /// The checkpoint is durable.
     pub(super) fn end_checkpoint(&self, tree: Tree) {
         let mut space = self.space.lock();
         self.tree.store(Arc::new(tree));
@@ -377,7 +373,6 @@ impl Allocator {
 
     // ---- opening ----
 
-    /// Adds the lists of a recovered commit, oldest first, before any region is loaded.
     pub(super) fn recover_lists(&self, allocated: Vec<Run>, freed: &[Run]) {
         self.space.lock().recover_lists(allocated.into_iter(), freed.iter().copied());
     }
@@ -404,7 +399,6 @@ impl Allocator {
         Ok(None)
     }
 
-    /// Queues the blocks freed by the recovered commit for the next commit (TXN-1).
     pub(super) fn recover_pending_frees(&self, generation: Generation, freed: Vec<Run>) {
         self.space.lock().recover_pending_frees(generation, freed);
     }
@@ -467,7 +461,6 @@ impl Allocator {
         Ok(space.next_unswept().is_some())
     }
 
-    /// Makes the sweep visit every region, regardless of the last session's state.
     pub(super) fn restart_sweep(&self) {
         self.space.lock().restart_sweep();
     }

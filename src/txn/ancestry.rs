@@ -108,7 +108,6 @@ pub(crate) enum Ancestry {
     Unknown,
 }
 
-/// Commit history available to an open archive.
 pub(super) struct History<'a> {
     /// The record that was opened and those before it that the ring had, newest first.
     pub(super) line: &'a [Mark],

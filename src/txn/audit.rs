@@ -50,7 +50,6 @@ struct Census {
     last_dead: Option<u64>,
 }
 
-/// Result of an audit.
 pub(crate) struct Audit {
     pub(crate) findings: Vec<Finding>,
     /// Losses in the tree of files and in file data, which `FileSystem::walk_structure` reports

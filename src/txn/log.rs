@@ -120,7 +120,6 @@ impl Changes {
     }
 }
 
-/// Content of a record's log entries.
 pub(crate) struct Logged {
     pub(crate) entries: Vec<LogEntry>,
     pub(super) records: LoggedRecords,

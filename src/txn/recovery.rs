@@ -63,7 +63,6 @@ pub(crate) struct LostPage {
     pub(crate) reason: String,
 }
 
-/// Why a record is not verified.
 enum Flaw {
     Short(String),
     /// At least one; whether any of them could not even be read, which proves nothing about the
@@ -236,7 +235,6 @@ fn is_extended(pager: &Pager, record: &AuthenticRecord) -> Result<bool> {
 /// Log entries after a record, and the last valid one.
 type Laid = Option<(Logged, LogMark)>;
 
-/// Log content.
 #[derive(Default)]
 struct Said {
     /// Beyond the record.

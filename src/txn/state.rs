@@ -40,7 +40,6 @@ impl Trees {
     }
 }
 
-/// Counters that are part of a version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
     pub(crate) next_ino: u64,
@@ -167,7 +166,6 @@ impl Versions {
     }
 }
 
-/// Shared context of a volume.
 pub(super) struct VolumeContext {
     pub(super) pager: Arc<Pager>,
     pub(super) store: NodeStore,
@@ -255,7 +253,6 @@ impl<'a> View<'a> {
         }
     }
 
-    /// See [`Tree::fences_before`].
     pub(crate) fn fences_before(&self, key: Key, f: &mut dyn FnMut(Key) -> ControlFlow<()>) -> Result<()> {
         self.tree.fences_before(self.store, key, f)
     }

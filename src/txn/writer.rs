@@ -68,7 +68,6 @@ pub(super) struct Frozen {
     pub(super) with_staged: bool,
 }
 
-/// State shared by writers.
 pub(super) struct Writer {
     medium: Arc<VolumeContext>,
     allocator: Arc<Allocator>,
@@ -109,7 +108,6 @@ impl Writer {
         }
     }
 
-    /// Locks the open transaction for exclusive access.
     pub(super) fn lock(&self) -> OpenTransaction<'_> {
         OpenTransaction { writer: self, open: self.open.lock() }
     }
@@ -359,7 +357,6 @@ impl OpenTransaction<'_> {
         frozen
     }
 
-    /// Releases the memory of written nodes.
     pub(super) fn forget_written(&mut self) {
         let versions = &self.writer.medium.versions;
         versions.publish(Arc::new(versions.published().without_written_nodes()));
@@ -422,7 +419,6 @@ impl StalePages {
         self.pages.lock().noted.len() + more <= LIMIT
     }
 
-    /// An interval is over.
     pub(crate) fn tick(&self) {
         for (_, ticks) in self.pages.lock().noted.values_mut() {
             *ticks = ticks.saturating_add(1);
@@ -436,7 +432,6 @@ impl StalePages {
         }
     }
 
-    /// Removes and returns up to `limit` pages that are due.
     pub(crate) fn take_due(&self, limit: usize) -> Vec<Pointer> {
         let mut pages = self.pages.lock();
         let due: Vec<Pointer> =

@@ -345,7 +345,8 @@ const PASSING: &str = "pipe";
 const OTHER_ARCHIVE: &str = "it is, or is a backup of, another archive";
 const NO_ARCHIVE: &str = "it is no archive";
 
-/// Destination path of a backup.
+/// Destination path of a backup. File and names belong to the requesting user; the daemon that
+/// reads the archive receives open files only.
 pub struct BackupDestination {
     entry: HostEntry,
     /// Existing file with that name.

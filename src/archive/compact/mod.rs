@@ -243,7 +243,6 @@ fn report((length_before, disk_before): Sizes, (length_after, disk_after): Sizes
     CompactReport { length_before, disk_before, length_after, disk_after }
 }
 
-/// Archive that is rewritten.
 struct SourceArchive<'a> {
     storage: Arc<dyn Storage>,
     key: &'a UnlockedKey,
@@ -442,7 +441,6 @@ struct SharedPage {
     written: Option<Pointer>,
 }
 
-/// Position of an extent's bytes in the new archive.
 struct PlacedExtent {
     page: Pointer,
     start: u32,

@@ -99,7 +99,6 @@ impl OldArchive {
         self.entry.path().display()
     }
 
-    /// Returns the number of hard links.
     pub(in crate::archive) fn links(&self) -> Result<u64> {
         Ok(stat(&self.storage, &self.entry)?.st_nlink)
     }
@@ -119,7 +118,6 @@ impl OldArchive {
         sizes(&self.storage, &self.entry)
     }
 
-    /// Returns the file's directory entry.
     pub(in crate::archive) fn entry(&self) -> &HostEntry {
         &self.entry
     }

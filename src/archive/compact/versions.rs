@@ -58,7 +58,6 @@ use crate::txn::{Difference, DifferenceCursor, Operation, ReadView, View, Volume
 /// Records per batch; their values are at most 3,500 bytes long.
 const BATCH: usize = 512;
 
-/// All readable versions.
 pub(super) struct ArchiveVersions<'v> {
     volume: &'v Volume,
     snapshots: Vec<(u64, SnapshotValue)>,
@@ -95,7 +94,6 @@ impl<'v> ArchiveVersions<'v> {
         self.snapshots.iter().map(named).eq(other.snapshots.iter().map(named))
     }
 
-    /// Returns the step to the version with this index.
     pub(super) fn step(&self, number: usize) -> Result<VersionStep<'v>> {
         let reading = |number: usize| match self.snapshots.get(number) {
             Some((id, _)) => ReadView::of_snapshot(self.volume, *id),
@@ -390,7 +388,6 @@ impl Comparison<'_, '_> {
     }
 }
 
-/// Returns the bytes of an extent.
 pub(in crate::archive) fn bytes(volume: &Volume, extent: &Extent) -> Result<Vec<u8>> {
     let mut bytes = vec![0; extent.length as usize];
     volume.read_data(&extent.page, extent.start, &mut bytes)?;
@@ -480,7 +477,6 @@ impl NameRehash {
     }
 }
 
-/// Numbers of removed and added entries.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct EntryCounts {
     gone: u64,

@@ -162,7 +162,6 @@ fn sample(features: u64) -> Result<Vec<u8>> {
 }
 
 impl Forge {
-    /// Returns the contents of the sample archive.
     pub(in crate::archive) fn new() -> Forge {
         static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
         Forge::of(SAMPLE.get_or_init(|| sample(0).expect("the sample")).clone()).expect("the sample opens")
@@ -398,7 +397,6 @@ impl Forge {
         regions.iter().map(|bits| &**bits).enumerate().map(value).collect()
     }
 
-    /// Writes the complete archive.
     pub(in crate::archive) fn finish(self) -> Vec<u8> {
         self.build([None; 4])
     }

@@ -248,7 +248,6 @@ impl MirrorPlanner<'_> {
         join(&mut self.path, name);
     }
 
-    /// Returns the path below the source.
     fn relative(&self) -> &[u8] {
         self.path.get(self.top_length + 1..).unwrap_or_default()
     }
@@ -302,7 +301,6 @@ impl MirrorPlan {
         self.doomed.insert(name, PlannedDeletion { ino, path });
     }
 
-    /// Plans the replacement of a directory by an object of another type.
     pub(super) fn replace(&mut self, directory: Ino, path: Vec<u8>, below: u64) {
         self.count(path, below);
         self.replaceable.insert(directory);
@@ -321,7 +319,6 @@ impl MirrorPlan {
         }
     }
 
-    /// Returns the number of subtrees that are still to be deleted.
     pub(super) fn remaining(&self) -> u64 {
         self.doomed.len() as u64
     }

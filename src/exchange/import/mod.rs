@@ -193,7 +193,6 @@ impl Importer<'_> {
         Ok(())
     }
 
-    /// Descends into a directory that was created.
     fn descend(
         &mut self,
         walk: &mut TreeWalk<HostEntries, ImportedDirectory>,

@@ -27,7 +27,6 @@ const MOST_DIRECTORIES: usize = 64;
 /// Smallest hole that a host file system can represent.
 const LEAST_HOLE: u64 = 4096;
 
-/// File that was read.
 struct SmallFile {
     path: Vec<u8>,
     directory: Ino,

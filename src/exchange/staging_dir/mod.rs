@@ -98,7 +98,6 @@ impl StagingDir {
         &self.target
     }
 
-    /// Returns whether the target has an entry of this name.
     pub(crate) fn has_entry(&self, name: &[u8]) -> Result<bool> {
         match rustix::fs::statat(&self.target, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),

@@ -88,7 +88,6 @@ pub struct PackReport {
     pub special: u64,
 }
 
-/// Output stream that counts its bytes.
 pub(super) struct CountingWriter<'a> {
     out: &'a mut dyn Write,
     written: u64,
@@ -492,7 +491,6 @@ fn named(path: &[u8], error: Error) -> Error {
     }
 }
 
-/// Directory on the stack.
 struct PackLevel {
     directory: OwnedFd,
     names: Vec<Vec<u8>>,
@@ -518,7 +516,6 @@ impl Packer<'_> {
         Ok(PackLevel { directory, names, before: version(&stat), path_length: path.len() })
     }
 
-    /// Writes one object; opens and returns a directory.
     fn entry(&mut self, at: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Option<OwnedFd>> {
         let examined = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = examined.map_err(host_error("cannot examine it"))?;

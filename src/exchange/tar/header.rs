@@ -61,7 +61,6 @@ impl ChecksummedHeader {
         in_range(number(&self.0.as_old().mtime), "time")
     }
 
-    /// Returns major and minor number.
     pub(super) fn device(&self) -> Result<(u32, u32)> {
         let Some(header) = self.0.as_ustar() else { return self.gnu_device() };
         Ok((in_range(number(&header.dev_major), "device")?, in_range(number(&header.dev_minor), "device")?))
@@ -178,7 +177,6 @@ impl ExtendedHeader {
     }
 }
 
-/// Type of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderType {
     Member(MemberType),
@@ -192,7 +190,6 @@ pub(super) enum HeaderType {
     Label,
 }
 
-/// Type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemberType {
     File,

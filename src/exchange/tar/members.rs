@@ -20,7 +20,6 @@ const MAX_GLOBALS: usize = 100;
 const COMPRESSED: [(&[u8], &str); 5] =
     [(b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"LZIP", "lzip")];
 
-/// Object of a tar.
 #[derive(Debug)]
 pub(super) struct Member {
     /// Name as stored in the tar.
@@ -49,7 +48,6 @@ pub(super) enum MemberKind {
     Node(u32, u32),
 }
 
-/// Reader of a stream's members.
 pub(super) struct Members<'a> {
     input: &'a mut dyn Read,
     /// Unread bytes of the current member, including padding.

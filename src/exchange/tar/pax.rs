@@ -359,7 +359,6 @@ pub(super) fn parse_map_records(records: &Records) -> Result<Vec<(u64, u64)>> {
     Ok(pairs.iter().map(|&[offset, length]| (offset, length)).collect())
 }
 
-/// Refuses a map with too many ranges.
 pub(super) fn bound_parts(parts: &[(u64, u64)]) -> Result<()> {
     if parts.len() > MAX_PARTS { Err(too_many()) } else { Ok(()) }
 }

@@ -209,7 +209,6 @@ impl FileSystem {
     }
 }
 
-/// Result of a name lookup.
 pub(super) enum LookupTarget {
     /// `.` and `..` are not stored as entries.
     Dots(Ino),
@@ -273,7 +272,6 @@ pub(super) fn clear_set_id(inode: &mut InodeValue, set_gid: bool) {
 }
 
 impl Attributes {
-    /// Returns the attributes of an inode without dirty data.
     pub(crate) fn of_published(ino: Ino, inode: &InodeValue) -> Attributes {
         attributes_of(ino, inode, ContentSize::published(inode))
     }
@@ -344,9 +342,7 @@ fn is_due(inode: &InodeValue, now: Timestamp) -> bool {
     inode.atime <= inode.mtime || inode.atime <= inode.ctime || now.seconds.saturating_sub(inode.atime.seconds) >= DAY
 }
 
-/// Cookie of `.`.
 const SELF_COOKIE: u64 = 1;
-/// Cookie of `..`.
 const PARENT_COOKIE: u64 = 2;
 
 impl FileSystem {

@@ -46,22 +46,18 @@ const COPY_CALL_BYTES: u64 = 64 << 20;
 /// A shorter part is copied: an extent of its own would cost as much and pin a whole page.
 const MIN_SHARED: u64 = BLOCK;
 
-/// Source of a copy.
 #[derive(Clone, Copy)]
 enum CopySource<'a> {
     Live(Ino),
-    /// A file of a snapshot.
     Snapshot(&'a FileSystem, Ino),
 }
 
-/// A copy in progress.
 struct CopyJob<'a> {
     source: CopySource<'a>,
     target: &'a Arc<DirtyFile>,
     kill_set_id: bool,
 }
 
-/// Ranges of one step.
 struct CopyRange {
     from: u64,
     to: u64,

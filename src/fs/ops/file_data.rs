@@ -126,7 +126,6 @@ impl FileSystem {
         }
     }
 
-    /// Writes for a caller that has the file locked.
     pub(super) fn write_locked(&self, file: &LockedFile<'_>, range: Range<u64>, data: &[u8]) -> Result<()> {
         let frames = self.seal_frames(file.ino(), &range, data)?;
         self.write_sealed(file, range, data, frames)
@@ -352,7 +351,6 @@ pub(super) fn read_published(
     Ok(())
 }
 
-/// Prefetches the pages of a range of the file.
 fn prefetch_range(volume: &Volume, view: View<'_>, ino: Ino, inode: &InodeValue, range: Range<u64>) -> Result<()> {
     let visible = range.start..range.end.min(inode.trim).min(inode.size);
     let found = extents::find_overlapping(view, ino, visible, usize::MAX)?;

@@ -226,7 +226,6 @@ pub(super) fn new_inode(object: NewObject, parent: Ino, now: Timestamp) -> Inode
     }
 }
 
-/// See [`FileSystem::read_link`].
 pub(super) fn link_target(volume: &Volume, view: View<'_>, ino: Ino) -> Result<Vec<u8>> {
     let inode = inode::load(view, ino)?;
     if inode.mode & mode::TYPE != mode::SYMLINK {
@@ -279,7 +278,6 @@ impl RenameDirectories {
     }
 }
 
-/// A rename within one operation.
 struct RenameStep<'a> {
     name: &'a [u8],
     new_name: &'a [u8],

@@ -34,7 +34,6 @@ const MAX_FENCES_TOTAL: u64 = 100_000;
 /// Paths of inodes, from the root and without a leading slash.
 pub(crate) type Paths = HashMap<Ino, Vec<Vec<u8>>>;
 
-/// Directory and name of an inode.
 type ParentAndName = (Ino, Vec<u8>);
 
 impl FileSystem {
@@ -91,7 +90,6 @@ impl<'a> PathSearch<'a> {
         }
     }
 
-    /// Adds a directory and all its ancestors.
     fn add_ancestors(&mut self, mut directory: Ino) -> Result<()> {
         while directory != ROOT_INO && !self.above.contains_key(&directory) {
             let Some(inode) = inode::find(self.view, directory)? else { break };
@@ -101,7 +99,6 @@ impl<'a> PathSearch<'a> {
         Ok(())
     }
 
-    /// Finds the names of the files.
     fn find_files(&mut self) -> Result<()> {
         let all: Vec<Ino> = self.files.keys().rev().copied().collect();
         for ino in all {
@@ -284,7 +281,6 @@ impl<'a> PathSearch<'a> {
         }
     }
 
-    /// Returns the path of a directory; `None` if it is not reachable.
     fn path(&self, directory: Ino) -> Option<Vec<u8>> {
         let mut parts: Vec<&[u8]> = Vec::new();
         let mut at = directory;
@@ -335,7 +331,6 @@ fn find_in_order(view: View<'_>, directory: Ino, ino: Ino) -> Result<Option<Vec<
     }
 }
 
-/// Calls `f` with the entries of a directory.
 fn visit_entries(
     view: View<'_>,
     directory: Ino,

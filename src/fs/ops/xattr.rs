@@ -125,7 +125,6 @@ impl FileSystem {
     }
 }
 
-/// See [`FileSystem::xattr`].
 pub(super) fn read(view: View<'_>, name_key: &[u8; 16], ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
     let attribute = classify(name)?;
     let inode = inode::load(view, ino)?;
@@ -137,7 +136,6 @@ pub(super) fn read(view: View<'_>, name_key: &[u8; 16], ino: Ino, name: &[u8]) -
     }
 }
 
-/// See [`FileSystem::list_xattrs_for`].
 pub(super) fn list(view: View<'_>, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
     let names = load_names(view, ino, &inode::load(view, ino)?)?;
     let has_trusted = names.split(|&byte| byte == 0).any(|name| name.starts_with(TRUSTED));

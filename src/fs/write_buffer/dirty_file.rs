@@ -380,7 +380,6 @@ impl DirtyFile {
 }
 
 impl LockedFile<'_> {
-    /// Returns the end of the last dirty byte.
     pub(in crate::fs) fn end(&self) -> u64 {
         self.with_content(|content| content.end())
     }
@@ -413,7 +412,6 @@ impl LockedFile<'_> {
         self.with_content(|content| content.supersede(op, self.ino, range));
     }
 
-    /// Drops all data that no batch has sealed.
     pub(in crate::fs) fn discard_active(&self) {
         self.with_content(DirtyContent::discard_active);
     }
@@ -484,7 +482,6 @@ impl ContentSize {
     }
 }
 
-/// Published ranges of a file.
 pub(super) struct PublishedRanges<'a> {
     view: View<'a>,
     ino: Ino,

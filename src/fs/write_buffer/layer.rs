@@ -25,7 +25,6 @@ const BYTES_PER_GROUP: u64 = GROUP / 4;
 /// Space for the page that inline data becomes.
 pub(crate) const INLINE_GROUPS: u64 = 1;
 
-/// Contiguous dirty bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DirtyPiece {
     /// Offset in the frame.
@@ -155,7 +154,6 @@ impl Layer {
         self.bytes.max(self.reserved_groups * BYTES_PER_GROUP)
     }
 
-    /// Returns the groups reserved for the writeback of the layer.
     pub(crate) fn reserved_groups(&self) -> u64 {
         self.reserved_groups
     }
@@ -178,7 +176,6 @@ impl Layer {
         self.frames.entry(number).or_insert_with(|| Frame { inline, ..Frame::default() });
     }
 
-    /// Records that the file may have inline data.
     pub(crate) fn set_maybe_inline(&mut self, number: u64) {
         if let Some(frame) = self.frames.get_mut(&number) {
             frame.inline = true;

@@ -59,7 +59,6 @@ use dirty_file::{DirtyContent, DirtyOverlay, InodeAndSize, PublishedRanges, Touc
 /// Number of locks over the map of dirty files; a few times the threads that serve a mount.
 const SHARDS: u64 = 16;
 
-/// Dirty files of one file system.
 pub(super) struct WriteBuffer {
     volume: Arc<Volume>,
     shards: Vec<Mutex<HashMap<Ino, Arc<DirtyFile>>>>,
@@ -278,7 +277,6 @@ impl WriteBuffer {
         self.batches.lock().push(batch.clone());
     }
 
-    /// Removes the batches that are published or failed.
     pub(super) fn remove_finished_batches(&self) {
         self.batches.lock().retain(|batch| !batch.is_finished());
     }
@@ -486,7 +484,6 @@ impl FilePlan {
     }
 }
 
-/// Progress of a batch.
 enum BatchState {
     Writing,
     Written(Vec<FilePlan>, UnreferencedPages),
@@ -522,12 +519,10 @@ impl WritebackBatch {
         self.changed.notify_all();
     }
 
-    /// Returns the publication of the operation that references the batch.
     pub(crate) fn publication(&self) -> &Publication {
         &self.publication
     }
 
-    /// Returns whether the state includes the batch.
     pub(crate) fn is_in(&self, state: &State) -> bool {
         self.publication.is_in(state)
     }
@@ -576,7 +571,6 @@ impl WritebackBatch {
         Ok(())
     }
 
-    /// Returns the error of a failed batch.
     pub(crate) fn error(&self) -> Option<Error> {
         match &*self.state.lock() {
             BatchState::Failed(error) => Some(error.clone()),
@@ -584,7 +578,6 @@ impl WritebackBatch {
         }
     }
 
-    /// Returns whether the batch is published or failed.
     pub(crate) fn is_finished(&self) -> bool {
         self.publication.is_set() || matches!(&*self.state.lock(), BatchState::Failed(_))
     }

@@ -57,7 +57,6 @@ impl Writeback {
         }
     }
 
-    /// Returns the number of threads that write pages.
     pub(super) fn threads(&self) -> usize {
         self.threads
     }
@@ -286,7 +285,6 @@ pub(super) struct DirtyThrottle {
     awaited: AtomicU64,
 }
 
-/// Guard of one caller that waits for a commit.
 pub(super) struct CommitWait<'a>(&'a AtomicU64);
 
 impl Drop for CommitWait<'_> {
@@ -310,7 +308,6 @@ impl DirtyThrottle {
         CommitWait(&self.awaited)
     }
 
-    /// Returns the current limit of dirty bytes.
     fn bound(&self) -> u64 {
         if self.awaited.load(Ordering::Relaxed) > 0 { self.most.min(COMMIT_WAIT_BYTES) } else { self.most }
     }

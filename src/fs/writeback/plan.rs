@@ -28,7 +28,6 @@ const STRIDE: usize = 8;
 /// page would take too.
 const SMALL_FRAME: u64 = 16 * 1024;
 
-/// Writes the pages of a batch.
 pub(super) struct PagePlanner<'a> {
     pub(super) volume: &'a Arc<Volume>,
     pub(super) options: FsOptions,
@@ -36,7 +35,6 @@ pub(super) struct PagePlanner<'a> {
     pub(super) reserved: &'a mut Option<Reservation>,
     /// Maximum number of threads that write frames.
     pub(super) threads: usize,
-    /// Pages written so far.
     pub(super) written: UnreferencedPages,
 }
 
@@ -300,7 +298,6 @@ fn covered(base: u64, frame: &Frame, range: Range<u64>) -> bool {
     })
 }
 
-/// Returns the file ranges of the pieces of a frame.
 fn piece_ranges(base: u64, frame: &Frame) -> Vec<Range<u64>> {
     let range = |piece: &DirtyPiece| {
         let start = base + u64::from(piece.start);
@@ -357,7 +354,6 @@ fn span(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
 /// Maximum threads; more would wait for the space map and for the host.
 const MAX_THREADS: usize = 8;
 
-/// Job queue that the threads share.
 struct WorkQueue<'r, R> {
     next: usize,
     reserved: &'r mut Option<Reservation>,
@@ -366,7 +362,6 @@ struct WorkQueue<'r, R> {
     failed: Option<Error>,
 }
 
-/// Returns the number of worker threads for this machine.
 pub(super) fn worker_threads() -> usize {
     thread::available_parallelism().map_or(1, |count| count.get().min(MAX_THREADS))
 }

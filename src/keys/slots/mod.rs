@@ -116,7 +116,6 @@ impl KeyKind {
     }
 }
 
-/// A slot that something opened.
 pub(crate) struct OpenedSlot {
     pub(crate) slot: usize,
     pub(crate) volume_key: SecretKey,
@@ -350,7 +349,6 @@ pub(crate) fn kinds(header: &Header) -> Vec<(u8, KeyKind)> {
     used.map(|slot| (slot as u8, kind_of(header, slot))).collect()
 }
 
-/// Returns the kind of secret that the slot accepts.
 pub(crate) fn kind_of(header: &Header, slot: usize) -> KeyKind {
     match parse(header, slot) {
         Ok(Some(candidate)) => candidate.key_kind(),
@@ -431,7 +429,6 @@ fn associated_data(label: &[u8], archive: &ArchiveId, slot: usize, kind: u8, cle
     aad
 }
 
-/// Cost and memory of one derivation.
 #[derive(Clone, Copy)]
 struct Price {
     /// In proportion to its time.

@@ -169,7 +169,6 @@ impl Pager {
     }
 }
 
-/// One page being read.
 struct PageReader<'a> {
     pager: &'a Pager,
     pointer: &'a Pointer,

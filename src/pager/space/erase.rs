@@ -37,7 +37,6 @@ impl SpaceMap {
         self.unscanned.first().copied()
     }
 
-    /// Returns whether at least `regions` regions are loaded.
     pub(crate) fn has_loaded_regions(&self, regions: usize) -> bool {
         self.regions.len() >= regions
     }

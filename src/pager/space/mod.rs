@@ -61,7 +61,6 @@ pub(crate) enum Headroom {
     Nothing,
 }
 
-/// In-memory free-space map of one archive.
 pub(crate) struct SpaceMap {
     total: u64,
     used_blocks: u64,
@@ -158,7 +157,6 @@ impl SpaceMap {
         self.try_reserve(groups).then_some(groups)
     }
 
-    /// Recounts the free groups of a region.
     fn recount(&mut self, number: u64) {
         if let Some(region) = self.regions.get_mut(&number) {
             self.groups = self.groups.wrapping_add_signed(region.recount());
@@ -195,7 +193,6 @@ impl SpaceMap {
         self.regions.contains_key(&number)
     }
 
-    /// Returns the unloaded regions with recovered lists.
     pub(crate) fn unapplied_regions(&self) -> Vec<u64> {
         self.unapplied.keys().copied().collect()
     }

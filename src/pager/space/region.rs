@@ -180,7 +180,6 @@ impl Region {
         (full_groups(!self.busy[word]) & !full_groups(self.available(word))) * 0xF
     }
 
-    /// Returns the first run of holes.
     pub(super) fn first_hole(&self) -> Option<(u64, u64)> {
         let mut found = None;
         for_each_run(|w| self.holes(w), &mut |start, length| {

@@ -320,7 +320,6 @@ fn regular(file: io::Result<File>, mode: LockMode, path: &Path) -> Result<File> 
     if metadata(&file, path)?.is_file() { Ok(file) } else { Err(not_regular()) }
 }
 
-/// Returns the lock range of the whole file.
 fn range(mode: LockMode) -> libc::flock {
     let kind = if mode == LockMode::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
     libc::flock {
@@ -332,7 +331,6 @@ fn range(mode: LockMode) -> libc::flock {
     }
 }
 
-/// Locks the whole file without waiting.
 fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
     let mut range = range(mode);
     match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {

@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 use crate::storage::BALLAST;
 use crate::storage::memory::HOST_BLOCK;
 
-/// Effect of an injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Eio,
@@ -77,7 +76,6 @@ impl SimulatedStorage {
     }
 }
 
-/// Fault plan with its counters.
 #[derive(Clone)]
 pub(super) struct ActiveFault {
     plan: FaultPlan,

@@ -37,7 +37,6 @@ pub(crate) use trace::{Trace, TraceReplay};
 /// Bytes that a medium writes atomically.
 pub(crate) const SECTOR: u64 = 512;
 
-/// Requested operation.
 #[derive(Clone, Debug)]
 pub(crate) enum OpKind {
     Write { offset: u64, data: Arc<[u8]> },
@@ -54,7 +53,6 @@ pub(crate) struct PendingOp {
     pub(crate) kind: OpKind,
 }
 
-/// Fate of a pending operation in a crash.
 pub(crate) enum Fate {
     Drop,
     Keep,
@@ -155,7 +153,6 @@ impl SimulatedStorage {
         self.state.lock().medium.to_bytes()
     }
 
-    /// Returns the pending operations in call order.
     pub(crate) fn pending(&self) -> Vec<PendingOp> {
         self.state.lock().pending.clone()
     }
@@ -284,7 +281,6 @@ fn apply_fate(image: &mut SparseImage, op: &OpKind, fate: &Fate) {
     }
 }
 
-/// Splits `offset..offset + length` at multiples of `unit`.
 fn parts(offset: u64, length: u64, unit: u64) -> impl Iterator<Item = (u64, Range<u64>)> {
     let end = offset.saturating_add(length);
     let mut start = offset;

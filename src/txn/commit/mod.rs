@@ -66,7 +66,6 @@ struct Queue {
     chain: CommitTail,
 }
 
-/// Outcome of a commit.
 enum CommitOutcome {
     /// An entry of the log, or nothing because the last one had it all.
     LogEntry,
@@ -78,7 +77,6 @@ enum CommitOutcome {
 #[must_use = "nobody else may lead the commit"]
 pub(crate) struct CommitTicket(u64);
 
-/// Makes the open transaction durable.
 pub(in crate::txn) struct GroupCommit {
     medium: Arc<VolumeContext>,
     allocator: Arc<Allocator>,
@@ -302,7 +300,6 @@ impl GroupCommit {
 
     // ---- the commit ----
 
-    /// Runs one commit as the leader.
     fn run_commit(&self, mut purpose: CommitReason, chain: &mut CommitTail) -> Result<CommitOutcome> {
         self.record.finish_refused(chain)?;
         if purpose == CommitReason::Sync {
@@ -410,7 +407,6 @@ impl GroupCommit {
         LogStats { entries, bytes, used_bytes: self.queue.lock().chain.log.used_blocks() * BLOCK }
     }
 
-    /// Returns the tail that the last leader left.
     pub(in crate::txn) fn chain(&self) -> CommitTail {
         self.queue.lock().chain.clone()
     }

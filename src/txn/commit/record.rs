@@ -578,7 +578,6 @@ impl LogState {
     }
 }
 
-/// Reason of a commit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::txn) enum CommitReason {
     /// When there is something to make durable; an entry of the log will do.

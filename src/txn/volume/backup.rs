@@ -58,7 +58,6 @@ impl Pinned {
         &self.state
     }
 
-    /// Returns the version as a snapshot without a name.
     pub(super) fn content(&self) -> &SnapshotValue {
         &self.content
     }
@@ -81,7 +80,6 @@ impl Pinned {
         Ok(last.is_none_or(|last| last < base.generation || self.origin.first.0 == last.0 + 1))
     }
 
-    /// Returns the number of sessions in its history.
     pub(crate) fn sessions(&self) -> usize {
         self.history.len()
     }
@@ -95,7 +93,6 @@ impl From<BackupOrigin> for Mark {
 }
 
 impl BackupOrigin {
-    /// Returns the history record of its session.
     pub(super) fn session(&self) -> (Generation, HistoryValue) {
         (self.first, HistoryValue { session: self.session, last: self.generation, last_tag: self.tag })
     }
@@ -200,7 +197,6 @@ impl Volume {
         reference_count(&state.trees.references, &self.medium.store, page.run.address)
     }
 
-    /// Returns the cipher for pages of copies of this archive.
     pub(crate) fn cipher(&self) -> Arc<PageCipher> {
         self.medium.pager.cipher().clone()
     }

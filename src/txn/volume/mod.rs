@@ -47,7 +47,6 @@ use crate::txn::writer::{Flusher, LogSource, Writer};
 /// time to drain.
 const ERASE_AFTER: i64 = 5;
 
-/// Options for opening a volume.
 pub(crate) struct OpenOptions {
     pub(crate) read_only: bool,
     /// Bytes for frame cache, node cache, dirty nodes and space map together.
@@ -223,7 +222,6 @@ impl Volume {
 
     // ---- figures ----
 
-    /// (blocks of the file, blocks in use by pages of the last commit)
     pub(crate) fn space(&self) -> (u64, u64) {
         self.allocator.space()
     }
@@ -239,7 +237,6 @@ impl Volume {
         self.allocator.blocks()
     }
 
-    /// Like [`Self::blocks`], with the memory of the map in bytes; None while the map is locked.
     pub(crate) fn blocks_unless_busy(&self) -> Option<(BlockCounts, u64)> {
         self.allocator.blocks_unless_busy()
     }
@@ -254,7 +251,6 @@ impl Volume {
         self.medium.pager.reserved()
     }
 
-    /// Returns the approximate memory of dirty nodes in bytes.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.writer.dirty_bytes()
     }
@@ -316,12 +312,10 @@ impl Volume {
         self.allocator.reserve(groups, keep_of(false)).ok()?.then(|| self.allocator.reserved(groups))
     }
 
-    /// Returns whether `enough` reports success, which may itself reserve; waits for pending space.
     pub(crate) fn have_room(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
         self.shortage.have_room(enough)
     }
 
-    /// Returns whether a change waits for space.
     pub(crate) fn is_short(&self) -> bool {
         self.shortage.is_short()
     }
@@ -360,7 +354,6 @@ impl Volume {
         self.writer.is_dirty()
     }
 
-    /// Returns whether everything published is in a commit or an entry of the log.
     pub(crate) fn is_logged(&self) -> bool {
         self.writer.is_logged()
     }
@@ -369,12 +362,10 @@ impl Volume {
         self.medium.pager.cipher().has_log()
     }
 
-    /// Returns the log usage of this session.
     pub(crate) fn log_use(&self) -> LogStats {
         self.committer.log_use()
     }
 
-    /// Returns whether the next operation commits before it begins.
     pub(crate) fn commit_is_due(&self) -> bool {
         self.writer.commit_is_due()
     }
@@ -440,7 +431,6 @@ impl Volume {
         self.line.first().copied()
     }
 
-    /// Returns whether the opened commit is `seen` or one of its descendants.
     pub(crate) fn descent_from(&self, seen: &Mark) -> Result<Ancestry> {
         self.past(&self.state()).descent_from(seen)
     }
@@ -455,7 +445,6 @@ impl Volume {
         self.opened_log.as_ref().map_or(0, |log| log.tags.len())
     }
 
-    /// `mark` and the last records of the sessions before it, newest first, `most` at most.
     pub(crate) fn trail(&self, mark: Mark, most: usize) -> Result<Vec<Mark>> {
         self.past(&self.state()).trail(mark, most)
     }

@@ -149,7 +149,6 @@ impl Volume {
     }
 }
 
-/// Location of a written piece of file data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrittenPiece {
     pub(crate) ino: Ino,
