@@ -25,7 +25,7 @@ pub use ids::*;
 use crate::error::{Error, Result};
 
 #[inline]
-fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub(crate) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
@@ -42,7 +42,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 #[inline]
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array_at(bytes, at))
 }
 

@@ -15,7 +15,7 @@ use crate::format::log::{ENTRY_HEAD, EntryHead, entry_capacity};
 use crate::format::page::{PROLOGUE, PageKind, Prologue};
 use crate::format::record::RECORD_PLAIN;
 use crate::format::{
-    ArchiveId, BLOCK, FORMAT_VERSION, Generation, LOG, NODE_CAPACITY, PAGE_OVERHEAD, Pointer, Run, Tag,
+    ArchiveId, BLOCK, FORMAT_VERSION, Generation, LOG, NODE_CAPACITY, PAGE_OVERHEAD, Pointer, Run, Tag, array_at,
 };
 
 /// Offset of the sealed body or head: after nonce, sealed prologue and its tag.
@@ -206,13 +206,6 @@ fn record_aad(archive: &ArchiveId, slot: u64) -> [u8; 38] {
     aad
 }
 
-/// Copies a fixed-size field from a buffer known to contain it.
-pub(super) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut out = [0; N];
-    out.copy_from_slice(&bytes[at..at + N]);
-    out
-}
-
 impl PageCipher {
     /// Derives the keys of an archive; `volume_key` is not kept.
     pub(crate) fn new(
@@ -334,9 +327,9 @@ impl PageCipher {
         if bytes.len() < MAIN {
             return Err(Error::damaged(format!("no room for a page: block={address}")));
         }
-        let key = self.pages.page_key(&field(bytes, 0));
-        let mut plain: [u8; PROLOGUE] = field(bytes, NONCE);
-        let tag = field(bytes, NONCE + PROLOGUE);
+        let key = self.pages.page_key(&array_at(bytes, 0));
+        let mut plain: [u8; PROLOGUE] = array_at(bytes, NONCE);
+        let tag = array_at(bytes, NONCE + PROLOGUE);
         key.open_prologue(Aad::of_prologue(&self.archive, address).bytes(), &mut plain, &tag).map_err(failed)?;
         Ok(PageStart { prologue: Prologue::decode(&plain)?, plain, key })
     }
@@ -345,7 +338,7 @@ impl PageCipher {
     /// `page_start.main_end()`.
     fn open_main<'a>(&self, pointer: &Pointer, page_start: &PageStart, bytes: &'a mut [u8]) -> Result<&'a mut [u8]> {
         let end = page_start.main_end() - TAG;
-        let tag: Tag = field(bytes, end);
+        let tag: Tag = array_at(bytes, end);
         if tag != pointer.tag {
             let Run { address, .. } = pointer.run;
             return Err(Error::damaged(format!(
@@ -372,7 +365,7 @@ impl PageCipher {
         if bytes.len() < page_start.main_end() {
             return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
         }
-        let nonce = field(bytes, 0);
+        let nonce = array_at(bytes, 0);
         let mut table = self.open_table(pointer, page_start, bytes)?;
         table.items = Vec::new();
         Ok(DataHead { nonce, prologue: page_start.plain, table, first: page_start.main_end() })
@@ -514,9 +507,9 @@ impl PageCipher {
         if bytes.len() != BLOCK as usize {
             return None;
         }
-        let tag = field(bytes, NONCE + RECORD_PLAIN);
+        let tag = array_at(bytes, NONCE + RECORD_PLAIN);
         let mut plain = bytes[NONCE..NONCE + RECORD_PLAIN].to_vec();
-        self.records.open(&field(bytes, 0), &record_aad(&self.archive, slot), &mut plain, &tag).ok()?;
+        self.records.open(&array_at(bytes, 0), &record_aad(&self.archive, slot), &mut plain, &tag).ok()?;
         Some((plain, tag))
     }
 }
@@ -617,9 +610,9 @@ impl PageCipher {
     /// `Damaged` for an authentic head that does not decode or whose entry exceeds the log: only a
     /// key holder can have created it.
     pub(crate) fn open_entry_head(&self, address: u64, bytes: &[u8]) -> Result<Option<EntryStart>> {
-        let key = self.log_key()?.page_key(&field(bytes, 0));
-        let mut plain: [u8; ENTRY_HEAD] = field(bytes, NONCE);
-        let tag = field(bytes, NONCE + ENTRY_HEAD);
+        let key = self.log_key()?.page_key(&array_at(bytes, 0));
+        let mut plain: [u8; ENTRY_HEAD] = array_at(bytes, NONCE);
+        let tag = array_at(bytes, NONCE + ENTRY_HEAD);
         if key.open_prologue(&head_aad(self, address), &mut plain, &tag).is_err() {
             return Ok(None);
         }
@@ -642,7 +635,7 @@ impl PageCipher {
         mut bytes: Vec<u8>,
     ) -> Result<Option<(Vec<u8>, Tag)>> {
         let end = BODY + entry_capacity(start.head.blocks.into());
-        let tag: Tag = field(&bytes, end);
+        let tag: Tag = array_at(&bytes, end);
         let aad = body_aad(self, address, &start.plain);
         if start.key.open_body(&aad, &mut bytes[BODY..end], &tag).is_err() {
             return Ok(None);

@@ -93,13 +93,10 @@ impl FileSystem {
     /// # Errors
     /// `Stale` when one of the two is removed.
     pub(crate) fn restore_storage_flags(&self, snapshot: &FileSystem, source: Ino, target: Ino) -> Result<()> {
-        let state = snapshot.volume.state();
-        let wanted = inode::load(snapshot.volume.view(&state), source)?.flags & STORING;
-        let state = self.volume.state();
-        if inode::load(self.volume.view(&state), target)?.flags & STORING == wanted {
+        let wanted = snapshot.published_inode(source)?.flags & STORING;
+        if self.published_inode(target)?.flags & STORING == wanted {
             return Ok(());
         }
-        drop(state);
         self.volume.operate(1, false, |op| {
             let before = inode::load(op.view(), target)?;
             inode::store(op, target, &InodeValue { flags: (before.flags & !STORING) | wanted, ..before })
@@ -114,8 +111,7 @@ impl FileSystem {
     /// # Errors
     /// `Stale` when one of the two is removed.
     pub(crate) fn restore_inode(&self, snapshot: &FileSystem, source: Ino, target: Ino) -> Result<()> {
-        let state = snapshot.volume.state();
-        let source = inode::load(snapshot.volume.view(&state), source)?;
+        let source = snapshot.published_inode(source)?;
         self.volume.operate(1, false, |op| {
             let now = self.environment.stamp();
             let before = inode::load(op.view(), target)?;
@@ -161,14 +157,12 @@ impl FileSystem {
     /// Removes the capabilities, in an operation before the content changes: when the change fails,
     /// fewer privileges than requested are the safe side.
     pub(super) fn strip_capability(&self, ino: Ino, kill_set_id: bool) -> Result<()> {
-        let state = self.volume.state();
         let has_some = |inode: &InodeValue| {
             inode.mode & mode::TYPE != mode::DIRECTORY && inode.flags & inode_flags::HAS_XATTRS != 0
         };
-        if !kill_set_id || !has_some(&inode::load(self.volume.view(&state), ino)?) {
+        if !kill_set_id || !has_some(&self.published_inode(ino)?) {
             return Ok(());
         }
-        drop(state);
         // The inode and a removed xattr.
         self.volume.operate(1 + xattr::RECORDS_OF_VALUE, true, |op| {
             let mut inode = inode::load(op.view(), ino)?;
@@ -320,11 +314,9 @@ impl FileSystem {
             return Ok(false);
         }
         let now = self.environment.stamp();
-        let state = self.volume.state();
-        if !is_due(&inode::load(self.volume.view(&state), ino)?, now) {
+        if !is_due(&self.published_inode(ino)?, now) {
             return Ok(false);
         }
-        drop(state);
         // The inode.
         self.volume.operate(1, false, |op| {
             let mut inode = inode::load(op.view(), ino)?;

@@ -139,8 +139,7 @@ impl FileSystem {
 
     fn check_copy(&self, source: Ino, from: u64, target: Ino, to: u64, length: u64) -> Result<u64> {
         for ino in [source, target] {
-            let state = self.volume.state();
-            inode::load_regular(self.volume.view(&state), ino)?;
+            inode::load_regular(self.volume.view(&self.volume.state()), ino)?;
         }
         let size = self.write_buffer.load_inode(source)?.1.size;
         let wanted = length.min(size.saturating_sub(from));

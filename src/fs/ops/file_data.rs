@@ -32,12 +32,7 @@ impl FileSystem {
         if !self.reclaim.open(ino) {
             return Err(Error::Stale);
         }
-        let state = self.volume.state();
-        if let Err(error) = inode::load(self.volume.view(&state), ino) {
-            self.reclaim.cancel_open(ino);
-            return Err(error);
-        }
-        Ok(())
+        self.published_inode(ino).map(drop).inspect_err(|_| self.reclaim.cancel_open(ino))
     }
 
     /// Releases a handle; the last one of an unlinked inode queues it for reclaim.
@@ -510,9 +505,7 @@ impl FileSystem {
     }
 
     fn punch_locked(&self, file: &LockedFile<'_>, range: Range<u64>, keep_size: bool, kill_set_id: bool) -> Result<()> {
-        let state = self.volume.state();
-        inode::load_regular(self.volume.view(&state), file.ino())?;
-        drop(state);
+        inode::load_regular(self.volume.view(&self.volume.state()), file.ino())?;
         let mut at = range.start;
         while at < range.end {
             let rest = at..range.end;

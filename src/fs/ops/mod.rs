@@ -17,14 +17,19 @@ pub use snapshots::SnapshotView;
 pub(super) use xattr::{BIRTH, load_value};
 
 use super::extents::FRAME;
-use super::{FileSystem, Statistics, SyncProfile, Usage};
+use super::{FileSystem, Statistics, SyncProfile, Usage, inode};
 use crate::error::{CacheStats, Error, Result};
+use crate::format::values::InodeValue;
 use crate::format::{BLOCK, Generation, Ino, MAX_DATA, MAX_INO, MAX_OFFSET, Timestamp};
 use crate::txn::{CommitTicket, Volume};
 #[cfg(test)]
 pub(super) use xattr::put_entry;
 
 impl FileSystem {
+    fn published_inode(&self, ino: Ino) -> Result<InodeValue> {
+        inode::load(self.volume.view(&self.volume.state()), ino)
+    }
+
     /// Ends every successful change of the namespace: under `sync=always` it is durable before it
     /// returns.
     fn finish_change(&self) -> Result<()> {

@@ -45,15 +45,14 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{
-    MARK, SealedFile, SeenOptions, array_at, hex, mark_at, open_directory, put_mark, read_in, sentence, shown, word_at,
-    write_in,
+    MARK, SealedFile, SeenOptions, hex, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in,
 };
 use crate::crypto::SecretKey;
 use crate::crypto::aead::XaesKey;
 use crate::crypto::kdf::hkdf;
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result, Timestamp};
-use crate::format::ArchiveId;
+use crate::format::{ArchiveId, array_at, u64_at};
 use crate::txn::{Ancestry, Mark, Volume};
 
 /// Label of the fingerprint, which is derived from the volume key.
@@ -161,7 +160,7 @@ impl Known {
             return Err(malformed());
         }
         Ok(Known {
-            time: Timestamp { seconds: word_at(head, 8) as i64, nanos: word_at(head, 16) as u32 },
+            time: Timestamp { seconds: u64_at(head, 8) as i64, nanos: u64_at(head, 16) as u32 },
             archive: array_at(head, 24),
             mark: (head[2] == 1).then(|| mark_at(head, 40)),
             fingerprints: rest.chunks_exact(FINGERPRINT).map(|chunk| Fingerprint(array_at(chunk, 0))).collect(),

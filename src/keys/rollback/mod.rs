@@ -66,7 +66,7 @@ use crate::crypto::aead::{NONCE, TAG, XaesKey};
 use crate::crypto::kdf::hkdf;
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result, Timestamp};
-use crate::format::{ArchiveId, Generation};
+use crate::format::{ArchiveId, Generation, array_at, u64_at};
 use crate::storage::host_call;
 use crate::txn::{Ancestry, Durable, EntryMark, Mark, Volume};
 #[cfg(any(test, fuzzing))]
@@ -174,7 +174,7 @@ impl RollbackState {
     pub(crate) fn decode(bytes: &[u8]) -> Result<RollbackState> {
         let malformed = || Error::damaged("the memory of the archive does not decode");
         let (head, rest) = bytes.split_at_checked(HEAD).ok_or_else(malformed)?;
-        let packed = word_at(head, 16);
+        let packed = u64_at(head, 16);
         let (nanos, count) = (packed as u32, (packed >> 32) as usize);
         if !(1..=TRAIL).contains(&count) {
             return Err(malformed());
@@ -183,7 +183,7 @@ impl RollbackState {
         let entry = match (head[0], entry.split_last_chunk()) {
             (VERSION, _) if entry.is_empty() => None,
             (VERSION_WITH_ENTRY, Some((_, tag))) if entry.len() == ENTRY => {
-                let number = word_at(entry, 0);
+                let number = u64_at(entry, 0);
                 Some(EntryMark { number: u32::try_from(number).map_err(|_| malformed())?, tag: *tag })
             }
             _ => return Err(malformed()),
@@ -192,8 +192,8 @@ impl RollbackState {
             return Err(malformed());
         }
         Ok(RollbackState {
-            time: Timestamp { seconds: word_at(head, 8) as i64, nanos },
-            header_sequence: word_at(head, 24),
+            time: Timestamp { seconds: u64_at(head, 8) as i64, nanos },
+            header_sequence: u64_at(head, 24),
             trail: marks.chunks_exact(MARK).map(|mark| mark_at(mark, 0)).collect(),
             entry,
         })
@@ -217,16 +217,6 @@ impl RollbackState {
     }
 }
 
-fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut array = [0; N];
-    array.copy_from_slice(&bytes[at..at + N]);
-    array
-}
-
-fn word_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(array_at(bytes, at))
-}
-
 /// Appends the [`MARK`] bytes of a commit.
 fn put_mark(out: &mut Vec<u8>, mark: &Mark) {
     out.extend_from_slice(&mark.session);
@@ -236,7 +226,7 @@ fn put_mark(out: &mut Vec<u8>, mark: &Mark) {
 }
 
 fn mark_at(bytes: &[u8], at: usize) -> Mark {
-    let (first, generation) = (Generation(word_at(bytes, at + 16)), Generation(word_at(bytes, at + 24)));
+    let (first, generation) = (Generation(u64_at(bytes, at + 16)), Generation(u64_at(bytes, at + 24)));
     Mark { session: array_at(bytes, at), first, generation, tag: array_at(bytes, at + 32) }
 }
 
