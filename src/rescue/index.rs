@@ -22,8 +22,7 @@ use std::sync::Arc;
 use lockbox_terminal::display;
 
 use super::LaterCommits;
-use super::scan::{LogOverlay, SurvivingLog, as_damage, open_found, scan};
-use super::snapshots::{self, KnownSnapshots, SnapshotRoots};
+use super::scan::{KnownSnapshots, LogOverlay, SnapshotRoots, SurvivingLog, as_damage, open_found, scan, visit_leaves};
 use crate::error::{Error, Refusal, Result};
 use crate::format::data_head::PackedItem;
 use crate::format::node::{self, NodeEntries, NodeView};
@@ -231,7 +230,7 @@ impl LeafIndex {
             });
         };
         let (mut nodes, mut inodes) = (Vec::new(), HashSet::new());
-        snapshots::leaves(&self.pager, TreeId::Live, &snapshot.root, &mut |pointer, (lower, upper), records| {
+        visit_leaves(&self.pager, TreeId::Live, &snapshot.root, &mut |pointer, (lower, upper), records| {
             nodes.push(SurvivingNode { pointer, level: 0, lower, upper, last: snapshot.generation });
             inodes.extend(records.iter().map(|(key, _)| key.object).filter(|object| *object != 0));
             Ok(())

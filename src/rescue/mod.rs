@@ -14,12 +14,11 @@
 //! surviving entries. Objects without a name are written to `unnamed/INO`.
 //!
 //! A snapshot is rescued on its own, instead of the live tree. Otherwise snapshots are only
-//! reported (`snapshots`).
+//! reported (`scan`).
 
 mod index;
 mod object;
 pub(crate) mod scan;
-mod snapshots;
 mod walk;
 
 use std::path::{Path, PathBuf};
