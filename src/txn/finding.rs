@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use super::log::Logged;
+use super::operation::Logged;
 use super::state::{Counters, Trees, is_being_removed, snapshots_of};
 use crate::btree::{NodeStore, Tree};
 use crate::error::{Error, Result};

@@ -37,7 +37,6 @@ mod ancestry;
 mod audit;
 mod commit;
 mod finding;
-mod log;
 mod operation;
 mod recovery;
 mod space_wait;

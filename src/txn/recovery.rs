@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::allocator::Allocator;
 use super::ancestry::{Mark, OpenedLog};
 use super::commit::{CommitTail, LogState, read_lists};
-use super::log::Logged;
+use super::operation::Logged;
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::log::LogMark;

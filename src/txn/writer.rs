@@ -8,8 +8,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::{Allocator, Reservation, keep_of};
-use super::log::Changes;
-use super::operation::Operation;
+use super::operation::{Changes, Operation};
 use super::state::{Publication, State, VolumeContext};
 use crate::btree::Node;
 use crate::error::{Error, Result};

@@ -16,7 +16,7 @@ use crate::storage::MemoryStorage;
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
-use crate::txn::log::Logged;
+use crate::txn::operation::Logged;
 
 /// Maximum of written bytes that no barrier covered: the bound of one writer, and of
 /// several.

@@ -22,6 +22,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use super::finding::{counter_contradictions, record_contradictions};
+use super::operation::Logged;
 use super::writer::StalePages;
 use crate::btree::NodeStore;
 use crate::env::Environment;
@@ -36,7 +37,6 @@ use crate::txn::ancestry::{Ancestry, Durable, EntryMark, History, Mark, OpenedLo
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{CommitReason, CommitTail, CommitTicket, GroupCommit, Session};
 use crate::txn::finding::Finding;
-use crate::txn::log::Logged;
 use crate::txn::operation::Operation;
 use crate::txn::recovery::{self, LostPage};
 use crate::txn::space_wait::{Reclaimer, SpaceWaiter};

@@ -14,8 +14,7 @@ use crate::storage::Storage;
 use crate::txn::ancestry::Mark;
 use crate::txn::commit::{CommitTail, LogState, Session};
 use crate::txn::finding::Finding;
-use crate::txn::log::Logged;
-use crate::txn::operation::Operation;
+use crate::txn::operation::{Logged, Operation};
 use crate::txn::recovery;
 use crate::txn::state::{State, View};
 
