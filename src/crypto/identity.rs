@@ -124,9 +124,7 @@ impl Identities {
         }
     }
 
-    /// Returns the key-encryption key in an age file; `None` when no identity matches.
-    ///
-    /// # Errors
+    /// Returns the key-encryption key in an age file; `None` when no identity matches. Errors:
     /// `Invalid` when an identity or a plugin fails, `Damaged` when the file was not created by
     /// [`Recipient::seal`].
     pub(crate) fn open(&self, file: &[u8]) -> Result<Option<SecretKey>> {
@@ -270,10 +268,7 @@ impl Recipient {
         !matches!(self.kind, Kind::X25519(_))
     }
 
-    /// Seals `key` into an age file.
-    ///
-    /// # Errors
-    /// `Invalid` when a plugin is missing or fails.
+    /// Seals `key` into an age file. Errors: `Invalid` when a plugin is missing or fails.
     pub(crate) fn seal(&self, key: &SecretKey, prompts: &Arc<dyn Prompts>) -> Result<Vec<u8>> {
         let failed = |error: EncryptError| Error::invalid(format!("cannot seal to the recipient: {}", refusal(&error)));
         match &self.kind {

@@ -104,10 +104,7 @@ const PASSPHRASE_WORDS: usize = 6;
 /// Maximum length in bytes; the longest word has nine letters.
 const MAX_PASSPHRASE_BYTES: usize = PASSPHRASE_WORDS * (9 + 1);
 
-/// Generates six words separated by spaces.
-///
-/// # Errors
-/// `Io` when the system has no randomness.
+/// Generates six words separated by spaces. Errors: `Io` when the system has no randomness.
 pub(crate) fn generate_passphrase(environment: &dyn Environment) -> Result<Zeroizing<String>> {
     // Allocated once: growing would leave copies in memory.
     let mut text = Zeroizing::new(String::with_capacity(MAX_PASSPHRASE_BYTES));

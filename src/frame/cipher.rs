@@ -60,10 +60,7 @@ impl OpenedPage {
         self.buffer
     }
 
-    /// Returns the head of a data page.
-    ///
-    /// # Errors
-    /// `Damaged` for a page of another kind.
+    /// Returns the head of a data page. Errors: `Damaged` for a page of another kind.
     pub(crate) fn table(&self) -> Result<&CellTable> {
         self.table.as_ref().ok_or_else(|| Error::damaged("page holds no file data"))
     }
@@ -248,9 +245,7 @@ impl PageCipher {
     }
 
     /// Seals `page` for the blocks `run` (exactly `page.blocks()` long) under a new random nonce.
-    ///
-    /// # Errors
-    /// `Io` when there is no randomness.
+    /// Errors: `Io` when there is no randomness.
     pub(crate) fn seal(&self, page: &PlainPage, run: Run, generation: Generation) -> Result<SealedPage> {
         if run.blocks != page.blocks() {
             return Err(Error::invalid(format!("page of {} blocks sealed for {}", page.blocks(), run.blocks)));
@@ -303,10 +298,8 @@ impl PageCipher {
     }
 
     /// Opens the prologue in the first 88 bytes or more of a page and compares it with the pointer.
-    ///
-    /// # Errors
-    /// `Damaged("page failed authentication: block=.. generation=..")`, or naming the field that
-    /// differs from the pointer.
+    /// Errors: `Damaged("page failed authentication: block=.. generation=..")`, or naming the field
+    /// that differs from the pointer.
     pub(crate) fn open_start(&self, pointer: &Pointer, bytes: &[u8]) -> Result<PageStart> {
         let Run { address, blocks } = pointer.run;
         let place = format_args!("block={address} generation={}", pointer.generation.0);
@@ -353,11 +346,8 @@ impl PageCipher {
     }
 
     /// Opens the head of a data page in place; `bytes` holds the page's first
-    /// `page_start.main_end()` bytes.
-    ///
-    /// # Errors
-    /// `Damaged` when it fails authentication, the page is not a data page, or fields are
-    /// inconsistent.
+    /// `page_start.main_end()` bytes. Errors: `Damaged` when it fails authentication, the page is
+    /// not a data page, or fields are inconsistent.
     pub(crate) fn open_head(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<DataHead> {
         if !page_start.prologue.has_cells() {
             return Err(wrong_kind_error(pointer));
@@ -395,9 +385,7 @@ impl PageCipher {
         Ok(table)
     }
 
-    /// Opens consecutive cells in place; `bytes` has the range `head.stored_range(cells)`.
-    ///
-    /// # Errors
+    /// Opens consecutive cells in place; `bytes` has the range `head.stored_range(cells)`. Errors:
     /// `Damaged` when one fails authentication; its bytes are then zeroed.
     pub(crate) fn open_cells(
         &self,
@@ -439,10 +427,7 @@ impl PageCipher {
     }
 
     /// Opens a whole page read from `pointer.run`, including padding and every cell, and verifies
-    /// it against the pointer.
-    ///
-    /// # Errors
-    /// Same as [`PageCipher::open_start`].
+    /// it against the pointer. Errors: same as [`PageCipher::open_start`].
     pub(crate) fn open(&self, pointer: &Pointer, mut bytes: Vec<u8>) -> Result<OpenedPage> {
         let Run { address, blocks } = pointer.run;
         let place = format_args!("block={address} generation={}", pointer.generation.0);
@@ -568,11 +553,8 @@ impl PageCipher {
     }
 
     /// Seals an entry for the blocks from `address` on; `head` has their number and the length of
-    /// `body`.
-    ///
-    /// # Errors
-    /// `Io` when there is no randomness, `Invalid` for an archive without a log or lengths that
-    /// contradict `head`.
+    /// `body`. Errors: `Io` when there is no randomness, `Invalid` for an archive without a log or
+    /// lengths that contradict `head`.
     pub(crate) fn seal_entry(&self, head: &EntryHead, address: u64, body: &[u8]) -> Result<SealedEntry> {
         let room = entry_capacity(head.blocks.into());
         if head.length as usize != body.len() || body.len() > room {
@@ -604,11 +586,8 @@ impl PageCipher {
     }
 
     /// Opens the head in the first block of an entry; `None` when it is not an entry of this
-    /// archive at this address.
-    ///
-    /// # Errors
-    /// `Damaged` for an authentic head that does not decode or whose entry exceeds the log: only a
-    /// key holder can have created it.
+    /// archive at this address. Errors: `Damaged` for an authentic head that does not decode or
+    /// whose entry exceeds the log: only a key holder can have created it.
     pub(crate) fn open_entry_head(&self, address: u64, bytes: &[u8]) -> Result<Option<EntryStart>> {
         let key = self.log_key()?.page_key(&array_at(bytes, 0));
         let mut plain: [u8; ENTRY_HEAD] = array_at(bytes, NONCE);
@@ -624,10 +603,7 @@ impl PageCipher {
     }
 
     /// Opens the body of an entry from its blocks `bytes`; returns body and tag, or `None` when it
-    /// fails authentication.
-    ///
-    /// # Errors
-    /// `Damaged` for non-zero padding.
+    /// fails authentication. Errors: `Damaged` for non-zero padding.
     pub(crate) fn open_entry_body(
         &self,
         start: &EntryStart,

@@ -89,10 +89,8 @@ impl EntryTarget {
     }
 }
 
-/// Returns the inode of an entry of `directory` in the same version (NAME-5).
-///
-/// # Errors
-/// `Damaged` when it is missing, of another type, or a directory with another parent.
+/// Returns the inode of an entry of `directory` in the same version (NAME-5). Errors: `Damaged`
+/// when it is missing, of another type, or a directory with another parent.
 pub(crate) fn load_target(view: View<'_>, directory: Ino, target: EntryTarget) -> Result<InodeValue> {
     let inode = inode::load_named(view, target.ino)?;
     match is_consistent_target(directory, target, &inode) {

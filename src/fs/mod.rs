@@ -121,10 +121,8 @@ impl FileSystem {
     }
 
     /// Replays the log entries that are newer than the opened record, before anything else is read
-    /// or changed.
-    ///
-    /// # Errors
-    /// `NoSpace` for a writer without space for the entries; a reader needs none.
+    /// or changed. Errors: `NoSpace` for a writer without space for the entries; a reader needs
+    /// none.
     fn replay_log(&self) -> Result<()> {
         let Some(logged) = self.volume.take_logged() else { return Ok(()) };
         let pieces = LogPieces::of(&logged.entries);
@@ -249,10 +247,8 @@ impl FileSystem {
         Ok((counts, findings))
     }
 
-    /// Checks the live tree of the newest version. `progress` gets (done, total) inodes.
-    ///
-    /// # Errors
-    /// Only errors that make continuing impossible; an unreadable node or page is a finding.
+    /// Checks the live tree of the newest version. `progress` gets (done, total) inodes. Errors:
+    /// only errors that make continuing impossible; an unreadable node or page is a finding.
     pub(crate) fn walk_structure(
         &self,
         reading: DataReading<'_>,
@@ -284,10 +280,7 @@ impl ShutdownGate {
     }
 
     /// Fails once closing has begun. Long work calls it regularly, so that closing does not wait
-    /// for the rest of the work.
-    ///
-    /// # Errors
-    /// `Invalid` once closing has begun.
+    /// for the rest of the work. Errors: `Invalid` once closing has begun.
     fn check_open(&self) -> Result<()> {
         if self.begun.load(Ordering::SeqCst) { Err(Error::invalid("the archive is being closed")) } else { Ok(()) }
     }

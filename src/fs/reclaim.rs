@@ -179,10 +179,7 @@ impl Reclaim {
 
     /// Reclaims the inodes that are queued now; later ones are left to others. Inodes that cannot
     /// be reclaimed, because of damage or a full host, are left too, and background work reports
-    /// them. `go_on` runs before each step.
-    ///
-    /// # Errors
-    /// Errors of `go_on`, `WriteFailed`.
+    /// them. `go_on` runs before each step. Errors of `go_on`, `WriteFailed`.
     pub(super) fn run_queued(&self, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
         let waiting = self.queue.waiting.lock().clone();
         for ino in waiting {

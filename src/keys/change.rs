@@ -92,10 +92,7 @@ impl KeyName {
         }
     }
 
-    /// The slot in use that it names.
-    ///
-    /// # Errors
-    /// `Invalid` for none or several.
+    /// The slot in use that it names. Errors: `Invalid` for none or several.
     pub(crate) fn find(&self, keys: &[KeyInfo]) -> Result<usize> {
         let named = |key: &&KeyInfo| match self {
             KeyName::Slot(slot) => key.slot == *slot,
@@ -447,10 +444,8 @@ pub(crate) struct VerifiedVolume {
 
 impl VerifiedVolume {
     /// Verifies, by reading only, that this is not an older copy of the archive, in which a change
-    /// of the header would be lost. The header must be authentic.
-    ///
-    /// # Errors
-    /// `Replaced`, `Older` and `Forked` unless accepted, `Damaged` when no commit can be trusted.
+    /// of the header would be lost. The header must be authentic. Errors: `Replaced`, `Older` and
+    /// `Forked` unless accepted, `Damaged` when no commit can be trusted.
     pub(crate) fn verify(
         storage: Arc<dyn Storage>,
         header: &Header,
@@ -470,10 +465,7 @@ impl VerifiedVolume {
 
 /// Checks, for commands that read the header alone, whether a header with a higher number is known:
 /// from the rollback state and, if no other process writes the archive, from its newest commit.
-/// Damage there is no reason to hide the keys.
-///
-/// # Errors
-/// `Replaced` and `Older` unless accepted.
+/// Damage there is no reason to hide the keys. Errors: `Replaced` and `Older` unless accepted.
 pub(crate) fn check_age(
     site: ArchiveSource<'_>,
     header: &Header,

@@ -58,11 +58,8 @@ const MAC_LABEL: &str = "lockbox/v1/header";
 const COMMITMENT_LABEL: &str = "lockbox/v1/commitment";
 
 impl Header {
-    /// Picks the valid copy with the higher sequence number.
-    ///
-    /// # Errors
-    /// `NotArchive`, `UnsupportedVersion`, `Damaged` when both copies or the rest of the file are
-    /// missing.
+    /// Picks the valid copy with the higher sequence number. Errors: `NotArchive`,
+    /// `UnsupportedVersion`, `Damaged` when both copies or the rest of the file are missing.
     pub(crate) fn read(storage: &dyn Storage) -> Result<Header> {
         let length = storage.len()?;
         let copies = [read_copy(storage, length, 0), read_copy(storage, length, 1)];
@@ -86,9 +83,7 @@ impl Header {
     }
 
     /// Every copy that is whole in itself, the newer first, however short the file is; for rescue.
-    ///
-    /// # Errors
-    /// As [`Header::read`], when there is none.
+    /// Errors: as [`Header::read`], when there is none.
     pub(crate) fn salvage(storage: &dyn Storage) -> Result<Vec<Header>> {
         let length = storage.len()?;
         let copies = match [read_copy(storage, length, 0), read_copy(storage, length, 1)] {
@@ -102,10 +97,7 @@ impl Header {
         Ok(whole)
     }
 
-    /// A copy, whichever of the two it is, outside of an archive.
-    ///
-    /// # Errors
-    /// As [`Header::read`].
+    /// A copy, whichever of the two it is, outside of an archive. Errors: as [`Header::read`].
     pub(crate) fn of_copy(bytes: &[u8]) -> Result<Header> {
         let parsed = header::decode(bytes, 0).or_else(|first| header::decode(bytes, 1).map_err(|_| first))?;
         let durable = parsed.framing.sequence;
@@ -198,10 +190,8 @@ impl Header {
     ///
     /// Copy 0 is written first. So copy 1 is a remnant of the crash when it has the number of the
     /// record or a later one, or is half written, and the copy used has a later number than the
-    /// record. Copy 0 is half written while copy 1 still has the number of the record.
-    ///
-    /// # Errors
-    /// The errors of the storage.
+    /// record. Copy 0 is half written while copy 1 still has the number of the record. Errors: the
+    /// errors of the storage.
     pub(crate) fn is_interrupted(&self, storage: &dyn Storage, volume_key: &SecretKey, recorded: u64) -> Result<bool> {
         let used = self.framing();
         let copy = 1 - used.copy;
@@ -272,10 +262,8 @@ impl Header {
     }
 }
 
-/// Reads the archive's header, regardless of locks on the archive.
-///
-/// # Errors
-/// Like [`Header::read`], and `NotArchive` if it is not a regular file.
+/// Reads the archive's header, regardless of locks on the archive. Errors: like [`Header::read`],
+/// and `NotArchive` if it is not a regular file.
 pub(crate) fn read_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Header> {
     match site.into() {
         ArchiveSource::File(path) => Header::read(&HeaderFile::open(path)?),
@@ -379,10 +367,8 @@ pub(crate) fn write_over(
     Ok(())
 }
 
-/// Returns both copies as stored in a file, to be those of a copy of the archive.
-///
-/// # Errors
-/// `Damaged` when one of them is lost or older: the next open for writing repairs that.
+/// Returns both copies as stored in a file, to be those of a copy of the archive. Errors: `Damaged`
+/// when one of them is lost or older: the next open for writing repairs that.
 pub(crate) fn whole_copies(storage: &dyn Storage) -> Result<[Vec<u8>; 2]> {
     let length = storage.len()?;
     let copies = [read_copy(storage, length, 0)?, read_copy(storage, length, 1)?];
@@ -464,9 +450,7 @@ fn mac(volume_key: &SecretKey, archive: &ArchiveId, copy_bytes: &[u8]) -> [u8; 3
 }
 
 /// Checks HEADER-5 before a header is overwritten: refuses a copy of an unknown feature that the
-/// archive's own key authenticates. An attacker can have put any other copy there.
-///
-/// # Errors
+/// archive's own key authenticates. An attacker can have put any other copy there. Errors:
 /// `UnsupportedVersion`.
 pub(crate) fn check_known(storage: &dyn Storage, archive: &ArchiveId, volume_key: &SecretKey) -> Result<()> {
     let length = storage.len()?;

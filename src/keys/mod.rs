@@ -39,10 +39,8 @@ pub struct UnlockedKey {
 }
 
 impl UnlockedKey {
-    /// The header of the archive that this key is of, authenticated.
-    ///
-    /// # Errors
-    /// As [`Header::read`]; `Damaged` when it is another archive's, or was altered.
+    /// The header of the archive that this key is of, authenticated. Errors: as [`Header::read`];
+    /// `Damaged` when it is another archive's, or was altered.
     pub(crate) fn read_header(&self, storage: &dyn Storage) -> Result<Header> {
         let header = Header::read(storage)?;
         if header.framing().archive != self.archive {
@@ -107,10 +105,8 @@ pub fn unlock_with<'a>(
     Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key, by_recipient })
 }
 
-/// The header of the archive there, authenticated by the first slot that the secrets open.
-///
-/// # Errors
-/// As [`unlock_with`].
+/// The header of the archive there, authenticated by the first slot that the secrets open. Errors:
+/// as [`unlock_with`].
 pub(crate) fn open_header<'a>(
     site: impl Into<ArchiveSource<'a>>,
     secrets: &Secrets,
@@ -133,10 +129,8 @@ pub fn kinds<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<(u8, KeyKind)
     Ok(slots::kinds(&read_header(site)?))
 }
 
-/// Checks that a stored `key` is the archive's: authenticates the header under it.
-///
-/// # Errors
-/// Like [`identify`]; `WrongKey` for the key of another archive, or one from before its keys were
+/// Checks that a stored `key` is the archive's: authenticates the header under it. Errors: like
+/// [`identify`]; `WrongKey` for the key of another archive, or one from before its keys were
 /// changed.
 fn check_key(site: ArchiveSource<'_>, key: &UnlockedKey) -> Result<()> {
     let header = read_header(site)?;

@@ -288,11 +288,9 @@ pub(crate) struct LogChain {
 
 impl Pager {
     /// Returns all authentic records by ascending generation. Slots that do not decrypt are random,
-    /// torn or foreign, and are skipped: a torn write cannot be mistaken for a record.
-    ///
-    /// # Errors
-    /// `Io` when a slot cannot be read: a transient fault must not look like a missing record.
-    /// `Damaged` for an authentic record that does not decode.
+    /// torn or foreign, and are skipped: a torn write cannot be mistaken for a record. Errors: `Io`
+    /// when a slot cannot be read: a transient fault must not look like a missing record. `Damaged`
+    /// for an authentic record that does not decode.
     pub(crate) fn read_ring(&self) -> Result<Vec<AuthenticRecord>> {
         let mut records = Vec::new();
         for slot in 0..RING_SLOTS {
@@ -357,11 +355,9 @@ impl Pager {
     }
 
     /// Reads the entries that extend the record of this `generation` and tag, at most `most`.
-    /// `newest` is the highest generation of any record.
-    ///
-    /// # Errors
-    /// `Io` when the log cannot be read: a transient fault must not look like its end. `Damaged`
-    /// for an authentic entry that does not decode.
+    /// `newest` is the highest generation of any record. Errors: `Io` when the log cannot be read:
+    /// a transient fault must not look like its end. `Damaged` for an authentic entry that does not
+    /// decode.
     pub(crate) fn read_log(
         &self,
         generation: Generation,

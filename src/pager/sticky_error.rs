@@ -50,8 +50,7 @@ impl StickyError {
         StickyError { is_unlogged: true, ..StickyError::default() }
     }
 
-    /// # Errors
-    /// `WriteFailed` with the first failure, for every later writer.
+    /// Errors: `WriteFailed` with the first failure, for every later writer.
     pub(crate) fn check(&self) -> Result<()> {
         match self.reason.get() {
             None => Ok(()),

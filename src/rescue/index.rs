@@ -214,9 +214,7 @@ impl LeafIndex {
 
     /// Returns the index of a snapshot: exactly the leaves reachable from its root (KEPT-1),
     /// without data pages that no leaf describes, and without the log, which belongs to the live
-    /// tree. The newest generation is that of the snapshot; later commits do not matter.
-    ///
-    /// # Errors
+    /// tree. The newest generation is that of the snapshot; later commits do not matter. Errors:
     /// `Refused` when no known snapshot has this name, `Damaged` when the list of snapshots may be
     /// incomplete.
     pub(super) fn of_snapshot(mut self, name: &[u8]) -> Result<LeafIndex> {

@@ -34,10 +34,8 @@ pub(super) struct RescuedInode {
 pub(super) type DataSink<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
 
 impl RescuedInode {
-    /// Loads an inode; `None` if this version proves that it does not exist.
-    ///
-    /// # Errors
-    /// `Damaged` for inconsistent records.
+    /// Loads an inode; `None` if this version proves that it does not exist. Errors: `Damaged` for
+    /// inconsistent records.
     pub(super) fn load(index: &mut LeafIndex, version: &LeafSet, ino: Ino) -> Result<Option<RescuedInode>> {
         let (mut inode, mut inline, mut entries) = (None, None, Vec::new());
         let mut pieces: HashMap<u64, Vec<u8>> = HashMap::new();
@@ -116,11 +114,8 @@ impl RescuedInode {
     }
 
     /// Passes all data outside of holes to `sink` (specification 7.3); returns the number of bytes.
-    /// With `lenient`, unreadable data is skipped.
-    ///
-    /// # Errors
-    /// `Damaged` for the first page that does not open with the named tag, or if the sum differs
-    /// from that in the inode.
+    /// With `lenient`, unreadable data is skipped. Errors: `Damaged` for the first page that does
+    /// not open with the named tag, or if the sum differs from that in the inode.
     pub(super) fn content(
         &self,
         (index, version): (&mut LeafIndex, &LeafSet),
@@ -215,10 +210,8 @@ pub(super) struct WrittenObject {
     pub(super) identity: Option<FileIdentity>,
 }
 
-/// Creates a file, link or special file under its name.
-///
-/// # Errors
-/// `Damaged` for an incomplete version, with nothing created, and failures of the host.
+/// Creates a file, link or special file under its name. Errors: `Damaged` for an incomplete
+/// version, with nothing created, and failures of the host.
 pub(super) fn write_object(
     source: ObjectSource<'_>,
     object: &RescuedInode,

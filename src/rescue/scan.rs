@@ -157,10 +157,8 @@ impl StrictStorage {
         StrictStorage { storage, failed: OnceLock::new() }
     }
 
-    /// Returns the first failed request, regardless of later results.
-    ///
-    /// # Errors
-    /// That of the first failed request.
+    /// Returns the first failed request, regardless of later results. Errors: that of the first
+    /// failed request.
     pub(super) fn check(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }

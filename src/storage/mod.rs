@@ -193,10 +193,7 @@ pub enum ArchiveSource<'a> {
 }
 
 impl ArchiveSource<'_> {
-    /// Returns the storage; a file is opened and locked.
-    ///
-    /// # Errors
-    /// Same as [`FileStorage::open`].
+    /// Returns the storage; a file is opened and locked. Errors: same as [`FileStorage::open`].
     pub(crate) fn open(self, mode: LockMode) -> Result<Arc<dyn Storage>> {
         Ok(match self {
             ArchiveSource::File(path) => Arc::new(FileStorage::open(path, mode)?),

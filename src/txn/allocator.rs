@@ -77,9 +77,7 @@ impl Reservation {
         self.groups -= groups;
     }
 
-    /// Allocates a run of `blocks` out of the reservation; None when no run is long enough.
-    ///
-    /// # Errors
+    /// Allocates a run of `blocks` out of the reservation; None when no run is long enough. Errors:
     /// `Invalid` for more than was reserved: the rest would come from other reservations (SPACE-2).
     pub(super) fn allocate(&mut self, blocks: u64) -> Result<Option<Run>> {
         let groups = blocks.div_ceil(4);

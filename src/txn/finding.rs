@@ -240,10 +240,8 @@ pub(super) fn record_contradictions(record: &CommitRecord) -> Vec<Finding> {
 }
 
 /// Returns the contradictions between the counters and the trees of the same version. Reads the
-/// last leaf of the trees 1 and 2, and all snapshots.
-///
-/// # Errors
-/// Only errors that are neither damage nor a failed read.
+/// last leaf of the trees 1 and 2, and all snapshots. Errors: only errors that are neither damage
+/// nor a failed read.
 pub(super) fn counter_contradictions(
     counters: &Counters,
     trees: &Trees,

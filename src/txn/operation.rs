@@ -195,11 +195,8 @@ impl<'v> Operation<'v> {
 
 impl Operation<'_> {
     /// Applies the records and the counters to tree 1, and derives their effect on pages (LOG-2).
-    /// Idempotent.
-    ///
-    /// # Errors
-    /// `Damaged` where a record has no place, or does not decode: no writer continues with a part
-    /// of them.
+    /// Idempotent. Errors: `Damaged` where a record has no place, or does not decode: no writer
+    /// continues with a part of them.
     pub(super) fn replay(&mut self, logged: &LoggedRecords) -> Result<()> {
         self.needs_commit();
         self.count(logged);
@@ -475,11 +472,8 @@ impl Operation<'_> {
         self.insert_dead(key, &DeadValue { run, born })
     }
 
-    /// Inserts an entry into a dead list.
-    ///
-    /// # Errors
-    /// `Damaged` when another one has its sequence: the page of that one would never be free, nor
-    /// counted.
+    /// Inserts an entry into a dead list. Errors: `Damaged` when another one has its sequence: the
+    /// page of that one would never be free, nor counted.
     pub(crate) fn insert_dead(&mut self, key: Key, dead: &DeadValue) -> Result<()> {
         if self.trees.references.insert(self.store, &mut self.global_edits, key, &dead.encode())? {
             let Key { object, sub, .. } = key;

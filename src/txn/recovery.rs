@@ -89,10 +89,8 @@ impl Flaw {
     }
 }
 
-/// Opens every page that the record lists, whole, and compares the length of the file.
-///
-/// # Errors
-/// For a writer when something cannot be read: a transient fault must not look like a torn commit.
+/// Opens every page that the record lists, whole, and compares the length of the file. Errors: for
+/// a writer when something cannot be read: a transient fault must not look like a torn commit.
 fn flaw_of(pager: &Pager, record: &CommitRecord, writable: bool) -> Result<Option<Flaw>> {
     // The host may lose growth and keep the record. Only free space could lie past the end, but a
     // file must match its record.
@@ -247,10 +245,8 @@ struct Said {
     torn: Option<String>,
 }
 
-/// Reads the log after the chosen record (specification 10.4).
-///
-/// # Errors
-/// `Damaged` for a writer when some of it is lost: new writes would bury that.
+/// Reads the log after the chosen record (specification 10.4). Errors: `Damaged` for a writer when
+/// some of it is lost: new writes would bury that.
 fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writable: bool) -> Result<Said> {
     let record = &chosen.record;
     if !pager.cipher().has_log() {

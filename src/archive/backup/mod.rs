@@ -496,10 +496,8 @@ impl BackupDestination {
     }
 }
 
-/// Checks that the file has one name.
-///
-/// # Errors
-/// `Refused` for a file that cannot be replaced under all its names.
+/// Checks that the file has one name. Errors: `Refused` for a file that cannot be replaced under
+/// all its names.
 fn check_links(old: &OldArchive) -> Result<()> {
     match old.links()? {
         0 | 1 => Ok(()),

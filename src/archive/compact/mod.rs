@@ -628,10 +628,8 @@ const WAITING: usize = 16;
 
 /// Passes each part from `read` to `write`, in order, on a separate thread: one reads and seals
 /// pages of file data, the other builds the trees that name them, which takes about as long.
-///
-/// # Errors
-/// That of `write`, else that of `read`; either ends both. Parts passed on before `read` failed are
-/// written.
+/// Errors: that of `write`, else that of `read`; either ends both. Parts passed on before `read`
+/// failed are written.
 pub(in crate::archive) fn relay<T: Send>(
     read: impl FnOnce(&mut dyn FnMut(T) -> Result<()>) -> Result<()>,
     write: impl FnMut(T) -> Result<()> + Send,

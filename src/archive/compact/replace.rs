@@ -52,11 +52,8 @@ pub(in crate::archive) struct RetainedOldFile {
 
 impl RetainedOldFile {
     /// Logs a warning: the old file is an older copy of the archive, which the next run removes.
-    /// After a change of the volume key it can still be opened with the old keys.
-    ///
-    /// # Errors
-    /// After such a change, because removing the access of the old keys was the purpose of the
-    /// rewrite.
+    /// After a change of the volume key it can still be opened with the old keys. Errors: after
+    /// such a change, because removing the access of the old keys was the purpose of the rewrite.
     pub(in crate::archive) fn report(self, old: &OldArchive, rekeyed: bool) -> Result<()> {
         let RetainedOldFile { path, error } = self;
         if rekeyed {
@@ -81,10 +78,7 @@ pub(in crate::archive) struct UnfinishedFile {
 }
 
 impl OldArchive {
-    /// Opens and locks the file.
-    ///
-    /// # Errors
-    /// As [`FileStorage::open`].
+    /// Opens and locks the file. Errors: as [`FileStorage::open`].
     pub(in crate::archive) fn open(path: &Path) -> Result<OldArchive> {
         let entry = HostEntry::of(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
         let storage = Arc::new(FileStorage::open_entry(&entry, LockMode::Exclusive)?);
@@ -235,9 +229,7 @@ impl UnfinishedFile {
     }
 
     /// Unlinks the file, so that it is deleted when it is closed, even if the process is killed.
-    ///
-    /// # Errors
-    /// Failures of the host.
+    /// Errors: failures of the host.
     pub(in crate::archive) fn without_name(self) -> Result<Arc<FileStorage>> {
         let removed = self.entry.remove(&*self.storage);
         removed.map_err(|e| Error::io(format!("cannot work in {}", self.entry.path().display()), e))?;
@@ -245,10 +237,7 @@ impl UnfinishedFile {
         Ok(self.storage.clone())
     }
 
-    /// Renames the file to an unused name, durably.
-    ///
-    /// # Errors
-    /// `InUse` when the name is used by now.
+    /// Renames the file to an unused name, durably. Errors: `InUse` when the name is used by now.
     pub(in crate::archive) fn publish(&self, name: &HostEntry) -> Result<()> {
         let shown = name.path().display();
         self.entry.rename_new(name).map_err(|e| match e.kind() {
@@ -261,9 +250,7 @@ impl UnfinishedFile {
         name.sync_directory().map_err(|e| Error::io(format!("syncing the directory of {shown}"), e))
     }
 
-    /// Replaces the old file (COMPACT-4). Returns the old file if it could not be removed.
-    ///
-    /// # Errors
+    /// Replaces the old file (COMPACT-4). Returns the old file if it could not be removed. Errors:
     /// `InUse` when one of the names denotes another file: then each name denotes its previous
     /// file. If the names were exchanged and cannot be examined, the error describes that.
     pub(in crate::archive) fn replace(&self, old: &OldArchive) -> Result<Option<RetainedOldFile>> {

@@ -298,10 +298,8 @@ fn copy_history(from: &Volume, to: &Volume) -> Result<()> {
     Ok(())
 }
 
-/// Compares all versions: equal records, and equal bytes of every extent.
-///
-/// # Errors
-/// `Damaged` naming the inode that differs.
+/// Compares all versions: equal records, and equal bytes of every extent. Errors: `Damaged` naming
+/// the inode that differs.
 pub(in crate::archive) fn compare(
     from: &Volume,
     to: &Volume,

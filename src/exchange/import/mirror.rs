@@ -324,10 +324,8 @@ impl MirrorPlan {
     }
 
     /// Checks that an object of the archive may be replaced by one of the source. A directory may
-    /// be replaced only if its deletion was planned, and so counted.
-    ///
-    /// # Errors
-    /// `Invalid` if it may not be replaced.
+    /// be replaced only if its deletion was planned, and so counted. Errors: `Invalid` if it may
+    /// not be replaced.
     pub(super) fn check_replaceable(&self, existing: &Attributes) -> Result<()> {
         if existing.is_directory() && !self.replaceable.contains(&existing.ino) {
             return Err(Error::invalid("it became another kind of object since the plan was made"));

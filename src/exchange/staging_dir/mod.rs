@@ -215,10 +215,8 @@ fn remove_unless_directory<'a>(directory: &OwnedFd, name: &'a [u8]) -> rustix::i
     }
 }
 
-/// Opens a directory that is to be removed; its mode may deny access to its owner.
-///
-/// # Errors
-/// `XDEV` for a mount point.
+/// Opens a directory that is to be removed; its mode may deny access to its owner. Errors: `XDEV`
+/// for a mount point.
 fn enter(at: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
     let directory = rustix::fs::openat(at, name, DIRECTORY | OFlags::PATH, Mode::empty())?;
     check_same_mount(at, &directory)?;

@@ -206,11 +206,8 @@ pub(super) enum MemberType {
 }
 
 impl HeaderType {
-    /// Returns the type for a header's flag.
-    ///
-    /// # Errors
-    /// `Invalid` for a flag that is known and not supported, and for an unknown one, because it is
-    /// unclear whether content follows.
+    /// Returns the type for a header's flag. Errors: `Invalid` for a flag that is known and not
+    /// supported, and for an unknown one, because it is unclear whether content follows.
     pub(super) fn of(flag: u8) -> Result<HeaderType> {
         let unsupported = |what: &str| Error::invalid(format!("{what}, which is not supported"));
         Ok(HeaderType::Member(match flag {

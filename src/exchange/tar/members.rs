@@ -63,10 +63,8 @@ impl<'a> Members<'a> {
         Members { input, remaining: 0, padding: 0, globals: Vec::new(), begun: false }
     }
 
-    /// Returns the next member; `None` at the end mark.
-    ///
-    /// # Errors
-    /// `Invalid` with a description of the malformed part, `Io`.
+    /// Returns the next member; `None` at the end mark. Errors: `Invalid` with a description of the
+    /// malformed part, `Io`.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let mut announced = ExtendedHeader::default();
         let mut consumed = 0;
@@ -97,10 +95,8 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Reads content of the current member.
-    ///
-    /// # Errors
-    /// `Invalid` at the end of the content, and for a truncated stream.
+    /// Reads content of the current member. Errors: `Invalid` at the end of the content, and for a
+    /// truncated stream.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         if self.remaining == 0 {
             return Err(cut_off());
@@ -302,10 +298,7 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Returns the components of a path.
-///
-/// # Errors
-/// `Invalid` for a path that leads out of the tree.
+/// Returns the components of a path. Errors: `Invalid` for a path that leads out of the tree.
 fn components(path: &[u8]) -> Result<Vec<Vec<u8>>> {
     let shown = || display(path);
     if path.len() as u64 > MAX_LONG_NAME {

@@ -18,10 +18,8 @@ pub(super) const MOST: usize = 1 << 16;
 /// Keys and values in stream order.
 pub(super) type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Parses a sequence of records.
-///
-/// # Errors
-/// `Invalid` for anything but complete records, and for more of them than any real member has.
+/// Parses a sequence of records. Errors: `Invalid` for anything but complete records, and for more
+/// of them than any real member has.
 pub(super) fn parse(mut bytes: &[u8]) -> Result<Records> {
     let mut records = Records::new();
     while !bytes.is_empty() {
@@ -33,11 +31,8 @@ pub(super) fn parse(mut bytes: &[u8]) -> Result<Records> {
     Ok(records)
 }
 
-/// Checks the number of records.
-///
-/// # Errors
-/// `Invalid` for more records than any real member has: each takes more memory than space in the
-/// tar.
+/// Checks the number of records. Errors: `Invalid` for more records than any real member has: each
+/// takes more memory than space in the tar.
 pub(super) fn bound_records(records: usize) -> Result<()> {
     match records {
         0..=MOST => Ok(()),
@@ -247,10 +242,8 @@ impl SparseMap {
         SparseMap { parts: if size > 0 { vec![(0, size)] } else { Vec::new() }, size }
     }
 
-    /// Validates a map.
-    ///
-    /// # Errors
-    /// `Invalid` for ranges out of order or beyond the end, or if their sum is not `stored`.
+    /// Validates a map. Errors: `Invalid` for ranges out of order or beyond the end, or if their
+    /// sum is not `stored`.
     pub(super) fn checked(parts: Vec<(u64, u64)>, size: u64, stored: u64) -> Result<SparseMap> {
         let wrong = || Error::invalid("the map of a sparse file contradicts itself");
         let (mut end, mut sum) = (0u64, 0u64);

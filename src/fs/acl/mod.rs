@@ -70,9 +70,7 @@ pub(crate) struct Acl {
 
 impl Acl {
     /// Parses a list; `None` for a value without entries, which means that there is no list.
-    ///
-    /// # Errors
-    /// `Invalid` for a malformed or invalid list, `AttributeTooLarge`.
+    /// Errors: `Invalid` for a malformed or invalid list, `AttributeTooLarge`.
     pub(crate) fn parse(value: &[u8]) -> Result<Option<Acl>> {
         if value.is_empty() {
             return Ok(None);

@@ -88,10 +88,7 @@ impl FileSystem {
 
     /// Copies the storage flags (packed, compressed) of a file in a snapshot to another file. To be
     /// called before the content is written, since writeback may happen at any time; most files
-    /// have the flags already.
-    ///
-    /// # Errors
-    /// `Stale` when one of the two is removed.
+    /// have the flags already. Errors: `Stale` when one of the two is removed.
     pub(crate) fn restore_storage_flags(&self, snapshot: &FileSystem, source: Ino, target: Ino) -> Result<()> {
         let wanted = snapshot.published_inode(source)?.flags & STORING;
         if self.published_inode(target)?.flags & STORING == wanted {
@@ -106,10 +103,7 @@ impl FileSystem {
 
     /// Copies owner, mode, access, modification and birth time of an object in a snapshot to
     /// another object of the same type. The extended attributes are copied already, so an access
-    /// control list agrees with the mode.
-    ///
-    /// # Errors
-    /// `Stale` when one of the two is removed.
+    /// control list agrees with the mode. Errors: `Stale` when one of the two is removed.
     pub(crate) fn restore_inode(&self, snapshot: &FileSystem, source: Ino, target: Ino) -> Result<()> {
         let source = snapshot.published_inode(source)?;
         self.volume.operate(1, false, |op| {

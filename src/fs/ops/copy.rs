@@ -102,12 +102,9 @@ impl FileSystem {
     }
 
     /// Copies the content of `source` in a snapshot to `target`, an empty file. Returns the bytes
-    /// that were copied and not shared. `go_on` is called before each step.
-    ///
-    /// # Errors
-    /// `Stale` when the snapshot is being removed, `Invalid` when it is one of another archive or
-    /// these are not regular files, `NoSpace`; errors of `go_on`. The target then has a part of the
-    /// content.
+    /// that were copied and not shared. `go_on` is called before each step. Errors: `Stale` when
+    /// the snapshot is being removed, `Invalid` when it is one of another archive or these are not
+    /// regular files, `NoSpace`; errors of `go_on`. The target then has a part of the content.
     pub(crate) fn restore_content(
         &self,
         snapshot: &FileSystem,

@@ -372,10 +372,8 @@ fn may_be_inline(inode: &InodeValue) -> bool {
 impl FileSystem {
     /// Sets the size and applies `change` to the inode in the same operation. Data after a smaller
     /// size is removed at once: if it is a lot, the trim offset hides it, and it is freed later in
-    /// steps. Growing makes a hole.
-    ///
-    /// # Errors
-    /// `FileTooLarge`, `IsDirectory`, `Invalid` for anything else that is not a regular file.
+    /// steps. Growing makes a hole. Errors: `FileTooLarge`, `IsDirectory`, `Invalid` for anything
+    /// else that is not a regular file.
     pub(crate) fn truncate(&self, ino: Ino, size: u64, change: &mut dyn FnMut(&mut InodeValue)) -> Result<InodeValue> {
         if size > MAX_OFFSET {
             return Err(Error::FileTooLarge);
@@ -659,11 +657,8 @@ impl FileSystem {
 }
 
 impl FileLayout<'_> {
-    /// Loads the layout, with dirty data over it.
-    ///
-    /// # Errors
-    /// `NoSuchRange` when `offset` is not before the end of the file, `Invalid` or `IsDirectory`
-    /// for anything but a regular file.
+    /// Loads the layout, with dirty data over it. Errors: `NoSuchRange` when `offset` is not before
+    /// the end of the file, `Invalid` or `IsDirectory` for anything but a regular file.
     pub(super) fn at(view: View<'_>, ino: Ino, offset: u64, dirty: Vec<Range<u64>>) -> Result<FileLayout<'_>> {
         let inode = inode::load_regular(view, ino)?;
         let size = inode.size.max(dirty.last().map_or(0, |range| range.end));

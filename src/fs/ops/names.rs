@@ -69,10 +69,7 @@ impl FileSystem {
 
     /// Creates a directory with an attribute, atomically: no commit contains the one without the
     /// other. The value is short enough for the record, and the attribute is not an access control
-    /// list.
-    ///
-    /// # Errors
-    /// `Exists`; errors of the operation.
+    /// list. Errors: `Exists`; errors of the operation.
     pub(crate) fn make_marked_directory(
         &self,
         directory: Ino,

@@ -38,10 +38,8 @@ type ParentAndName = (Ino, Vec<u8>);
 
 impl FileSystem {
     /// Returns all paths of these inodes in the newest version; none for an inode without a name,
-    /// and an empty one for the root. `go_on` is called before each step.
-    ///
-    /// # Errors
-    /// Read errors, and errors of `go_on`.
+    /// and an empty one for the root. `go_on` is called before each step. Errors: read errors, and
+    /// errors of `go_on`.
     pub(crate) fn paths_of(&self, wanted: &BTreeSet<Ino>, go_on: &mut dyn FnMut() -> Result<()>) -> Result<Paths> {
         let reading = ReadView::of(&self.volume, self.volume.state());
         let mut search = PathSearch::new(reading.view(), go_on);

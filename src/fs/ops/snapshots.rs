@@ -18,11 +18,8 @@ use crate::txn::{Choice, Pinned, ReadView, Volume};
 impl FileSystem {
     /// Takes a snapshot of the current version; durable on return. Data deleted before is not in
     /// it, except for files that are still open, and for inodes that are damaged or found no space
-    /// to be reclaimed.
-    ///
-    /// # Errors
-    /// `Exists` when another snapshot has the name, `Invalid` for an invalid name and when the
-    /// archive is being closed, `ReadOnly`, `NoSpace`, `WriteFailed`.
+    /// to be reclaimed. Errors: `Exists` when another snapshot has the name, `Invalid` for an
+    /// invalid name and when the archive is being closed, `ReadOnly`, `NoSpace`, `WriteFailed`.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<()> {
         let _work = self.shutdown_gate.enter()?;
         self.check_snapshots_writable()?;
@@ -36,20 +33,15 @@ impl FileSystem {
         self.volume.take_snapshot(name).map(drop).map_err(|error| self.deliver_error(error))
     }
 
-    /// Commits and pins the current version.
-    ///
-    /// # Errors
-    /// Errors of a commit; `Invalid` when the archive is being closed.
+    /// Commits and pins the current version. Errors of a commit; `Invalid` when the archive is
+    /// being closed.
     pub(crate) fn pin(&self) -> Result<Pinned> {
         let _work = self.shutdown_gate.enter()?;
         self.pin_held_open()
     }
 
     /// Pins the current version, for a caller that holds [`FileSystem::hold_open`] longer than the
-    /// pin.
-    ///
-    /// # Errors
-    /// Errors of a commit.
+    /// pin. Errors of a commit.
     pub(crate) fn pin_held_open(&self) -> Result<Pinned> {
         if !self.volume.read_only() {
             // Leaves little to the commit, which blocks writers.
@@ -76,10 +68,7 @@ impl FileSystem {
     }
 
     /// Returns whether anything changed since the newest snapshot; true without one. Commits
-    /// accepted data for that.
-    ///
-    /// # Errors
-    /// Errors of [`FileSystem::make_durable`]; `Damaged`.
+    /// accepted data for that. Errors of [`FileSystem::make_durable`]; `Damaged`.
     pub(crate) fn differs_from_newest_snapshot(&self) -> Result<bool> {
         let _work = self.shutdown_gate.enter()?;
         if self.volume.is_dirty() {
@@ -89,19 +78,13 @@ impl FileSystem {
     }
 
     /// Opens the snapshot of this name as a read-only file system. The snapshot must not be removed
-    /// while it is in use.
-    ///
-    /// # Errors
-    /// `NotFound` when there is none.
+    /// while it is in use. Errors: `NotFound` when there is none.
     pub(crate) fn open_snapshot(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
         FileSystem::new(self.volume.moment(name)?, self.environment.clone(), self.name_key, self.options)
     }
 
     /// Opens a pinned version as a read-only file system. The pin has to be held as long as it is
-    /// in use.
-    ///
-    /// # Errors
-    /// Errors of reading its root.
+    /// in use. Errors of reading its root.
     pub(crate) fn open_pinned(&self, pinned: &Pinned) -> Result<Arc<FileSystem>> {
         FileSystem::new(self.volume.pinned_moment(pinned), self.environment.clone(), self.name_key, self.options)
     }
@@ -145,11 +128,8 @@ impl FileSystem {
 
     /// Removes the snapshots that `choose` selects from the existing ones. The removal is durable
     /// on return, but the space is freed later ([`FileSystem::finish_removals`]). No snapshot is
-    /// taken or removed between the choice and the removal.
-    ///
-    /// # Errors
-    /// Errors of `choose`, with nothing removed; `ReadOnly`, `NoSpace`, `WriteFailed`; `Invalid` when
-    /// the archive is being closed.
+    /// taken or removed between the choice and the removal. Errors of `choose`, with nothing
+    /// removed; `ReadOnly`, `NoSpace`, `WriteFailed`; `Invalid` when the archive is being closed.
     pub(crate) fn remove_chosen_snapshots(&self, choose: Choice<'_>) -> Result<()> {
         let _work = self.shutdown_gate.enter()?;
         self.check_snapshots_writable()?;
@@ -157,10 +137,7 @@ impl FileSystem {
         self.commit_all()
     }
 
-    /// Removes snapshots by their ids.
-    ///
-    /// # Errors
-    /// `NotFound` when one of them does not exist.
+    /// Removes snapshots by their ids. Errors: `NotFound` when one of them does not exist.
     #[cfg(test)]
     pub(crate) fn remove_snapshots(&self, ids: &[u64]) -> Result<()> {
         self.remove_chosen_snapshots(&mut |all| {
@@ -211,10 +188,8 @@ impl FileSystem {
     /// Calls `f` with each inode that has records different from the version of `older`, by
     /// ascending number. Takes time in proportion to the differences. Numbers are never reused,
     /// also across a crash (`Operation::set_aside_inos`, `Volume::open`), so an inode with records
-    /// on both sides is the same object.
-    ///
-    /// # Errors
-    /// `Invalid` when the two are not versions of one open archive; read errors.
+    /// on both sides is the same object. Errors: `Invalid` when the two are not versions of one
+    /// open archive; read errors.
     pub(crate) fn changes_since(
         &self,
         older: &FileSystem,

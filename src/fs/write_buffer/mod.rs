@@ -405,10 +405,8 @@ impl WriteBuffer {
     }
 
     /// Replays pieces of log entries into the buffer; `view` has the records of the entries. A
-    /// writer passes the space for all of them in `reserved`.
-    ///
-    /// # Errors
-    /// `NoSpace` when `reserved` is too small. For a writer, `Damaged` for a damaged inode.
+    /// writer passes the space for all of them in `reserved`. Errors: `NoSpace` when `reserved` is
+    /// too small. For a writer, `Damaged` for a damaged inode.
     pub(in crate::fs) fn restore_from_log(
         &self,
         pieces: &LogPieces,

@@ -221,10 +221,7 @@ impl KnownPlaces {
     }
 
     /// Compares the archive with the memory of its places. `volume` is its commits, where they
-    /// could be opened.
-    ///
-    /// # Errors
-    /// `Replaced` unless that is accepted.
+    /// could be opened. Errors: `Replaced` unless that is accepted.
     pub(crate) fn judge(&self, options: &SeenOptions, volume: Option<&Volume>, opened: Opened) -> Result<()> {
         let contradicted = self.places.iter().find_map(|place| {
             place.known.as_ref().filter(|known| !self.is_same(known, volume)).map(|known| (&place.name, known))
@@ -333,9 +330,8 @@ pub fn remember_place(options: &SeenOptions, archive: ArchiveId, fingerprint: Fi
     KnownPlaces::of(options, archive, fingerprint).remember(None);
 }
 
-/// # Errors
-/// `Io` and `Damaged` of the user's key. An altered file of one place is a warning, and the place
-/// is unknown.
+/// Errors: `Io` and `Damaged` of the user's key. An altered file of one place is a warning, and the
+/// place is unknown.
 fn places(options: &SeenOptions) -> Result<Vec<Place>> {
     let Some(directory) = options.directory.as_deref().filter(|_| !options.places.is_empty()) else {
         return Ok(Vec::new());

@@ -296,10 +296,8 @@ impl SealedFile {
         }
     }
 
-    /// The opened content, of at most `most` bytes; None when there is no file.
-    ///
-    /// # Errors
-    /// `Io`, `Damaged` when the file was altered.
+    /// The opened content, of at most `most` bytes; None when there is no file. Errors: `Io`,
+    /// `Damaged` when the file was altered.
     fn load(&self, most: usize) -> Result<Option<Vec<u8>>> {
         // Without a directory there is nothing to read; the failure is reported on the first write.
         let Ok(directory) = &self.directory else { return Ok(None) };
@@ -379,10 +377,7 @@ impl RollbackStateFile {
         RollbackStateFile { sealed: SealedFile::new(directory, format!("{name}.seen"), key, AAD.to_vec()) }
     }
 
-    /// None when nothing is remembered.
-    ///
-    /// # Errors
-    /// `Io`, `Damaged` when the file was altered.
+    /// None when nothing is remembered. Errors: `Io`, `Damaged` when the file was altered.
     pub(crate) fn load(&self) -> Result<Option<RollbackState>> {
         self.sealed.load(HEAD + MARK * TRAIL + ENTRY)?.map(|plain| RollbackState::decode(&plain)).transpose()
     }
@@ -441,10 +436,7 @@ impl RollbackCheck {
     }
 
     /// Returns whether the memory has to be replaced, and remembers the place, for an archive that
-    /// may be used.
-    ///
-    /// # Errors
-    /// `Replaced`, `Older` and `Forked` unless accepted.
+    /// may be used. Errors: `Replaced`, `Older` and `Forked` unless accepted.
     pub(crate) fn admit(
         &self,
         volume: &Volume,
@@ -458,9 +450,7 @@ impl RollbackCheck {
         Ok(replace)
     }
 
-    /// Judges the places alone, with the commits of the archive if it could be opened.
-    ///
-    /// # Errors
+    /// Judges the places alone, with the commits of the archive if it could be opened. Errors:
     /// `Replaced` unless accepted.
     pub(crate) fn judge_places(&self, options: &SeenOptions, volume: Option<&Volume>) -> Result<()> {
         let opened = Opened { by_recipient: self.by_recipient, before: self.seen.is_some() };
@@ -477,10 +467,8 @@ impl RollbackCheck {
 }
 
 /// Judges whether the archive may be used; returns whether it must replace the remembered state.
-/// `only_reads`: this command does not write to the archive.
-///
-/// # Errors
-/// `Older` and `Forked` unless accepted. The header is judged also when nothing is remembered.
+/// `only_reads`: this command does not write to the archive. Errors: `Older` and `Forked` unless
+/// accepted. The header is judged also when nothing is remembered.
 pub(crate) fn judge(
     volume: &Volume,
     header_sequence: u64,

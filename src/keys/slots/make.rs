@@ -47,11 +47,8 @@ impl SlotAddress<'_> {
     }
 }
 
-/// Returns kind and content of a slot for `new`.
-///
-/// # Errors
-/// `Invalid` for a label that is too long, a plugin that fails and a recipient too large for a
-/// slot; `Io` without randomness.
+/// Returns kind and content of a slot for `new`. Errors: `Invalid` for a label that is too long, a
+/// plugin that fails and a recipient too large for a slot; `Io` without randomness.
 pub(crate) fn make(
     address: &SlotAddress<'_>,
     new: &NewKey<'_>,
@@ -85,10 +82,8 @@ pub(crate) fn make(
 }
 
 /// Wraps `address.volume_key` to the slot that `old` is, without its secret; the description is
-/// kept. `None` of it is secret from a holder of the volume key of `header`.
-///
-/// # Errors
-/// Like [`make`]; `Damaged` when the slot does not decode.
+/// kept. `None` of it is secret from a holder of the volume key of `header`. Errors: like [`make`];
+/// `Damaged` when the slot does not decode.
 pub(crate) fn rewrap(
     address: &SlotAddress<'_>,
     header: &Header,
@@ -188,10 +183,8 @@ fn passphrase_slot(
     Ok(encode_passphrase_slot(&parsed, &padding))
 }
 
-/// The slot with `description` at its end, sealed under the volume key.
-///
-/// # Errors
-/// `Invalid` when it does not fit.
+/// The slot with `description` at its end, sealed under the volume key. Errors: `Invalid` when it
+/// does not fit.
 pub(crate) fn describe(
     address: &SlotAddress<'_>,
     kind: u8,

@@ -224,11 +224,9 @@ impl Candidate {
     }
 }
 
-/// Tries `secrets` on every slot that they may open.
-///
-/// # Errors
-/// `WrongKey`; `Refused` when a slot that was left out for its cost may be the right one; `Damaged`
-/// when a slot matches but does not open; `Invalid` when an identity fails and nothing else opens.
+/// Tries `secrets` on every slot that they may open. Errors: `WrongKey`; `Refused` when a slot that
+/// was left out for its cost may be the right one; `Damaged` when a slot matches but does not open;
+/// `Invalid` when an identity fails and nothing else opens.
 pub(crate) fn unlock(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<OpenedSlot> {
     let mut opened = None;
     attempts(header, secrets, limits, &mut |slot| {
@@ -238,19 +236,13 @@ pub(crate) fn unlock(header: &Header, secrets: &Secrets, limits: &UnlockLimits) 
     opened.ok_or(Error::WrongKey)
 }
 
-/// Every slot that `secrets` open.
-///
-/// # Errors
-/// As [`unlock`].
+/// Every slot that `secrets` open. Errors: as [`unlock`].
 pub(crate) fn unlock_each(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<OpenedSlot>> {
     unlock_all(header, secrets, limits).map(|(opened, _)| opened)
 }
 
 /// Like [`unlock`] for all slots; returns also whether every slot that the secrets may open was
-/// tried, or some would have cost too much.
-///
-/// # Errors
-/// Like [`unlock`].
+/// tried, or some would have cost too much. Errors: like [`unlock`].
 pub(crate) fn unlock_all(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<(Vec<OpenedSlot>, bool)> {
     let mut opened = Vec::new();
     let tried = attempts(header, secrets, limits, &mut |slot| {

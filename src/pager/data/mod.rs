@@ -26,9 +26,7 @@ impl Pager {
         self.scratch.with_buffer(|buffer| f(grow_to(buffer, length)))
     }
 
-    /// Fills `out` with the plain file bytes from `start` of a data or packed page.
-    ///
-    /// # Errors
+    /// Fills `out` with the plain file bytes from `start` of a data or packed page. Errors:
     /// `Damaged` when a needed part fails verification or the page is shorter; `out` then holds no
     /// file data.
     pub(crate) fn read_data(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
@@ -148,10 +146,8 @@ impl Pager {
         self.storage.is_remote()
     }
 
-    /// Returns the items of a packed page, or `None` for a page of another kind.
-    ///
-    /// # Errors
-    /// `Damaged` also when other content replaced the page.
+    /// Returns the items of a packed page, or `None` for a page of another kind. Errors: `Damaged`
+    /// also when other content replaced the page.
     pub(crate) fn packed_items(&self, pointer: &Pointer) -> Result<Option<Vec<PackedItem>>> {
         self.check_address(pointer)?;
         let offset = pointer.run.offset();

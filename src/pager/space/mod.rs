@@ -311,9 +311,7 @@ impl SpaceMap {
 
     // ---- reservations and allocation ----
 
-    /// Reserves `groups` groups of four blocks, growing the file if needed.
-    ///
-    /// # Errors
+    /// Reserves `groups` groups of four blocks, growing the file if needed. Errors:
     /// `Ok(Err(failure))` when that is not possible now; the map is then unchanged.
     pub(crate) fn reserve(
         &mut self,

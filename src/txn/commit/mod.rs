@@ -131,8 +131,7 @@ impl GroupCommit {
         self.read_only
     }
 
-    /// # Errors
-    /// `ReadOnly`, `WriteFailed`.
+    /// Errors: `ReadOnly`, `WriteFailed`.
     pub(in crate::txn) fn check_writable(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::ReadOnly("the archive is opened for reading".into()));
@@ -161,10 +160,7 @@ impl GroupCommit {
     }
 
     /// Registers a caller: the commit that it needs begins after this call. A caller must wait on
-    /// the ticket, or the commit has no leader.
-    ///
-    /// # Errors
-    /// `WriteFailed`, `ReadOnly`.
+    /// the ticket, or the commit has no leader. Errors: `WriteFailed`, `ReadOnly`.
     pub(in crate::txn) fn want_commit(&self) -> Result<CommitTicket> {
         self.check_writable()?;
         let mut queue = self.queue.lock();

@@ -53,10 +53,8 @@ impl RecordWriter {
     }
 
     /// Goes on with the commit that the host had no room for, which comes before every other one
-    /// (TXN-9). It writes no checkpoint.
-    ///
-    /// # Errors
-    /// `NoSpace` when there is no space yet; then nothing was lost.
+    /// (TXN-9). It writes no checkpoint. Errors: `NoSpace` when there is no space yet; then nothing
+    /// was lost.
     pub(super) fn finish_refused(&self, chain: &mut CommitTail) -> Result<()> {
         let refused = self.refused.lock().take();
         refused.map_or(Ok(()), |refused| self.attempt(CommitReason::Truncate, chain, refused))

@@ -104,10 +104,8 @@ impl Volume {
         self.origin
     }
 
-    /// Commits the present state and pins it.
-    ///
-    /// # Errors
-    /// Those of a commit; `Damaged` when the history cannot be read.
+    /// Commits the present state and pins it. Errors: those of a commit; `Damaged` when the history
+    /// cannot be read.
     pub(crate) fn pin(&self) -> Result<Pinned> {
         let (state, origin, record) = if self.read_only() { self.opened()? } else { self.committed()? };
         let content = SnapshotValue {
@@ -226,10 +224,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Opens another file of this archive to read it.
-    ///
-    /// # Errors
-    /// As [`Volume::open_seen`].
+    /// Opens another file of this archive to read it. Errors: as [`Volume::open_seen`].
     pub(crate) fn read_copy(
         &self,
         storage: Arc<dyn Storage>,
@@ -241,10 +236,8 @@ impl Volume {
         Volume::open_as(storage, self.cipher(), environment, header_sequence, &options, None, None)
     }
 
-    /// Opens a backup of this archive to bring it up to the pinned version.
-    ///
-    /// # Errors
-    /// As [`Volume::open_seen`].
+    /// Opens a backup of this archive to bring it up to the pinned version. Errors: as
+    /// [`Volume::open_seen`].
     pub(crate) fn open_backup(
         &self,
         pinned: &Pinned,

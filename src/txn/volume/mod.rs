@@ -285,10 +285,8 @@ impl Volume {
     // ---- room ----
 
     /// Promises space for `bytes` of file data in `pages` pages in the worst case; with 0 pages
-    /// `bytes` is the size of whole groups.
-    ///
-    /// # Errors
-    /// `NoSpace` (nothing else is disturbed), `WriteFailed`, `ReadOnly`.
+    /// `bytes` is the size of whole groups. Errors: `NoSpace` (nothing else is disturbed),
+    /// `WriteFailed`, `ReadOnly`.
     pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
         self.committer.check_writable()?;
         self.committer.open_session()?;

@@ -123,9 +123,7 @@ impl Volume {
         Ok(Arc::new(volume))
     }
 
-    /// Recovers (writable) or only reads (read-only) the newest trustworthy commit.
-    ///
-    /// # Errors
+    /// Recovers (writable) or only reads (read-only) the newest trustworthy commit. Errors:
     /// `Damaged` with the missing part, `ReadOnly` when a writable open meets a read-only storage.
     #[cfg_attr(not(test), allow(dead_code, reason = "programs remember what they saw"))]
     pub(crate) fn open(
@@ -266,11 +264,9 @@ impl Volume {
     /// Adds the records to the open transaction, and has `stage` accept the `pieces` at the same
     /// time. `stage` gets the state with the records, may use space that is already reserved, and
     /// waits for nothing. The next commit makes them durable; the one before, the first of the
-    /// session, names them as pending (LOG-4).
-    ///
-    /// # Errors
-    /// `NoSpace` when there is no space to replay them: nothing is lost then, and a reader needs
-    /// none. `Damaged` when a record has no place (LOG-6).
+    /// session, names them as pending (LOG-4). Errors: `NoSpace` when there is no space to replay
+    /// them: nothing is lost then, and a reader needs none. `Damaged` when a record has no place
+    /// (LOG-6).
     pub(crate) fn replay(
         &self,
         logged: &Logged,

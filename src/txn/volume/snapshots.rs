@@ -36,10 +36,8 @@ const MOMENT_MEMORY: u64 = 32 << 20;
 
 impl Volume {
     /// Creates a snapshot of the present content under `name`, durable on return. Returns its id.
-    ///
-    /// # Errors
-    /// `Exists` when another snapshot has the name, `Invalid` for an invalid name, `ReadOnly`,
-    /// `NoSpace`, `WriteFailed`.
+    /// Errors: `Exists` when another snapshot has the name, `Invalid` for an invalid name,
+    /// `ReadOnly`, `NoSpace`, `WriteFailed`.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<u64> {
         check_name(name)?;
         self.committer.check_writable()?;
@@ -56,9 +54,7 @@ impl Volume {
 
     /// Recreates a snapshot from another file of this archive: keeps the present content with the
     /// name and time of `kept`. The name need not be unique. The next commit makes it durable.
-    ///
-    /// # Errors
-    /// `ReadOnly`, `NoSpace`, `WriteFailed`.
+    /// Errors: `ReadOnly`, `NoSpace`, `WriteFailed`.
     pub(crate) fn take_snapshot_again(&self, kept: &SnapshotValue) -> Result<()> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
@@ -96,9 +92,7 @@ impl Volume {
     }
 
     /// Refreshes the value of [`Self::snapshot_use`]; taking and removing snapshots does so too.
-    ///
-    /// # Errors
-    /// `Damaged`, errors of the host.
+    /// Errors: `Damaged`, errors of the host.
     pub(crate) fn look_at_snapshots(&self) -> Result<()> {
         let all = self.readable_snapshots()?;
         let newest = all.last().map(|(_, snapshot)| snapshot.time);
@@ -142,10 +136,8 @@ impl Volume {
         Ok(all)
     }
 
-    /// Returns the id and record of the readable snapshot of this name.
-    ///
-    /// # Errors
-    /// `NotFound` when there is none.
+    /// Returns the id and record of the readable snapshot of this name. Errors: `NotFound` when
+    /// there is none.
     pub(crate) fn snapshot_named(&self, name: &[u8]) -> Result<(u64, SnapshotValue)> {
         // Writers keep names unique, but any holder of the key can write duplicates; the newest
         // counts.
@@ -154,10 +146,7 @@ impl Volume {
     }
 
     /// Returns the tree of the snapshot with this id. `state` must be held as long as the tree is
-    /// used.
-    ///
-    /// # Errors
-    /// `Stale` when that version has none, or only one that is being removed.
+    /// used. Errors: `Stale` when that version has none, or only one that is being removed.
     pub(in crate::txn) fn snapshot_tree(&self, state: &State, id: u64) -> Result<Tree> {
         let key = Key::new(id, kind::SNAPSHOT, 0);
         let found = state.trees.snapshots.get(&self.medium.store, key, SnapshotValue::decode)?;
@@ -171,10 +160,8 @@ impl Volume {
     }
 
     /// Replaces the live tree of a read-only volume by the snapshot of this name, without the log,
-    /// which belongs to the live tree. Call before any read.
-    ///
-    /// # Errors
-    /// `NotFound` when there is none of this name.
+    /// which belongs to the live tree. Call before any read. Errors: `NotFound` when there is none
+    /// of this name.
     pub(crate) fn show_snapshot(&self, name: &[u8]) -> Result<()> {
         let (_, snapshot) = self.snapshot_named(name)?;
         self.take_logged();
@@ -187,10 +174,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Like [`Self::forget_snapshots`], for one snapshot.
-    ///
-    /// # Errors
-    /// `NotFound` when no snapshot has this id, or it has no name any more.
+    /// Like [`Self::forget_snapshots`], for one snapshot. Errors: `NotFound` when no snapshot has
+    /// this id, or it has no name any more.
     #[cfg(test)]
     pub(crate) fn forget_snapshot(&self, id: u64) -> Result<()> {
         self.forget_snapshots(&mut |all| {
@@ -200,10 +185,8 @@ impl Volume {
 
     /// Clears the names of the snapshots that `choose` selects, after which they cannot be read;
     /// [`Self::removal_step`] frees their space. The next commit makes it durable. No snapshot is
-    /// taken or removed between the choice and the end; ids that do not exist are skipped.
-    ///
-    /// # Errors
-    /// That of `choose`, with nothing removed.
+    /// taken or removed between the choice and the end; ids that do not exist are skipped. Errors:
+    /// that of `choose`, with nothing removed.
     pub(crate) fn forget_snapshots(&self, choose: Choice<'_>) -> Result<()> {
         let mut removals = self.snapshots.lock();
         let chosen = choose(&self.readable_snapshots()?)?;
@@ -350,8 +333,7 @@ impl<'v> ReadView<'v> {
         ReadView { volume, state, kept: None, finger: Finger::default() }
     }
 
-    /// # Errors
-    /// `Stale` when it is gone, or its removal has begun.
+    /// Errors: `Stale` when it is gone, or its removal has begun.
     pub(crate) fn of_snapshot(volume: &'v Volume, id: u64) -> Result<ReadView<'v>> {
         let state = volume.state();
         let kept = Some(volume.snapshot_tree(&state, id)?);
@@ -378,10 +360,8 @@ impl<'v> ReadView<'v> {
 // guaranteed, [`Operation::require_moment`] checks within the operation itself.
 
 impl Volume {
-    /// The snapshot of this name as a volume that can only be read.
-    ///
-    /// # Errors
-    /// `NotFound` when there is none of this name.
+    /// The snapshot of this name as a volume that can only be read. Errors: `NotFound` when there
+    /// is none of this name.
     pub(crate) fn moment(&self, name: &[u8]) -> Result<Arc<Volume>> {
         let (id, snapshot) = self.snapshot_named(name)?;
         let mut volume = self.beside(&snapshot);
@@ -435,9 +415,7 @@ impl Volume {
 
 impl Operation<'_> {
     /// Checks, within this operation, that the snapshot that `moment` shows still has its name.
-    ///
-    /// # Errors
-    /// `Stale` when it has not, or `moment` shows no snapshot.
+    /// Errors: `Stale` when it has not, or `moment` shows no snapshot.
     pub(crate) fn require_moment(&self, moment: &Volume) -> Result<()> {
         let id = moment.moment.ok_or(Error::Stale)?;
         let found = self.trees.snapshots.get(self.store, Key::new(id, kind::SNAPSHOT, 0), SnapshotValue::decode)?;

@@ -563,10 +563,7 @@ enum InstallStep {
 }
 
 impl Installer<'_> {
-    /// Checks for conflicts.
-    ///
-    /// # Errors
-    /// `Invalid` naming the first conflicting object.
+    /// Checks for conflicts. Errors: `Invalid` naming the first conflicting object.
     fn check(&self, from: Ino, to: Ino) -> Result<()> {
         let mut levels = vec![(from, to, Vec::new())];
         while let Some((from, to, path)) = levels.pop() {
