@@ -6,7 +6,6 @@
 //! pass a constant offset into an array of constant size (or a slice of one), so their slice
 //! accesses cannot fail and the checks are compiled away.
 
-pub mod data_head;
 pub mod header;
 pub mod ids;
 pub mod log;
@@ -21,6 +20,7 @@ pub mod values;
 mod vectors;
 
 pub use ids::*;
+pub use page as data_head;
 
 use crate::error::{Error, Result};
 

@@ -16,7 +16,7 @@ use super::values::{
     DeadValue, Extent, HistoryValue, InodeValue, ListEntry, ReferenceValue, SnapshotValue, decode_index, decode_list,
     decode_xattrs, encode_index, encode_list, encode_xattrs,
 };
-use super::{data_head, header, node, space};
+use super::{header, node, page, space};
 use crate::error::{Error, Result};
 
 /// JSON form of a decoded structure, and its bytes when encoded again.
@@ -83,7 +83,7 @@ fn prologue(bytes: &[u8]) -> Result<Rendered> {
 
 fn data_head(bytes: &[u8], vector: &Value) -> Result<Rendered> {
     let known = |name: &str| vector[name].as_u64().unwrap() as u32;
-    let table = data_head::decode_cell_table(bytes, known("stored_length"), known("plain_length"))?;
+    let table = page::decode_cell_table(bytes, known("stored_length"), known("plain_length"))?;
     let cells: Value = table
         .cells
         .iter()
@@ -97,7 +97,7 @@ fn data_head(bytes: &[u8], vector: &Value) -> Result<Rendered> {
         .map(|item| json!({"ino": item.ino.0, "offset": item.offset, "start": item.start, "length": item.length}))
         .collect();
     let entries: Vec<_> = table.cells.iter().map(|cell| (cell.stored, cell.raw, cell.tag)).collect();
-    let again = data_head::encode_head(table.cell_size.ilog2() as u8, &entries, &table.items, bytes.len());
+    let again = page::encode_head(table.cell_size.ilog2() as u8, &entries, &table.items, bytes.len());
     Ok((json!({"cell_size": table.cell_size, "cells": cells, "items": items}), again))
 }
 

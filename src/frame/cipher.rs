@@ -10,9 +10,8 @@ use crate::crypto::aead::{NONCE, PageKey, TAG, XaesKey};
 use crate::crypto::kdf::hkdf;
 use crate::env::Environment;
 use crate::error::{Error, Result};
-use crate::format::data_head::{Cell, CellTable, PackedItem, decode_cell_table, encode_head};
 use crate::format::log::{ENTRY_HEAD, EntryHead, entry_capacity};
-use crate::format::page::{PROLOGUE, PageKind, Prologue};
+use crate::format::page::{Cell, CellTable, PROLOGUE, PackedItem, PageKind, Prologue, decode_cell_table, encode_head};
 use crate::format::record::RECORD_PLAIN;
 use crate::format::{
     ArchiveId, BLOCK, FORMAT_VERSION, Generation, LOG, NODE_CAPACITY, PAGE_OVERHEAD, Pointer, Run, Tag, array_at,

@@ -13,8 +13,7 @@ pub(crate) use cipher::{
     DataHead, EntryStart, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind_error,
 };
 
-use crate::format::data_head::{PackedItem, head_length};
-use crate::format::page::PageKind;
+use crate::format::page::{PackedItem, PageKind, head_length};
 use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, NODE_CAPACITY, PAGE_OVERHEAD};
 
 /// log2 of the cell size; decided by measurement (bench/README.md).

@@ -5,7 +5,7 @@ use crate::crypto::SecretKey;
 use crate::crypto::aead::{NONCE, TAG};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::{Error, Result};
-use crate::format::data_head::CellTable;
+use crate::format::page::CellTable;
 use crate::format::record::RECORD_PLAIN;
 use crate::format::{Generation, Ino, Pointer, Run};
 

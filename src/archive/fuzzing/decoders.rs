@@ -10,11 +10,12 @@ use super::forge;
 use crate::crypto::identity::Recipient;
 use crate::crypto::{Identities, NoPrompts, Prompts, RecoveryCode, SecretKey};
 use crate::env::SeededEnvironment;
-use crate::format::data_head::{PackedItem, decode_cell_table, encode_head, head_length};
 use crate::format::header::{self, DESCRIPTION_PLAIN, Description, HEADER_BYTES, KeySlot};
 use crate::format::log::{ENTRY_HEAD, EntryHead, LOG_BLOCKS, LogEntry, entry_capacity};
 use crate::format::node::{self, NodeEntries};
-use crate::format::page::{POINTER, PROLOGUE, PageKind, Prologue};
+use crate::format::page::{
+    POINTER, PROLOGUE, PackedItem, PageKind, Prologue, decode_cell_table, encode_head, head_length,
+};
 use crate::format::record::{CommitRecord, DeltaList, RECORD_PLAIN, Root};
 use crate::format::values::{
     DeadValue, Extent, HistoryValue, InodeValue, MAX_XATTR, ReferenceValue, SnapshotValue, decode_index, decode_list,

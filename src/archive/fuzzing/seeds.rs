@@ -8,13 +8,12 @@ use super::forge::Forge;
 use crate::crypto::identity::Recipient;
 use crate::crypto::{NoPrompts, Prompts, RecoveryCode, SecretKey};
 use crate::env::SeededEnvironment;
-use crate::format::data_head::{PackedItem, encode_head};
 use crate::format::header::{
     self, Description, Framing, KdfParameters, KeySlot, PassphraseSlot, Rewrap, SEALED_KEY, SLOT_AGE,
 };
 use crate::format::log::{DroppedRange, EntryHead, LogEntry, LogMark, LogPiece, entry_blocks};
 use crate::format::node::{NodeHead, encode_internal, encode_leaf};
-use crate::format::page::{PageKind, Prologue};
+use crate::format::page::{PackedItem, PageKind, Prologue, encode_head};
 use crate::format::record::{DeltaList, Root};
 use crate::format::values::{DeadValue, HistoryValue, ReferenceValue, SnapshotValue};
 use crate::format::{Generation, Ino, Key, Pointer, Run, Timestamp, TreeId, kind, space};

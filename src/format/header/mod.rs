@@ -2,6 +2,8 @@
 //! kinds 1 to 4 and 17 to 19, and the optional description of every slot.
 
 #[cfg(test)]
+mod key_slot_tests;
+#[cfg(test)]
 mod tests;
 
 use sha2::{Digest, Sha256};
@@ -521,6 +523,3 @@ fn unpack(packed: &[u8], count: usize) -> Option<(Vec<u8>, usize)> {
     }
     Some((text, 1 + prefix.len() + bytes.len()))
 }
-
-#[cfg(test)]
-mod key_slot_tests;

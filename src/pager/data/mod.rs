@@ -14,8 +14,7 @@ use std::sync::Arc;
 use super::Pager;
 use super::cache::grow_to;
 use crate::error::{Error, Result};
-use crate::format::data_head::PackedItem;
-use crate::format::page::PageKind;
+use crate::format::page::{PackedItem, PageKind};
 use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, Pointer};
 use crate::frame::{CELL_LOG2, DataHead, plain_cell};
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment, variable};
-use crate::format::data_head::PackedItem;
+use crate::format::page::PackedItem;
 use crate::format::{Generation, Ino, MAX_DATA, Run};
 use crate::frame::{self, CELL_LOG2, PageCipher, PlainPage};
 use crate::storage::{CountingStorage, Storage};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Volume;
 use crate::error::{Error, Result};
-use crate::format::data_head::PackedItem;
+use crate::format::page::PackedItem;
 use crate::format::{BLOCK, Ino, Pointer, Run};
 use crate::frame::{self, GROUP_DATA, OpenedPage, PlainPage};
 use crate::txn::allocator::{Allocator, Reservation};
