@@ -8,7 +8,7 @@ use age::secrecy::SecretString;
 use age::{Callbacks, DecryptError, Decryptor, EncryptError, Encryptor, IdentityFile, plugin, ssh, tag, tagpq, x25519};
 use zeroize::Zeroizing;
 
-use super::secret::{Passphrase, SecretKey};
+use super::{Passphrase, SecretKey};
 use crate::error::{Error, Refusal, Result};
 
 /// Maximum size of an identity file in bytes.

@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq;
 use x25519_dalek::{PublicKey, StaticSecret};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::secret::{Passphrase, SecretKey};
+use super::{Passphrase, SecretKey};
 use crate::error::{Error, Result};
 
 /// Cost of one Argon2id derivation.

@@ -3,9 +3,9 @@
 
 use zeroize::Zeroizing;
 
+use super::SecretKey;
 use super::aead::{TAG, XaesKey};
 use super::kdf::hkdf;
-use super::secret::SecretKey;
 use crate::error::{Error, Result};
 
 /// Length of the sealed part with its tag.

@@ -9,7 +9,7 @@ use super::rollback::{self, RollbackCheck, RollbackState};
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Secrets, SlotAddress};
 use super::{RollbackGuard, SeenOptions, UnlockLimits, UnlockedKey, open_header};
 use crate::crypto::kdf::{KdfCost, constant_time_eq};
-use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, secret};
+use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, generate_passphrase};
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::{Description, FEATURE_LOG, Framing, HEADER_BYTES, MAX_LABEL, Rewrap, SLOT_EMPTY};
@@ -129,7 +129,7 @@ pub fn new_recovery_code() -> Result<RecoveryCode> {
 /// # Errors
 /// `Io` when the system has no randomness.
 pub fn new_passphrase() -> Result<zeroize::Zeroizing<String>> {
-    secret::generate_passphrase(&SystemEnvironment)
+    generate_passphrase(&SystemEnvironment)
 }
 
 /// Random content for a key file.

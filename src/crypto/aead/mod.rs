@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use zeroize::Zeroizing;
 
-use super::secret::SecretKey;
+use super::SecretKey;
 use crate::error::{Error, Result};
 #[cfg(feature = "portable")]
 use portable::Portable as Native;
