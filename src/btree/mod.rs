@@ -11,7 +11,7 @@
 //! TREE-3  Cloning a node of an older transaction (committed, or frozen and being written) adds it
 //!     to `Edits::superseded`, exactly once; its page is freed when the open transaction commits.
 //!     Discarded edits supersede nothing.
-//! TREE-4  A loaded node is used only if its tree, level and both fences match those of its parent.
+//! TREE-4  A loaded node is used only if its tree, level and both fences match its parent's.
 //! TREE-5  An encoded node never exceeds NODE_CAPACITY; no node except an empty leaf root is empty.
 
 mod cursor;

@@ -9,7 +9,7 @@
 //!     change in the copy that is not used is detected, and the copy is rewritten from the other
 //!     one.
 //! HEADER-4  A change of the header writes one copy, passes a barrier, writes the other copy,
-//!     passes a barrier, and makes a commit whose record carries the new number. From then on every
+//!     passes a barrier, and makes a commit with the new number in its record. From then on every
 //!     program refuses an older header with that record. A crash before the commit leaves the new
 //!     header with records of the old number: until the next commit only a user that remembers the
 //!     new header would notice the old one.

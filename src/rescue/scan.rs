@@ -18,7 +18,7 @@
 //!     no node; but commits in between may have been destroyed without a trace, and a file may then
 //!     mix bytes of an older commit and of entries. The result is therefore reported as unproved,
 //!     as everything is when the log shows that the newest commit is lost (RESCUE-3).
-//! KEPT-1  The content of a snapshot is exactly what is reachable from its root: each node opens
+//! KEPT-1  The content of a snapshot is exactly the set reachable from its root: each node opens
 //!     with the tag in its parent, at the level and with the fences of its position. Lost nodes are
 //!     not substituted with nodes found otherwise, since nothing else distinguishes the content of
 //!     a snapshot from data deleted before or after. Its leaves are therefore of one version, and

@@ -14,7 +14,7 @@
 //!     whose record is gone may come again after a crash; as the first commit of a session changes
 //!     no live node, live nodes of one generation are of one session all the same.
 //! TXN-5  An operation is accepted only against free blocks that are allocated on the host: its
-//!     data at worst case, the nodes that it may dirty, and what the commit itself needs. So a
+//!     data at worst case, the nodes that it may dirty, and the pages of the commit itself. So a
 //!     commit never meets a full disk, but for TXN-9. An operation that finds none first waits for
 //!     pending frees (`space_wait`).
 //! TXN-6  An operation is published whole or not at all, and its publication mark tells for each

@@ -9,9 +9,7 @@ use std::time::Instant;
 use lockbox::exchange::{self, ExtractOptions, Filter, ImportOptions};
 use lockbox::format::ROOT_INO;
 
-use crate::bench_box::{BenchBox, CREATOR, forget};
-use crate::content::{self, Seeded};
-use crate::report::{Report, median};
+use crate::measure::{self, BenchBox, CREATOR, Report, Seeded, forget, median};
 use crate::{Outcome, Place};
 
 const MIB: usize = 1 << 20;
@@ -19,8 +17,8 @@ const MIB: usize = 1 << 20;
 const READS: usize = 32;
 
 pub(crate) fn run(place: &Place, size: u64) -> Outcome<()> {
-    one(place, size, "incompressible", &|part| content::noise(part + 1, MIB))?;
-    one(place, size, "text", &|part| content::text(part + 1, MIB))
+    one(place, size, "incompressible", &|part| measure::noise(part + 1, MIB))?;
+    one(place, size, "text", &|part| measure::text(part + 1, MIB))
 }
 
 fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -> Outcome<()> {

@@ -3,13 +3,9 @@
 //! `cargo run --release -p lockbox-bench --bin scenarios -- small` prints one row for each step,
 //! with its peak memory. Times are of one run; only ratios within it can be compared.
 
-mod append_delete;
-mod bench_box;
-mod content;
+mod files;
 mod large;
-mod report;
-mod small;
-mod tree;
+mod measure;
 
 use std::error::Error;
 use std::io::Write;
@@ -71,10 +67,10 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let place = &arguments.place;
     let done = match arguments.scenario {
-        Scenario::Small { files } => small::run(place, files),
+        Scenario::Small { files } => files::small(place, files),
         Scenario::Large { size } => large::run(place, size),
-        Scenario::AppendDelete { files } => append_delete::run(place, files),
-        Scenario::Tree { entries } => tree::run(place, &entries),
+        Scenario::AppendDelete { files } => files::append_delete(place, files),
+        Scenario::Tree { entries } => files::tree(place, &entries),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

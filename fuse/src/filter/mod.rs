@@ -17,7 +17,7 @@
 //!    continue.
 //! 3  A second filter refuses those two, and clone3(2), without the listener: of two filters the
 //!    stricter answer counts. Without seccomp(2) no thread can install a filter with a listener of
-//!    its own over the first one, whose listener may be gone.
+//!    its own over the first one; the listener of that may be gone.
 //!
 //! If the kernel gives no listener (before 5.0, or in a container that has one), the same calls
 //! fail without being logged. If the kernel or the architecture does not support the filter, the

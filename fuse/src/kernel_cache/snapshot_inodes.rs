@@ -13,7 +13,7 @@
 //!     server may return to it.
 //! VIEW-3  The generation of a view's inodes is the number of its snapshot, which is unique in the
 //!     archive. So an old file handle, even from another mount, either finds the same snapshot or
-//!     is stale. A snapshot whose number has more than 32 bits has no view, since the kernel
+//!     is stale. A snapshot with a number of more than 32 bits has no view, since the kernel
 //!     compares no more.
 //!
 //! A view takes a few words of memory and holds no resource of the archive.

@@ -1,8 +1,8 @@
 //! Caches keys of archives in the kernel's keyring of the user for a limited time.
 //!
 //! The cached secret is the volume key, never a passphrase, which may open other things too; its
-//! name is made of the archive's id. Only processes whose file system uid owns the key can see,
-//! read or drop it.
+//! name is made of the archive's id. Only processes with the file system uid of the key's owner can
+//! see, read or drop it.
 //!
 //! The possessor has no rights: possession is granted by the session keyring, which su(1), sudo(8),
 //! runuser(1) and setpriv(1) pass to processes of other users. The key is created in the keyring of

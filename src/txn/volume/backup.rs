@@ -1,10 +1,10 @@
-//! Pinned versions of an open archive for backups, and backup volumes, whose records name the
+//! Pinned versions of an open archive for backups, and backup volumes: their records name the
 //! origin of their content.
 //!
 //! # Invariants
 //! ORIGIN-1  A pinned version is the content of one durable record, and its origin is that record.
 //!     As long as the pin lives, no page that the version reaches is reused: the pin holds the
-//!     version, as a reader does. It ends with the process, whatever becomes of the copy.
+//!     version, as a reader does. It ends with the process, also when the copy fails.
 //! ORIGIN-2  The line of a backup is that of its origin: its history has the sessions before that
 //!     one, and none of its own, whose records are never seen outside of it. So a comparison of a
 //!     backup with a remembered commit uses its origin. The first session that writes to it as to

@@ -1,4 +1,4 @@
-//! Request pipeline to the server: a few threads with one connection each, whose requests share
+//! Request pipeline to the server: the requests of a few threads with one connection each share
 //! round trips.
 
 use std::collections::VecDeque;

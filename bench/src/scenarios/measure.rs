@@ -1,9 +1,12 @@
-//! Temporary archive in a directory of its own, removed on drop.
+//! Measuring of the scenarios: a report of steps, seeded content (incompressible noise,
+//! compressible text), and a temporary archive, removed on drop.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
 use lockbox::crypto::Passphrase;
@@ -11,8 +14,140 @@ use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Creator, FileSystem, NewFile};
 use lockbox::keys::{self, UnlockedKey};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::{Outcome, Place};
+
+/// Rows of one scenario, printed as they come.
+pub(crate) struct Report;
+
+impl Report {
+    pub(crate) fn new(title: &str, place: &crate::Place) -> Outcome<Report> {
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "\n{title}, memory={}M, load {}", place.memory, load())?;
+        writeln!(out, "\n| step | result | processor time | peak memory, MiB |\n|---|---:|---:|---:|")?;
+        Ok(Report)
+    }
+
+    /// Runs a step and prints its milliseconds; returns them with its result.
+    pub(crate) fn time<R>(&self, step: &str, f: impl FnOnce() -> Outcome<R>) -> Outcome<(f64, R)> {
+        let (result, cost) = measure(f)?;
+        self.line(step, &format!("{:.1} ms", cost.millis), Some(&cost))?;
+        Ok((cost.millis, result))
+    }
+
+    /// Runs `count` equal steps and prints the microseconds of one.
+    pub(crate) fn each<R>(&self, step: &str, count: usize, f: impl FnOnce() -> Outcome<R>) -> Outcome<f64> {
+        let (_, cost) = measure(f)?;
+        let micros = cost.millis * 1000.0 / count as f64;
+        self.line(step, &format!("{micros:.2} us each"), Some(&cost))?;
+        Ok(micros)
+    }
+
+    /// Prints a result that was not measured as a step.
+    pub(crate) fn row(&self, step: &str, result: &str) -> Outcome<()> {
+        self.line(step, result, None)
+    }
+
+    fn line(&self, step: &str, result: &str, cost: Option<&Cost>) -> Outcome<()> {
+        let (processor, peak) = match cost {
+            Some(cost) => (format!("{:.0} ms", cost.processor), format!("{:.0}", cost.peak as f64 / 1024.0)),
+            None => Default::default(),
+        };
+        Ok(writeln!(std::io::stdout().lock(), "| {step} | {result} | {processor} | {peak} |")?)
+    }
+}
+
+/// Cost of a step.
+struct Cost {
+    millis: f64,
+    /// Milliseconds of all threads, including the kernel: least affected by other programs.
+    processor: f64,
+    /// KiB.
+    peak: u64,
+}
+
+fn measure<R>(f: impl FnOnce() -> Outcome<R>) -> Outcome<(R, Cost)> {
+    // Resets the peak; a kernel that refuses reports the peak of the whole run.
+    let _ = fs::write("/proc/self/clear_refs", "5");
+    let (began, before) = (Instant::now(), processor_millis()?);
+    let result = f()?;
+    let millis = began.elapsed().as_secs_f64() * 1000.0;
+    Ok((result, Cost { millis, processor: processor_millis()? - before, peak: peak_kib()? }))
+}
+
+fn processor_millis() -> Outcome<f64> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let millis = |time: TimeVal| time.num_microseconds() as f64 / 1000.0;
+    Ok(millis(usage.user_time()) + millis(usage.system_time()))
+}
+
+fn peak_kib() -> Outcome<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    Ok(lockbox_host::proc::kib(&status, "VmHWM").ok_or("no peak in /proc/self/status")?)
+}
+
+fn load() -> String {
+    fs::read_to_string("/proc/loadavg")
+        .map_or(String::new(), |line| line.split(' ').take(3).collect::<Vec<_>>().join(" "))
+}
+
+/// Returns the median.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// xorshift64*, so that every run measures the same bytes.
+pub(crate) struct Seeded(u64);
+
+impl Seeded {
+    pub(crate) fn new(seed: u64) -> Seeded {
+        Seeded(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = Seeded::new(seed);
+    let mut out = Vec::with_capacity(length + 8);
+    while out.len() < length {
+        out.extend_from_slice(&random.next().to_le_bytes());
+    }
+    out.truncate(length);
+    out
+}
+
+/// Words of two to nine letters out of 4,096, the first ones most often, in lines: zstd -1 makes
+/// about a third of it.
+pub(crate) fn text(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = Seeded::new(seed);
+    let mut out = Vec::with_capacity(length + 16);
+    let mut column = 0;
+    while out.len() < length {
+        let bits = 1 + random.below(12);
+        let number = random.below(1 << bits);
+        let mut letters = Seeded::new(number + 1);
+        let count = 2 + letters.below(8);
+        out.extend((0..count).map(|_| b"etaoinshrdlucmfw"[letters.below(16) as usize]));
+        column += count + 1;
+        out.push(if column > 72 { b'\n' } else { b' ' });
+        column = if column > 72 { 0 } else { column };
+    }
+    out.truncate(length);
+    out
+}
 
 pub(crate) const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: None };
 

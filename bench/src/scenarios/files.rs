@@ -1,0 +1,184 @@
+//! Scenarios of many files: small files added, listed, read and extracted; changes of a filled
+//! archive; the cost of operations as the number of entries grows.
+
+use std::io::Write;
+
+use lockbox::exchange::{self, Entries, ExtractOptions, Filter};
+use lockbox::format::{Ino, ROOT_INO};
+use lockbox::fs::{FileSystem, RenameMode};
+
+use crate::measure::{self, BenchBox, PER_DIRECTORY, Report, Seeded, add, add_each, add_many, name};
+use crate::{Outcome, Place};
+
+const SIZE: usize = 1024;
+
+pub(crate) fn small(place: &Place, files: usize) -> Outcome<()> {
+    let repeated = |_: usize| vec![b'x'; SIZE];
+    let text = |number: usize| measure::text(number as u64 + 1, SIZE);
+    let noise = |number: usize| measure::noise(number as u64 + 1, SIZE);
+    small_files(place, files, "one repeated byte", &repeated)?;
+    small_files(place, files, "text", &text)?;
+    small_files(place, files, "noise", &noise)
+}
+
+fn small_files(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) -> Vec<u8>) -> Outcome<()> {
+    let report = Report::new(&format!("small: {files} files of 1 KiB, {data}"), place)?;
+    let contents: Vec<Vec<u8>> = (0..files).map(content).collect();
+    let mut made = BenchBox::new(place, "small")?;
+    let fs = made.fs()?;
+    let (add, directories) = report.time("add", || add_many(&fs, 0..files, &|number| contents[number].clone()))?;
+    let (commit, ()) = report.time("commit", || Ok(fs.make_durable()?))?;
+    report.row("add + commit", &format!("{:.1} ms", add + commit))?;
+    report.time("list with attributes", || list(&fs, &directories, files))?;
+    report.time("five extractions in memory", || (0..5).try_for_each(|_| read_all(&fs, &directories, &contents)))?;
+    let to = made.directory().join("out");
+    let options =
+        ExtractOptions { to: to.clone(), name: None, replace: false, filter: Filter::default(), privileges: false };
+    let archive = made.archive()?;
+    report.time("extract to a directory", || {
+        Ok(exchange::extract(archive.file_system(), &[], &options, &mut |_| Ok(()))?)
+    })?;
+    drop(fs);
+    report.time("close", || made.close())?;
+    let (ours, theirs) = (made.bytes()?, tar_zstd(&contents)?);
+    let ratio = ours as f64 / theirs as f64;
+    report.row("size, beside tar and zstd -1", &format!("{ours} / {theirs} = {ratio:.2}"))?;
+    made.make_cold()?;
+    made.open()?;
+    let fs = made.fs()?;
+    report.time("list with attributes, cold", || list(&fs, &directories, files))?;
+    report.time("one extraction in memory, cold", || read_all(&fs, &directories, &contents))?;
+    Ok(())
+}
+
+fn list(fs: &FileSystem, directories: &[Ino], files: usize) -> Outcome<()> {
+    let mut seen = 0;
+    for directory in directories {
+        for entry in Entries::new(fs, *directory)? {
+            seen += usize::from(entry?.attributes.size == SIZE as u64);
+        }
+    }
+    let tops = Entries::new(fs, ROOT_INO)?.count();
+    if (seen, tops) == (files, directories.len()) {
+        Ok(())
+    } else {
+        Err(format!("listed {seen} of {files} files").into())
+    }
+}
+
+fn read_all(fs: &FileSystem, directories: &[Ino], contents: &[Vec<u8>]) -> Outcome<()> {
+    let mut buffer = Vec::new();
+    let mut number = 0;
+    for directory in directories {
+        for entry in Entries::new(fs, *directory)? {
+            let count = fs.read_into(entry?.attributes.ino, 0, SIZE + 1, &mut buffer)?;
+            if contents.get(number).is_none_or(|content| buffer[..count] != content[..]) {
+                return Err(format!("file {number} has another content").into());
+            }
+            number += 1;
+        }
+    }
+    if number == contents.len() { Ok(()) } else { Err(format!("read {number} files").into()) }
+}
+
+/// Returns the size of the files as an old-style tar archive, compressed as one stream.
+fn tar_zstd(contents: &[Vec<u8>]) -> Outcome<u64> {
+    let mut stream = zstd::stream::Encoder::new(Vec::new(), 1)?;
+    for (number, content) in contents.iter().enumerate() {
+        let mut header = [0; 512];
+        header[..8].copy_from_slice(&name(number)[..8]);
+        header[100..108].copy_from_slice(b"0000644\0");
+        header[124..136].copy_from_slice(format!("{:011o}\0", content.len()).as_bytes());
+        header[136..148].copy_from_slice(b"15022302000\0");
+        header[148..156].copy_from_slice(b"        ");
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        stream.write_all(&header)?;
+        stream.write_all(content)?;
+        stream.write_all(&vec![0; content.len().next_multiple_of(512) - content.len()])?;
+    }
+    stream.write_all(&[0; 1024])?;
+    Ok(stream.finish()?.len() as u64)
+}
+
+pub(crate) fn append_delete(place: &Place, files: usize) -> Outcome<()> {
+    let (before, report) = (files * 5, Report::new(&format!("append-delete: {files} of each"), place)?);
+    let mut made = BenchBox::new(place, "append-delete")?;
+    let fs = made.fs()?;
+    let content = |number: usize| measure::text(number as u64 + 1, SIZE);
+    let (_, directories) = report.time(&format!("add {before} files"), || add_many(&fs, 0..before, &content))?;
+    report.time("commit", || Ok(fs.make_durable()?))?;
+
+    // Whole directories at the end, so that names never meet.
+    let first = before.next_multiple_of(PER_DIRECTORY);
+    report.time("add, one at a time", || add_each(&fs, first..first + files, &content))?;
+    let home = |number: usize| directories[number / PER_DIRECTORY];
+    report.time("delete", || (0..files).try_for_each(|n| Ok(fs.unlink(home(5 * n), &name(5 * n))?)))?;
+    report.time("replace", || {
+        (0..files).try_for_each(|n| {
+            let number = 5 * n + 1;
+            add(&fs, home(number), b"new", &content(number + before))?;
+            Ok(fs.rename(home(number), b"new", home(number), &name(number), RenameMode::Replace)?)
+        })
+    })?;
+    report.time("commit of all three", || Ok(fs.make_durable()?))?;
+    drop(fs);
+    report.time("close", || made.close())?;
+    Ok(())
+}
+
+/// Number of lookups, and of files created with a commit each; the mean is reported.
+const LOOKUPS: usize = 20_000;
+const COMMITS: usize = 200;
+
+pub(crate) fn tree(place: &Place, entries: &[usize]) -> Outcome<()> {
+    for entries in entries {
+        tree_of(place, *entries)?;
+    }
+    Ok(())
+}
+
+fn tree_of(place: &Place, entries: usize) -> Outcome<()> {
+    let report = Report::new(&format!("tree: {entries} entries"), place)?;
+    let mut made = BenchBox::new(place, "tree")?;
+    let fs = made.fs()?;
+    let mut directories = Vec::new();
+    report.each("create, empty", entries, || {
+        directories = add_many(&fs, 0..entries, &|_| Vec::new())?;
+        Ok(fs.make_durable()?)
+    })?;
+    drop(fs);
+    report.time("close", || made.close())?;
+    report.row("size", &format!("{:.0} bytes each", made.bytes()? as f64 / entries as f64))?;
+    made.make_cold()?;
+    report.time("open, cold", || made.open())?;
+    let fs = made.fs()?;
+    let lookups = |seed: u64| {
+        let mut random = Seeded::new(seed);
+        (0..LOOKUPS).try_for_each(|_| {
+            let number = random.below(entries as u64) as usize;
+            Ok(fs.lookup(directories[number / PER_DIRECTORY], &name(number)).map(drop)?)
+        })
+    };
+    report.each("lookup at random, nodes read as needed", LOOKUPS, || lookups(1))?;
+    report.each("list with attributes", entries, || {
+        let mut seen = 0;
+        for directory in &directories {
+            for entry in Entries::new(&fs, *directory)? {
+                entry?;
+                seen += 1;
+            }
+        }
+        if seen == entries { Ok(()) } else { Err(format!("listed {seen} of {entries}").into()) }
+    })?;
+    report.each("lookup at random, again", LOOKUPS, || lookups(1))?;
+    report.each("create and commit, one at a time", COMMITS, || {
+        (0..COMMITS).try_for_each(|n| {
+            add(&fs, directories[n % directories.len()], format!("new{n}").as_bytes(), b"")?;
+            Ok(fs.make_durable()?)
+        })
+    })?;
+    drop(fs);
+    report.time("close again", || made.close())?;
+    Ok(())
+}
