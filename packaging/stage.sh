@@ -59,8 +59,14 @@ fi
 for example in packaging/examples/* packaging/systemd/*.mount packaging/systemd/*.automount; do
     install -D -m 644 "$example" "$staged/usr/share/doc/lockbox/examples/${example##*/}"
 done
-install -D -m 644 README.md "$staged/usr/share/doc/lockbox/README.md"
-install -D -m 644 CHANGELOG.md "$staged/usr/share/doc/lockbox/CHANGELOG.md"
+documents=$staged/usr/share/doc/lockbox
+install -D -m 644 -t "$documents" CHANGELOG.md format-spec/THREATS.md
+# Without pictures and the sections about the sources, which a package lacks.
+awk '/^## / { skip = $0 ~ /^## (Try it|Install|For engineers)$/ } !skip && !/^!\[/' README.md |
+    sed 's|`format-spec/|`|g' | cat -s >"$documents/README.md"
+for file in $(grep -oE '`[A-Za-z/.-]+\.md`' "$documents/README.md" | tr -d '`'); do
+    [[ -e $documents/$file ]] || { echo "packaging/stage.sh: README.md names $file, which the package lacks" >&2; exit 1; }
+done
 
 find "$staged" -type f ! -perm -100 -exec chmod 644 {} +
 if [[ -n ${SOURCE_DATE_EPOCH-} ]]; then
