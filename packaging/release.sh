@@ -24,9 +24,7 @@ umask 022
 if ! git diff --quiet HEAD; then
     echo 'packaging/release.sh: note: changes that are not committed are not in the release' >&2
 fi
-for name in cargo-deb cargo-generate-rpm cargo-cyclonedx; do
-    need "$name"
-done
+need cargo-cyclonedx
 
 # build DIRECTORY: the sources of the commit and what comes of them.
 build() {

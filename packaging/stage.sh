@@ -61,6 +61,7 @@ for example in packaging/examples/* packaging/systemd/*.mount packaging/systemd/
 done
 documents=$staged/usr/share/doc/lockbox
 install -D -m 644 -t "$documents" CHANGELOG.md format-spec/THREATS.md
+install -m 644 LICENSE-MIT "$documents/copyright"
 # Without pictures and the sections about the sources, which a package lacks.
 awk '/^## / { skip = $0 ~ /^## (Try it|Install|For engineers)$/ } !skip && !/^!\[/' README.md |
     sed 's|`format-spec/|`|g' | cat -s >"$documents/README.md"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The programs that packages and releases need, in pinned versions. Run, it builds those that are named; sourced, it finds them.
+# The programs that releases need, in pinned versions. Run, it builds those that are named; sourced, it finds them.
 #
-#   packaging/tools.sh cargo-deb cargo-generate-rpm cargo-cyclonedx
-declare -A TOOL_VERSIONS=([cargo-deb]=3.8.0 [cargo-generate-rpm]=0.21.1 [cargo-cyclonedx]=0.5.9)
+#   packaging/tools.sh cargo-cyclonedx
+declare -A TOOL_VERSIONS=([cargo-cyclonedx]=0.5.9)
 TOOLS=${TOOLS:-${CARGO_TARGET_DIR:-$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../target}/tools}
 
 # tool NAME: where it is.

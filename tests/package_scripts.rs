@@ -15,12 +15,11 @@ fn postrm() -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/debian/postrm")).unwrap()
 }
 
-/// Script of the RPM package, which stands in the manifest.
+/// Script of the RPM package, the last part of its description.
 fn post_uninstall() -> String {
-    let manifest = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml")).unwrap();
-    let (_, rest) = manifest.split_once("post_uninstall_script = \"\"\"\n").expect("the script");
-    let (script, _) = rest.split_once("\"\"\"").expect("its end");
-    assert!(!script.contains('\\'), "the manifest would change it");
+    let spec = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/rpm/lockbox.spec")).unwrap();
+    let (_, script) = spec.split_once("\n%postun\n").expect("the script");
+    assert!(!script.contains('%') && !script.contains('\\'), "rpm would change it");
     script.to_owned()
 }
 

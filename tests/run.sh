@@ -90,7 +90,6 @@ stage_tools() {
     once fsx as_root env BUILD_ONLY=1 tests/suites/fsx.sh || failed=1
     once versitygw env BUILD_ONLY=1 tests/campaign/versitygw.sh || failed=1
     once azurite build_azurite || failed=1
-    once packaging packaging/tools.sh cargo-deb cargo-generate-rpm || failed=1
     once system as_root env BUILD_ONLY=1 packaging/test-package.sh || failed=1
     return $failed
 }
@@ -235,7 +234,7 @@ stage_store() {
 
 # Packages of the programs that the other stages test (the development profile), installed into a clean system, used and removed again.
 stage_package() {
-    once packaging packaging/tools.sh cargo-deb cargo-generate-rpm && once system true || return 1
+    once system true || return 1
     mkdir -p "$target/package"
     rm -f "$target"/package/*.{deb,rpm}
     packaging/build.sh "$PROGRAMS" || return 1
