@@ -299,7 +299,7 @@ const SCHEDULED: &str = "auto-";
 /// Name prefix of snapshots that are created before a restore.
 const BEFORE_RESTORE: &str = "before-restore-";
 
-/// Number of those that are kept: each holds what its restore replaced, deleted files included.
+/// Number of them to keep: each holds the replaced content of its restore, deleted files included.
 const RESTORES_KEPT: usize = 5;
 
 /// Returns a time such as `2026-11-23T05-42-03Z`, valid as a file name on every system.

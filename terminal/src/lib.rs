@@ -48,7 +48,7 @@ pub fn say(line: &str) {
 /// Narrower terminals wrap lines themselves.
 const NARROWEST: u16 = 20;
 
-/// Breaks a line between words; a longer word, such as a path, stays whole so that it can be copied.
+/// Breaks a line between words; a longer word, such as a path, stays whole, to be copied.
 fn wrapped(line: &str, width: usize) -> String {
     let whole_words = textwrap::WordSplitter::NoHyphenation;
     let options = textwrap::Options::new(width).break_words(false).word_splitter(whole_words).subsequent_indent("  ");
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_message_is_wrapped_between_words_and_paths_stay_whole() {
-        let path = "/home/somebody/a/path/that/is/longer/than/the/line";
+        let path = "/mnt/archive/a/path/that/is/longer/than/the/line";
         let shown = wrapped(&format!("lockbox: cannot read {path}: no such file"), 30);
         assert_eq!(shown, format!("lockbox: cannot read\n  {path}:\n  no such file"));
         assert_eq!(wrapped("lockbox: 日本語 日本語 well-known", 20), "lockbox: 日本語\n  日本語 well-known");
