@@ -27,6 +27,14 @@ for page in man/*.[1-8]; do
     install -d "$staged/usr/share/man/man$section"
     gzip -9n <"$page" >"$staged/usr/share/man/man$section/${page##*/}.gz"
 done
+# The page of a command is also found by the name of the command, as lockbox-umount(1) is, unless a page of any section has that name.
+for page in man/lockbox-*.1; do
+    awk '/^\.Nm lockbox$/ { named = NR } $1 == ".Cm" && NR == named + 1 { print $2 }' "$page" | sort -u | while read -r command; do
+        if ! compgen -G "man/lockbox-$command.[1-8]" >/dev/null; then
+            printf '.so man1/%s\n' "${page##*/}" | gzip -9n >"$staged/usr/share/man/man1/lockbox-$command.1.gz"
+        fi
+    done
+done
 
 # Fedora's zsh looks in the first of its two places, Debian's in the second.
 for shell in bash-completion/completions/lockbox:bash \

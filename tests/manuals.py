@@ -18,4 +18,4 @@ for page in pages:
             faults.append(f"{page}: {len(line)} columns: {line.strip()}")
 print(*faults, sep="\n", end="\n" if faults else "")
 print(f"{len(pages)} pages, {len(faults)} faults")
-sys.exit(bool(faults) or len(pages) < 8)
+sys.exit(bool(faults) or len(pages) < 15)

@@ -3,7 +3,7 @@ use clap::Subcommand;
 use clap::builder::{StyledStr, Styles};
 
 /// Every command is in one of them; the first has the daily ones.
-const GROUPS: [(&str, &[&str]); 6] = [
+pub(crate) const GROUPS: [(&str, &[&str]); 6] = [
     ("Daily", &["create", "mount", "umount", "status", "add", "extract", "ls", "cat", "exec"]),
     ("Content", &["cp", "mv", "rm", "mkdir", "edit", "diff", "run", "env"]),
     ("Keys", &["key", "passwd", "recovery", "forget", "header"]),

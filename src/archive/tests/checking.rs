@@ -204,7 +204,7 @@ fn lost_records_are_told_with_their_inodes_and_nothing_is_blamed_on_what_is_left
 /// Programs rely on these names: kinds and severities do not change, and each kind has its own.
 #[test]
 fn kinds_and_severities_have_the_names_that_the_manual_tells() {
-    let page = include_str!("../../../man/lockbox.1");
+    let page = include_str!("../../../man/lockbox-check.1");
     let names: BTreeSet<&str> = FindingKind::ALL.iter().map(|kind| kind.name()).collect();
     assert_eq!(names.len(), FindingKind::ALL.len());
     let section = page.split(".It Cm check\n").nth(2).unwrap().split(".It Cm").next().unwrap();

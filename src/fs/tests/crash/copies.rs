@@ -1,7 +1,7 @@
 //! Backups onto a second storage, which loses power as well, and the resulting files.
 //!
-//! The promise of lockbox(1): stopped, killed, or without space or medium, a backup leaves the
-//! previous one or the new one, or none where there was none; and BACKUP-5: a refused backup
+//! The promise of lockbox-backup(1): stopped, killed, or without space or medium, a backup leaves
+//! the previous one or the new one, or none where there was none; and BACKUP-5: a refused backup
 //! changes nothing.
 
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! States and promises of a run of changes, by the operations of its storage; and restores, which
 //! have many intermediate states.
 //!
-//! The promise of lockbox(1) for a restore: each path, and in a restore of everything each object
-//! at the root, is replaced atomically; after an interruption or a kill some are in the old state
-//! and others in the snapshot's state, and the same command completes it.
+//! The promise of lockbox-snapshot(1) for a restore: each path, and in a restore of everything each
+//! object at the root, is replaced atomically; after an interruption or a kill some are in the old
+//! state and others in the snapshot's state, and the same command completes it.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
