@@ -17,7 +17,7 @@ use ureq::config::Config;
 use ureq::http::{HeaderMap, Response, StatusCode, Uri, header};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::unversioned::transport::NextTimeout;
 use ureq::{Agent, Body};
 use url::Url;
 
@@ -29,18 +29,20 @@ use crate::provenance::{self, RequestKind};
 use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
 use crate::s3::{self, S3Bucket};
 use crate::signing::HttpHeader;
+use crate::transport::{self, STALL};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Base time limit of a request; [`MIN_BYTES_PER_SECOND`] adds the time for its body.
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Slowest supported link.
-pub(crate) const MIN_BYTES_PER_SECOND: u64 = 64 << 10;
+/// Total time limit of a request (REMOTE-4); [`MIN_BYTES_PER_SECOND`] adds the time for its body. A
+/// request without progress ends long before (`crate::transport`).
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Slowest supported connection: 8 kbit/s.
+pub(crate) const MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 const MAX_REDIRECTIONS: usize = 3;
 /// Idle connections in the pool: one per prefetch thread, and some readers.
 const MAX_IDLE_CONNECTIONS: usize = 72;
 /// Buffer sizes of each connection in bytes.
 const RECEIVE_BUFFER: usize = 128 << 10;
-const SEND_BUFFER: usize = 64 << 10;
+const SEND_BUFFER: usize = 16 << 10;
 /// Maximum length of an entity tag that is sent back.
 const MAX_TAG: usize = 512;
 
@@ -337,7 +339,9 @@ fn agent_with_proxy(options: &RemoteOptions, proxy: Option<ureq::Proxy>) -> Agen
         inner: DefaultResolver::default(),
         broker: options.broker.clone(),
     };
-    Agent::with_parts(config, DefaultConnector::default(), resolver)
+    // A request that may be made only once has the stall limit nevertheless.
+    let stall = options.timeout.filter(|timeout| !timeout.is_zero()).map_or(STALL, |timeout| timeout.min(STALL));
+    Agent::with_parts(config, transport::connector(stall), resolver)
 }
 
 /// DNS resolver that rejects non-public addresses (SSRF protection).

@@ -31,6 +31,7 @@ mod signing;
 mod slot_cache;
 #[cfg(test)]
 mod tests;
+mod transport;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -22,6 +22,7 @@ use crate::cache::DiskCache;
 use crate::http::HttpSource;
 use crate::range_source::{FileVersion, Metered, RangeSource, RemoteError, RemoteResult, RequestMetrics, RequestStats};
 use crate::slot_cache::{CAPACITY, CacheSlot, REQUEST_SLOTS, SLOT, SlotCache};
+use crate::transport::{self, AttemptClock, LastProgress};
 
 /// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); rounded
 /// up to a slot.
@@ -56,6 +57,7 @@ struct Inner {
     cache: Option<Arc<DiskCache>>,
     slots: Mutex<SlotCache>,
     arrived: Condvar,
+    progress: LastProgress,
     queue: Mutex<PrefetchQueue>,
     queued: Condvar,
     metrics: Arc<RequestMetrics>,
@@ -213,8 +215,8 @@ fn run_prefetch(inner: &Weak<Inner>) {
             if claimed.is_empty() {
                 continue;
             }
-            // The reader of the slot meets the error itself.
-            if inner.fetch_claimed(claimed, Duration::ZERO.into()).is_err() {
+            // The reader of the slot gets the error of its own request.
+            if inner.fetch_claimed(claimed, None).is_err() {
                 break;
             }
         }
@@ -240,6 +242,7 @@ impl Inner {
             cache: None,
             slots: Mutex::new(SlotCache::new()),
             arrived: Condvar::new(),
+            progress: LastProgress::default(),
             queue: Mutex::default(),
             queued: Condvar::new(),
             metrics,
@@ -256,8 +259,9 @@ impl Inner {
     }
 
     /// Fetches claimed slots from the disk or the server and stores them in the slot cache. Ends
-    /// the claim in every case.
-    fn fetch_claimed(&self, claimed: Range<u64>, timeout: Option<Duration>) -> Result<Vec<CacheSlot>> {
+    /// the claim in every case. `waiting_since` is the time since which a reader waits for them; a
+    /// prefetch is tried once.
+    fn fetch_claimed(&self, claimed: Range<u64>, waiting_since: Option<Instant>) -> Result<Vec<CacheSlot>> {
         let mut slots: Vec<CacheSlot> = Vec::new();
         let mut at = claimed.start;
         let mut outcome = Ok(());
@@ -270,7 +274,8 @@ impl Inner {
             // Up to the next slot that the disk has.
             let end = (at + 1..claimed.end.min(at + MAX_SLOTS)).find(|slot| self.may_be_on_disk(*slot));
             let missing = at..end.unwrap_or(claimed.end.min(at + MAX_SLOTS));
-            match self.fetch_slots(&missing, timeout) {
+            let since = waiting_since.map(|since| self.progress.silent_since(since));
+            match self.fetch_slots(&missing, since) {
                 Ok(fetched) => {
                     slots.extend(fetched);
                     at = missing.end;
@@ -297,10 +302,20 @@ impl Inner {
         self.cache.as_ref().is_some_and(|cache| cache.may_contain(slot))
     }
 
-    fn fetch_slots(&self, slots: &Range<u64>, timeout: Option<Duration>) -> Result<Vec<CacheSlot>> {
+    fn fetch_slots(&self, slots: &Range<u64>, waiting_since: Option<Instant>) -> Result<Vec<CacheSlot>> {
         let range = self.slot_bytes(slots);
-        let answered = with_retry(&|| timeout, &mut || self.source.read_range(&self.version, range.clone()));
+        let mut read = || self.source.read_range(&self.version, range.clone());
+        let answered = match waiting_since {
+            Some(since) => with_retry_since(Some(since), &|| self.timeout, &mut read),
+            None => {
+                let clock = AttemptClock::new(transport::deadline(Instant::now(), self.timeout));
+                let answered = AttemptClock::run(Some(clock.clone()), read);
+                self.progress.note(clock.silent_since());
+                answered
+            }
+        };
         let bytes = answered.map_err(|error| error.into_deferred_error(&self.name))?;
+        self.progress.note(Instant::now());
         debug_assert_eq!(bytes.len() as u64, range.end - range.start);
         let fetched: Vec<CacheSlot> = bytes.chunks(SLOT as usize).map(CacheSlot::from).collect();
         if let Some(cache) = &self.cache {
@@ -331,6 +346,7 @@ impl Inner {
     /// Returns a slot from any source. `wanted` is the range that its reader needs.
     fn read_slot(&self, slot: u64, wanted: Range<u64>) -> Result<CacheSlot> {
         let mut slots = self.slots.lock();
+        let began = Instant::now();
         loop {
             if let Some(found) = slots.get(slot) {
                 self.metrics.count_hit();
@@ -345,7 +361,7 @@ impl Inner {
             let claimed = slots.claim_missing(slot..wanted.end.max(least).min(slot + MAX_SLOTS));
             drop(slots);
             // Returned directly: the slot cache may have evicted it already.
-            return self.fetch_claimed(claimed, self.timeout)?.into_iter().next().ok_or(Error::Stale);
+            return self.fetch_claimed(claimed, Some(began))?.into_iter().next().ok_or(Error::Stale);
         }
     }
 }
@@ -482,40 +498,60 @@ fn cache_identity(
     hash.finalize().into()
 }
 
-/// Exponential backoff with a time limit that counts from the first failure: an attempt that takes
-/// longer than the limit, such as a large body on a slow link, is repeated nevertheless.
+/// Exponential backoff with a time limit that counts from the silence that ended the first failed
+/// attempt: one that takes longer than the limit while bytes move, such as a large body on a slow
+/// link, is repeated nevertheless.
 struct Backoff {
-    failed: Option<Instant>,
+    silent_since: Option<Instant>,
     pause: Duration,
 }
 
 impl Backoff {
-    fn new() -> Backoff {
-        Backoff { failed: None, pause: MIN_PAUSE }
+    fn new(silent_since: Option<Instant>) -> Backoff {
+        Backoff { silent_since, pause: MIN_PAUSE }
     }
 
-    /// Returns the pause after an attempt that failed at `now`; pauses double and have jitter. None
-    /// when the time is over.
-    fn pause(&mut self, now: Instant, timeout: Option<Duration>) -> Option<Duration> {
-        let failed = *self.failed.get_or_insert(now);
+    /// Returns the time until which the first byte of an attempt has to move. None without a limit,
+    /// and for a caller that makes one attempt only.
+    fn deadline(&self, now: Instant, timeout: Option<Duration>) -> Option<Instant> {
+        transport::deadline(self.silent_since.unwrap_or(now), timeout)
+    }
+
+    /// Returns the pause after an attempt that failed at `now`, with no byte moved since
+    /// `silent_since`; pauses double and have jitter. None when the time is over.
+    fn pause(&mut self, silent_since: Instant, now: Instant, timeout: Option<Duration>) -> Option<Duration> {
+        let since = *self.silent_since.get_or_insert(silent_since);
         let rest = self.pause.mul_f64(0.5 + random_fraction() / 2.0);
         self.pause = (self.pause * 2).min(MAX_PAUSE);
-        timeout.is_none_or(|timeout| now - failed + rest <= timeout).then_some(rest)
+        timeout.is_none_or(|timeout| now.saturating_duration_since(since) + rest <= timeout).then_some(rest)
     }
 }
 
-/// Retries transient errors until the timeout, which is read again after each attempt.
+/// Retries transient errors until the timeout, which is read again after each attempt. The waits of
+/// each attempt end with it, too (PROGRESS-2).
 pub(crate) fn with_retry<T>(
     timeout: &dyn Fn() -> Option<Duration>,
     attempt: &mut dyn FnMut() -> RemoteResult<T>,
 ) -> RemoteResult<T> {
-    let mut backoff = Backoff::new();
+    with_retry_since(None, timeout, attempt)
+}
+
+/// Like [`with_retry`], for a caller that has waited without a response since `silent_since`.
+pub(crate) fn with_retry_since<T>(
+    silent_since: Option<Instant>,
+    timeout: &dyn Fn() -> Option<Duration>,
+    attempt: &mut dyn FnMut() -> RemoteResult<T>,
+) -> RemoteResult<T> {
+    let mut backoff = Backoff::new(silent_since);
     loop {
-        match attempt() {
-            Err(error @ RemoteError::Transient(_)) => match backoff.pause(Instant::now(), timeout()) {
-                Some(pause) => thread::sleep(pause),
-                None => return Err(error),
-            },
+        let clock = AttemptClock::new(backoff.deadline(Instant::now(), timeout()));
+        match AttemptClock::run(Some(clock.clone()), &mut *attempt) {
+            Err(error @ RemoteError::Transient(_)) => {
+                match backoff.pause(clock.silent_since(), Instant::now(), timeout()) {
+                    Some(pause) => thread::sleep(pause),
+                    None => return Err(error),
+                }
+            }
             other => return other,
         }
     }
@@ -570,18 +606,35 @@ mod tests {
 
     #[test]
     fn an_attempt_that_takes_long_is_repeated_all_the_same() {
-        let (mut backoff, limit) = (Backoff::new(), Some(Duration::from_secs(30)));
+        let (mut backoff, limit) = (Backoff::new(None), Some(Duration::from_secs(30)));
         let first = Instant::now() + Duration::from_secs(54);
-        assert!(backoff.pause(first, limit).is_some(), "it had no second chance");
-        assert!(backoff.pause(first + Duration::from_secs(20), limit).is_some());
-        assert_eq!(backoff.pause(first + Duration::from_secs(31), limit), None);
-        assert_eq!(Backoff::new().pause(first, Some(Duration::ZERO)), None, "who has no patience asks once");
-        let mut hard = Backoff::new();
+        assert!(backoff.pause(first, first, limit).is_some(), "it had no second chance");
+        let later = first + Duration::from_secs(20);
+        assert!(backoff.pause(later, later, limit).is_some());
+        let late = first + Duration::from_secs(31);
+        assert_eq!(backoff.pause(late, late, limit), None);
+        assert_eq!(Backoff::new(None).pause(first, first, Some(Duration::ZERO)), None, "no patience: one attempt");
+        let mut hard = Backoff::new(None);
         for number in 0..100 {
-            let pause = hard.pause(first + Duration::from_secs(1000 * number), None);
-            assert!(pause.is_some_and(|pause| pause <= MAX_PAUSE));
+            let now = first + Duration::from_secs(1000 * number);
+            assert!(hard.pause(now, now, None).is_some_and(|pause| pause <= MAX_PAUSE));
         }
-        // Whose time is over meanwhile does not begin again.
-        assert_eq!(hard.pause(first + Duration::from_secs(100_000), Some(Duration::ZERO)), None);
+        // The time is over meanwhile: no new attempt.
+        let now = first + Duration::from_secs(100_000);
+        assert_eq!(hard.pause(now, now, Some(Duration::ZERO)), None);
+    }
+
+    #[test]
+    fn silence_before_the_first_failure_counts_for_the_timeout() {
+        let (began, limit) = (Instant::now(), Some(Duration::from_secs(30)));
+        let mut backoff = Backoff::new(None);
+        assert_eq!(backoff.deadline(began, limit), Some(began + Duration::from_secs(30)));
+        assert!(backoff.pause(began, began + Duration::from_secs(20), limit).is_some());
+        let second = began + Duration::from_secs(20);
+        assert_eq!(backoff.deadline(second, limit), Some(began + Duration::from_secs(30)), "the rest of the time");
+        assert_eq!(backoff.pause(second, began + Duration::from_secs(30), limit), None);
+        let waited = Backoff::new(Some(began));
+        assert_eq!(waited.deadline(second, limit), Some(began + Duration::from_secs(30)));
+        assert_eq!(waited.deadline(second, Some(Duration::ZERO)), None, "one attempt has the stall limit");
     }
 }

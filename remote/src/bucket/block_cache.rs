@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Instant;
 
 use lru::LruCache;
 use parking_lot::{Condvar, Mutex};
@@ -24,6 +25,7 @@ use super::object_ref::{MapEntry, ObjectId, ObjectRef};
 use super::store::BucketStore;
 use super::store::run_on_threads;
 use crate::range_source::RemoteResult;
+use crate::transport::{self, AttemptClock, LastProgress};
 
 /// Maximum objects requested concurrently by one read: the start of a written archive spans many.
 const MAX_CONCURRENT_FETCHES: usize = 16;
@@ -155,6 +157,7 @@ pub(super) struct BlockCache {
     blocks: BlockFetcher,
     state: Mutex<CacheState>,
     arrived: Condvar,
+    pub(super) progress: LastProgress,
 }
 
 struct CacheState {
@@ -172,7 +175,7 @@ impl BlockCache {
             queue: VecDeque::new(),
             threads: 0,
         };
-        BlockCache { blocks, state: Mutex::new(state), arrived: Condvar::new() }
+        BlockCache { blocks, state: Mutex::new(state), arrived: Condvar::new(), progress: LastProgress::default() }
     }
 
     /// Inserts a block that the store has.
@@ -219,7 +222,10 @@ impl BlockCache {
                 return;
             };
             drop(state);
-            let fetched = self.blocks.fetch(&fetch.place, fetch.blocks * BLOCK);
+            let clock = AttemptClock::new(transport::deadline(Instant::now(), self.blocks.store.timeout));
+            let request = || self.blocks.fetch(&fetch.place, fetch.blocks * BLOCK);
+            let fetched = AttemptClock::run(Some(clock.clone()), request);
+            self.progress.note(clock.silent_since());
             let bytes = fetched.unwrap_or_default();
             let state = &mut *self.state.lock();
             for (blocks, at) in &fetch.parts {

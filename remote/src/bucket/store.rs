@@ -22,7 +22,8 @@ use super::objects::{
 use super::spool::{SpoolOverlay, UploadSpool};
 use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::remote_file::with_retry;
+use crate::remote_file::with_retry_since;
+use crate::transport::AttemptClock;
 
 pub(super) const MARKER: &str = "lockbox";
 /// Bytes requested from the end of a record, and more at open: the previous writer left there the
@@ -178,7 +179,18 @@ impl BucketStore {
     /// Retries transient errors. After [`Self::retry_once`], the running attempt is the last,
     /// regardless of the timeout.
     pub(super) fn with_retry<T>(&self, attempt: &mut dyn FnMut() -> RemoteResult<T>) -> RemoteResult<T> {
-        with_retry(&|| if self.is_retrying_once() { Some(Duration::ZERO) } else { self.timeout }, attempt)
+        self.with_retry_since(None, attempt)
+    }
+
+    /// Like [`Self::with_retry`], for a caller that has waited without a response since
+    /// `silent_since`.
+    pub(super) fn with_retry_since<T>(
+        &self,
+        silent_since: Option<Instant>,
+        attempt: &mut dyn FnMut() -> RemoteResult<T>,
+    ) -> RemoteResult<T> {
+        let timeout = || if self.is_retrying_once() { Some(Duration::ZERO) } else { self.timeout };
+        with_retry_since(silent_since, &timeout, attempt)
     }
 
     pub(super) fn to_error(&self, error: RemoteError) -> Error {
@@ -332,7 +344,8 @@ impl BucketStore {
         let work = || {
             while left.lock().1.is_none() && until.is_none_or(|until| Instant::now() < until) {
                 let Some(id) = ids.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                let removed = self.objects.remove(&object_path(incarnation, id));
+                let clock = Some(AttemptClock::new(until));
+                let removed = AttemptClock::run(clock, || self.objects.remove(&object_path(incarnation, id)));
                 let (left, error) = &mut *left.lock();
                 match removed {
                     Ok(()) => drop(left.remove(id)),
@@ -590,8 +603,11 @@ pub(super) fn run_on_threads(name: &str, threads: usize, work: impl Fn() + Sync)
     #[cfg(test)]
     let threads = ORDER.with_borrow(|order| if order.is_some() { 1 } else { threads });
     thread::scope(|scope| {
+        let clock = AttemptClock::current();
         for _ in 1..threads {
-            let _ = thread::Builder::new().name(name.into()).spawn_scoped(scope, &work);
+            let (clock, work) = (clock.clone(), &work);
+            let _ =
+                thread::Builder::new().name(name.into()).spawn_scoped(scope, move || AttemptClock::run(clock, work));
         }
         work();
     });
@@ -613,6 +629,8 @@ pub(super) fn run_both<A, B: Send>(
         return (one, Some(other()));
     }
     thread::scope(|scope| {
+        let clock = AttemptClock::current();
+        let other = move || AttemptClock::run(clock, other);
         let other = thread::Builder::new().name(name.into()).spawn_scoped(scope, other);
         let one = one();
         (one, other.ok().and_then(|other| other.join().ok()))

@@ -15,6 +15,7 @@ mod replacement;
 mod request_counts;
 mod schedules;
 mod simulated;
+mod slow_links;
 mod spool;
 mod upload;
 mod vectors;

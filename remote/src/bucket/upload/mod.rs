@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
@@ -185,12 +186,14 @@ impl Storage for UploadBuffer {
                 base.read_at(part.start, there)?;
             }
         }
+        let began = Instant::now();
         let (cached, remote) = self.shared.cache.get_or_wait(remote);
         pieces.extend(cached.into_iter().map(|(number, block)| (number, Arc::new(block.to_vec()), 0..BLOCK as usize)));
         // Concurrently: blocks of many records take one round trip, not one each.
         if let (Some(first), Some(last)) = (remote.first(), remote.last()) {
             let range = (first.blocks.start * BLOCK).max(offset)..(last.blocks.end * BLOCK).min(end);
-            let fetched = self.shared.fetch_ranges(&remote, range.clone())?;
+            let fetched =
+                self.shared.fetch_ranges(&remote, range.clone(), self.shared.cache.progress.silent_since(began))?;
             for part in &remote {
                 let part = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
                 let from = (part.start - range.start) as usize..(part.end - range.start) as usize;
@@ -385,11 +388,12 @@ impl UploadBuffer {
 }
 
 impl Shared {
-    /// Fetches a range from the locations in `parts`, concurrently and with retries.
-    pub(super) fn fetch_ranges(&self, parts: &[MapEntry], range: Range<u64>) -> Result<Vec<u8>> {
+    /// Fetches a range from the locations in `parts`, concurrently and with retries, for a caller
+    /// that has waited since `since`.
+    pub(super) fn fetch_ranges(&self, parts: &[MapEntry], range: Range<u64>, since: Instant) -> Result<Vec<u8>> {
         let mut fetched = vec![0; (range.end - range.start) as usize];
         let store = &self.blocks.store;
-        let filled = store.with_retry(&mut || self.blocks.fill(parts, range.clone(), &mut fetched));
+        let filled = store.with_retry_since(Some(since), &mut || self.blocks.fill(parts, range.clone(), &mut fetched));
         filled.map_err(|error| error.into_deferred_error(&store.name))?;
         Ok(fetched)
     }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::Instant;
 
 use lockbox::{Error, Result};
 use rangemap::RangeSet;
@@ -281,8 +282,10 @@ impl UploadBuffer {
                 }
             }
         }
+        let began = Instant::now();
         let (cached, parts) = self.shared.cache.get_or_wait(parts);
-        let mut fetched = self.shared.fetch_ranges(&parts, 0..numbers.len() as u64 * BLOCK)?;
+        let since = self.shared.cache.progress.silent_since(began);
+        let mut fetched = self.shared.fetch_ranges(&parts, 0..numbers.len() as u64 * BLOCK, since)?;
         for (at, block) in cached {
             let at = (at * BLOCK) as usize;
             fetched[at..at + BLOCK as usize].copy_from_slice(&*block);
