@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -44,6 +44,8 @@ pub(crate) struct AttemptClock {
     deadline: Option<Instant>,
     /// Milliseconds from `began` to the last byte that moved, plus one; 0 before the first.
     last_moved: AtomicU64,
+    /// Set by the first byte of a response.
+    is_answered: AtomicBool,
 }
 
 thread_local! {
@@ -75,7 +77,12 @@ impl LastProgress {
 
 impl AttemptClock {
     pub(crate) fn new(deadline: Option<Instant>) -> Arc<AttemptClock> {
-        Arc::new(AttemptClock { began: Instant::now(), deadline, last_moved: AtomicU64::new(0) })
+        Arc::new(AttemptClock {
+            began: Instant::now(),
+            deadline,
+            last_moved: AtomicU64::new(0),
+            is_answered: AtomicBool::new(false),
+        })
     }
 
     /// Returns the clock of the attempt that this thread works for.
@@ -104,6 +111,11 @@ impl AttemptClock {
     /// Returns whether any byte moved.
     pub(crate) fn has_moved(&self) -> bool {
         self.last_moved.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns whether the attempt of this thread sent a part of a body and got no response.
+    pub(crate) fn is_interrupted() -> bool {
+        AttemptClock::current().is_some_and(|clock| clock.has_moved() && !clock.is_answered.load(Ordering::Relaxed))
     }
 
     fn note_moved(&self) {
@@ -299,6 +311,8 @@ impl<T: Transport> Transport for ProgressTransport<T> {
         let is_input = self.inner.await_input(capped(timeout, wait_limit(self.stall + buffered)))?;
         if is_input {
             self.sent = 0;
+            CURRENT
+                .with_borrow(|clock| clock.iter().for_each(|clock| clock.is_answered.store(true, Ordering::Relaxed)));
             note_moved();
         }
         Ok(is_input)

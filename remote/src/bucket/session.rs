@@ -521,11 +521,30 @@ impl WriterSession {
         id: &ObjectId,
         bytes: &Arc<Vec<u8>>,
     ) -> Result<()> {
-        match store.create(&object_path(incarnation, id), bytes)? {
-            CreateOutcome::Created(_) => Ok(()),
-            CreateOutcome::Conflict => {
-                Err(Error::damaged(format!("{}: a segment of the same name with other content", store.name)))
-            }
+        let outcome = store.create(&object_path(incarnation, id), bytes)?;
+        check_segment(store, outcome)
+    }
+
+    /// Like [`Self::create_segment`]; returns false if the segment has to be divided
+    /// ([`BucketStore::create_divisible`]).
+    pub(super) fn create_divisible_segment(
+        store: &BucketStore,
+        incarnation: &Incarnation,
+        id: &ObjectId,
+        bytes: &Arc<Vec<u8>>,
+    ) -> Result<bool> {
+        match store.create_divisible(&object_path(incarnation, id), bytes)? {
+            Some(outcome) => check_segment(store, outcome).map(|()| true),
+            None => Ok(false),
+        }
+    }
+}
+
+fn check_segment(store: &BucketStore, outcome: CreateOutcome) -> Result<()> {
+    match outcome {
+        CreateOutcome::Created(_) => Ok(()),
+        CreateOutcome::Conflict => {
+            Err(Error::damaged(format!("{}: a segment of the same name with other content", store.name)))
         }
     }
 }

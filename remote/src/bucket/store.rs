@@ -99,6 +99,15 @@ impl RecordTail {
     }
 }
 
+/// Handling of an object whose connection fails after a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Creation {
+    /// The same bytes are sent again.
+    Whole,
+    /// The caller sends smaller objects in its place.
+    Divisible,
+}
+
 /// Result of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CreateOutcome {
@@ -228,23 +237,46 @@ impl BucketStore {
     /// # Errors
     /// Errors of requests. After one, the object may or may not exist, or appear later.
     pub(super) fn create(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<CreateOutcome> {
+        loop {
+            if let Some(outcome) = self.create_with(name, bytes, Creation::Whole)? {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    /// Like [`Self::create`], but returns None if a part of the object was sent and the connection
+    /// failed then: sending smaller objects loses less. The object may exist nevertheless.
+    ///
+    /// # Errors
+    /// As of [`BucketStore::create`].
+    pub(super) fn create_divisible(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<Option<CreateOutcome>> {
+        self.create_with(name, bytes, Creation::Divisible)
+    }
+
+    fn create_with(&self, name: &str, bytes: &Arc<Vec<u8>>, creation: Creation) -> Result<Option<CreateOutcome>> {
         match self.spool() {
             Some(spool) if spool.is_spooling() => {
-                spool.append(name, bytes, true).map(|()| CreateOutcome::Created(None))
+                spool.append(name, bytes, true).map(|()| Some(CreateOutcome::Created(None)))
             }
-            Some(spool) if self.is_retrying_forever() => self.create_on_thread(spool, name, bytes),
-            _ => self.try_create(name, bytes),
+            Some(spool) if self.is_retrying_forever() => self.create_on_thread(spool, name, bytes, creation),
+            _ => self.try_create(name, bytes, creation),
         }
     }
 
     /// Creates an object on a thread of its own: the request may take minutes for a large object,
     /// and a mount that ends does not wait for it. If it succeeds later, a replay does the same.
-    fn create_on_thread(&self, spool: &UploadSpool, name: &str, bytes: &Arc<Vec<u8>>) -> Result<CreateOutcome> {
+    fn create_on_thread(
+        &self,
+        spool: &UploadSpool,
+        name: &str,
+        bytes: &Arc<Vec<u8>>,
+        creation: Creation,
+    ) -> Result<Option<CreateOutcome>> {
         let (sender, answer) = mpsc::channel();
         let (store, named, object) = (self.clone(), name.to_owned(), bytes.clone());
         let started = thread::Builder::new().name("create".into()).spawn(move || {
             // The caller may have stopped waiting.
-            let _ = sender.send(store.try_create(&named, &object));
+            let _ = sender.send(store.try_create(&named, &object, creation));
         });
         if let Err(error) = started {
             return Err(Error::io("cannot start a thread that sends", error));
@@ -259,20 +291,20 @@ impl BucketStore {
             }
             let left = self.retry_mode.spool_since.get().zip(self.timeout);
             if left.is_some_and(|(since, timeout)| since.elapsed() >= timeout) {
-                return spool.append(name, bytes, true).map(|()| CreateOutcome::Created(None));
+                return spool.append(name, bytes, true).map(|()| Some(CreateOutcome::Created(None)));
             }
         }
     }
 
-    fn try_create(&self, name: &str, bytes: &[u8]) -> Result<CreateOutcome> {
+    fn try_create(&self, name: &str, bytes: &[u8], creation: Creation) -> Result<Option<CreateOutcome>> {
         loop {
-            match self.create_once(name, bytes) {
+            match self.create_once(name, bytes, creation) {
                 // No error is final. Access may be granted again, a full store may get space, and
                 // an expired token, a slow connection or a bucket in migration can look like a
                 // permanent failure.
                 Err(error) if self.is_retrying_forever() => {
                     if self.spool_object(name, bytes)? {
-                        return Ok(CreateOutcome::Created(None));
+                        return Ok(Some(CreateOutcome::Created(None)));
                     }
                     if self.is_retrying_once() {
                         return Err(self.to_error(error));
@@ -286,16 +318,23 @@ impl BucketStore {
         }
     }
 
-    fn create_once(&self, name: &str, bytes: &[u8]) -> RemoteResult<CreateOutcome> {
-        if let ObjectCreation::Created(date) = self.request(&mut |objects| objects.create(name, bytes))? {
-            return Ok(CreateOutcome::Created(date));
+    fn create_once(&self, name: &str, bytes: &[u8], creation: Creation) -> RemoteResult<Option<CreateOutcome>> {
+        let created = self.request(&mut |objects| match objects.create(name, bytes) {
+            Err(RemoteError::Transient(_)) if creation == Creation::Divisible && AttemptClock::is_interrupted() => {
+                Ok(None)
+            }
+            created => created.map(Some),
+        })?;
+        let Some(created) = created else { return Ok(None) };
+        if let ObjectCreation::Created(date) = created {
+            return Ok(Some(CreateOutcome::Created(date)));
         }
         // The end of each object has a hash or a nonce, and the hash of a record's pages.
         let most = bytes.len().min(TRAILER_BYTES) as u64;
         let there = self.request(&mut |objects| objects.get(name, ObjectRange::Last(most)))?;
         // A shorter object ends as any does that it is the end of.
         let is_ours = there.len() as u64 == most && bytes.ends_with(&there);
-        Ok(if is_ours { CreateOutcome::Created(None) } else { CreateOutcome::Conflict })
+        Ok(Some(if is_ours { CreateOutcome::Created(None) } else { CreateOutcome::Conflict }))
     }
 
     /// Spools an object that the store has not taken yet, for the next writer after a crash.

@@ -45,6 +45,9 @@ pub(super) struct Server {
     pub(super) clock: AtomicU64,
     /// A portal on the way answers with this status after so many requests, once.
     pub(super) portal: Mutex<Option<(usize, u16)>>,
+    /// Bytes of a body after which the connection breaks, and bytes of all bodies that were taken.
+    pub(super) longest_body: AtomicUsize,
+    pub(super) taken: AtomicUsize,
 }
 
 struct RequestKind {
@@ -75,6 +78,8 @@ impl Server {
             is_bare: AtomicBool::new(false),
             clock: AtomicU64::new(NOW),
             portal: Mutex::default(),
+            longest_body: AtomicUsize::new(usize::MAX),
+            taken: AtomicUsize::new(0),
         });
         let serving = server.clone();
         thread::spawn(move || {
@@ -100,8 +105,14 @@ impl Server {
         let (method, target) = (words.next().unwrap().to_owned(), words.next().unwrap());
         let url = Url::parse("http://x").unwrap().join(target).unwrap();
         let key = url.path().strip_prefix("/b").unwrap().trim_start_matches('/').to_owned();
-        let mut body = vec![0; headers.get("content-length").map_or(0, |length| length.parse().unwrap())];
+        let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+        let longest = self.longest_body.load(Ordering::Relaxed);
+        let mut body = vec![0; longest.min(length)];
         reader.read_exact(&mut body).unwrap();
+        self.taken.fetch_add(body.len(), Ordering::Relaxed);
+        if longest < length {
+            return;
+        }
         self.asked.lock().push(format!("{method} {}", url.query().unwrap_or_default()));
         let query = url.query_pairs().into_owned().collect();
         let asked = RequestKind { method, key, query, headers, body };

@@ -2,14 +2,19 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
+use lockbox::storage::Storage;
 use md5::{Digest, Md5};
 
 use super::super::objects::ObjectStore;
 use super::super::s3::S3Store;
+use super::super::{Bucket, BucketWriter, check_objects};
+use super::clouds::{Server, objects};
+use super::writable::whole;
 use crate::RemoteOptions;
 use crate::address::Cloud;
 use crate::credentials::CredentialCache;
@@ -67,4 +72,37 @@ fn a_server_that_takes_no_more_of_a_body_ends_the_request() {
     assert!(matches!(created, Err(RemoteError::Transient(_))), "{created:?}");
     assert!(clock.has_moved(), "a part of it was taken");
     drop(over);
+}
+
+/// DIVIDE-1, DIVIDE-2: uploads through connections that break after 3 MiB, in a backup and in
+/// commits. Every read sees all writes, meanwhile and afterwards.
+#[test]
+fn a_link_that_breaks_again_and_again_stores_segments_in_pieces() {
+    let (server, endpoint) = Server::start(Cloud::S3);
+    server.longest_body.store(3 << 20, Ordering::Relaxed);
+    let options = RemoteOptions { cache_directory: None, ..super::options() };
+    let mut bytes: Vec<u8> = (0..20_u32 << 18).flat_map(|word| word.wrapping_mul(0x9E37_79B9).to_le_bytes()).collect();
+    let open = || objects(Cloud::S3, &endpoint);
+    let mut bucket = Bucket::open(open(), "s3://b/p".into(), &options, true).unwrap();
+    let buffer = bucket.create_empty().unwrap();
+    for (number, part) in bytes.chunks(1 << 20).enumerate() {
+        buffer.write_at(number as u64 * (1 << 20), part).unwrap();
+        assert!(whole(&*buffer) == bytes[..(number + 1) << 20], "after {number} MiB");
+    }
+    bucket.publish().unwrap();
+    let taken = server.taken.load(Ordering::Relaxed);
+    assert!(taken <= 3 * bytes.len(), "{taken} bytes were taken");
+    let found = || whole(&**super::super::open(open(), "s3://b/p".into(), &options).unwrap().unwrap().file());
+    assert!(found() == bytes);
+    let writer = BucketWriter::open(open(), "s3://b/p".into(), &options, true).unwrap();
+    for seed in 1..4 {
+        bytes[1 << 20..8 << 20].iter_mut().for_each(|byte| *byte = byte.wrapping_mul(3).wrapping_add(seed));
+        writer.write_at(1 << 20, &bytes[1 << 20..8 << 20]).unwrap();
+        writer.barrier().unwrap();
+        assert!(whole(&writer) == bytes && found() == bytes, "commit {seed}");
+    }
+    drop(writer);
+    assert!(found() == bytes);
+    let check = check_objects(open(), "s3://b/p".into(), &options, true, &mut |_, _| Ok(())).unwrap();
+    assert!(check.faults.is_empty(), "{:?}", check.faults);
 }

@@ -16,6 +16,7 @@
 //! STAGED-3  After a failure nothing is sent any more: writes since the last record are lost, but
 //!     can be read.
 
+mod segment;
 mod send;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -29,6 +30,7 @@ use lockbox::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use rangemap::RangeSet;
 
+use self::segment::{DividedSegment, UploadPace};
 use super::block_cache::{BlockBytes, BlockCache, BlockFetcher};
 use super::layout::{BLOCK, MAX_ARCHIVE_BYTES, MAX_BLOCKS};
 use super::map::BlockMap;
@@ -260,7 +262,7 @@ impl Storage for UploadBuffer {
         }
         let mut state = self.shared.state.lock();
         state.length = state.length.max(end);
-        let is_full = state.dirty.len() >= SEGMENT_BLOCKS;
+        let is_full = state.dirty.len() >= state.pace.segment_blocks;
         drop(state);
         if is_full { self.send_dirty() } else { Ok(()) }
     }
@@ -425,6 +427,10 @@ struct UploadState {
     /// Segments with a failed upload: at most those in flight at the time, since nothing is sent
     /// after.
     failed_uploads: HashMap<ObjectId, Arc<Vec<u8>>>,
+    /// Number and size of uploads.
+    pace: UploadPace,
+    /// Divided segments that a batch may name, oldest first.
+    divided: Vec<DividedSegment>,
     /// Segments that are uploaded, or may be, and that no record names yet.
     uploaded: Vec<ObjectId>,
     failed: Option<Error>,
@@ -463,6 +469,8 @@ impl UploadState {
             changed_since_cut: None,
             in_flight: HashMap::new(),
             failed_uploads: HashMap::new(),
+            pace: UploadPace::new(),
+            divided: Vec::new(),
             uploaded: Vec::new(),
             failed: None,
             map,

@@ -2,8 +2,8 @@
 //! repacking, which rewrites uploaded blocks into a record for locality, or to free old segments.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Instant;
@@ -12,16 +12,14 @@ use lockbox::{Error, Result};
 use rangemap::RangeSet;
 
 use super::super::block_cache::BlockBytes;
-use super::super::layout::{self, BLOCK, MAX_BLOCKS, RecordKind};
+use super::super::layout::{BLOCK, MAX_BLOCKS, RecordKind};
 use super::super::map::BlockMap;
-use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
-use super::super::objects::random_bytes;
+use super::super::object_ref::{MapEntry, ObjectId};
 use super::super::session::{InlinePages, WriterSession, inline_entries};
+use super::segment::SegmentUpload;
 use super::{RECENT_BLOCKS, SEGMENT_BLOCKS, UploadBuffer};
 use crate::remote_file::START_BYTES;
 
-/// Maximum segments in flight; each is in memory.
-const MAX_UPLOADS: usize = 4;
 /// Maximum inline blocks of a record: 4 MiB.
 const MAX_INLINE_BLOCKS: usize = 4 << 8;
 
@@ -53,14 +51,16 @@ impl UploadBuffer {
     pub(super) fn send_dirty(&self) -> Result<()> {
         loop {
             let mut state = self.shared.state.lock();
-            while state.in_flight.len() >= MAX_UPLOADS {
+            while state.in_flight.len() >= state.pace.limit {
                 self.shared.sent.wait(&mut state);
             }
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
             let mut dirty = std::mem::take(&mut state.dirty);
-            if let Some(rest) = dirty.keys().nth(MAX_BLOCKS as usize).copied() {
+            let most = state.pace.segment_blocks;
+            let most = if most < SEGMENT_BLOCKS { most } else { MAX_BLOCKS as usize };
+            if let Some(rest) = dirty.keys().nth(most).copied() {
                 state.dirty = dirty.split_off(&rest);
             }
             if dirty.is_empty() {
@@ -69,31 +69,13 @@ impl UploadBuffer {
             let runs = runs(&dirty);
             let blocks: Vec<Range<u64>> = runs.iter().map(InlinePages::blocks).collect();
             let pages: Vec<u8> = runs.into_iter().flat_map(|run| run.pages).collect();
-            let (bytes, hash) =
-                layout::encode_segment(&self.shared.blocks.incarnation, &random_bytes()?, &blocks, &pages);
-            let id = ObjectId::Segment(hash);
-            let (count, mut at) = ((pages.len() as u64 / BLOCK) as u32, 0);
-            for run in blocks {
-                let length = (run.end - run.start) as u32;
-                state.assign(&MapEntry { blocks: run, place: Some(ObjectRef { id, blocks: count, at }) });
-                at += length;
-            }
+            let segment = SegmentUpload::new(&self.shared, blocks, &pages)?;
             drop(pages);
-            let bytes = Arc::new(bytes);
-            state.in_flight.insert(id, bytes.clone());
+            segment.entries().iter().for_each(|entry| state.assign(entry));
+            let id = segment.id;
+            state.in_flight.insert(id, segment.bytes.clone());
             let shared = self.shared.clone();
-            let sent = thread::Builder::new().name("send".into()).spawn(move || {
-                let uploaded =
-                    WriterSession::create_segment(&shared.blocks.store, &shared.blocks.incarnation, &id, &bytes);
-                let mut state = shared.state.lock();
-                state.in_flight.remove(&id);
-                state.uploaded.push(id);
-                if let Err(error) = uploaded {
-                    state.failed_uploads.insert(id, bytes);
-                    state.failed.get_or_insert(error);
-                }
-                shared.sent.notify_all();
-            });
+            let sent = thread::Builder::new().name("send".into()).spawn(move || shared.upload(segment));
             if let Err(error) = sent {
                 let bytes = state.in_flight.remove(&id);
                 state.failed_uploads.extend(bytes.map(|bytes| (id, bytes)));
@@ -120,9 +102,9 @@ impl UploadBuffer {
     /// As of [`WriterSession::commit`]; the error of a segment's upload. Nothing is sent after an
     /// error.
     pub(in super::super) fn commit(&self, session: &mut WriterSession, kind: RecordKind) -> Result<()> {
-        let Some(batch) = self.take_batch(session.sequence() + 1, kind)? else { return Ok(()) };
+        let Some(mut batch) = self.take_batch(session.sequence() + 1, kind)? else { return Ok(()) };
         let checkpoint = session.checkpoint();
-        let sent = self.wait_for(&batch.in_flight);
+        let sent = self.wait_for_batch(&mut batch);
         let done = sent.and_then(|()| session.commit(batch.map, batch.inline, batch.length, kind));
         let mut state = self.shared.state.lock();
         let late = state.changed_since_cut.take().unwrap_or_default();
@@ -146,7 +128,11 @@ impl UploadBuffer {
     /// Takes the dirty blocks as a batch for one record (STAGED-1).
     fn take_batch(&self, sequence: u64, kind: RecordKind) -> Result<Option<CommitBatch>> {
         let _writing = self.writing.lock();
-        if self.shared.state.lock().dirty.len() > MAX_INLINE_BLOCKS {
+        let is_large = {
+            let state = self.shared.state.lock();
+            state.dirty.len() > MAX_INLINE_BLOCKS.min(state.pace.segment_blocks)
+        };
+        if is_large {
             self.send_dirty()?;
         }
         let mut state = self.shared.state.lock();
@@ -179,12 +165,23 @@ impl UploadBuffer {
         Ok(Some(CommitBatch { map, inline, length: state.length, in_flight, uploaded }))
     }
 
-    /// Waits for the upload of these segments.
-    fn wait_for(&self, ids: &[ObjectId]) -> Result<()> {
+    /// Waits for the upload of the batch's segments, or of the pieces that replace them (DIVIDE-2).
+    fn wait_for_batch(&self, batch: &mut CommitBatch) -> Result<()> {
         let mut state = self.shared.state.lock();
-        while ids.iter().any(|id| state.in_flight.contains_key(id)) {
-            self.shared.sent.wait(&mut state);
+        while let Some(waiting) = batch.in_flight.last() {
+            if let Some(divided) = state.divided.iter().find(|divided| divided.id == *waiting) {
+                divided.replace_in(&mut batch.map);
+                batch.in_flight.pop();
+                batch.in_flight.extend(divided.piece_ids());
+                batch.uploaded.extend(divided.piece_ids());
+            } else if state.in_flight.contains_key(waiting) {
+                self.shared.sent.wait(&mut state);
+            } else {
+                batch.in_flight.pop();
+            }
         }
+        // Commits follow each other, so no other batch names a divided segment.
+        state.divided.clear();
         state.failed.clone().map_or(Ok(()), Err)
     }
 
@@ -192,6 +189,8 @@ impl UploadBuffer {
     /// not wait.
     pub(in super::super) fn abandon(&self) -> (Vec<ObjectId>, Vec<ObjectId>) {
         let mut state = self.shared.state.lock();
+        // The pieces of a divided segment are not sent after it.
+        state.failed.get_or_insert_with(|| Error::request("the writes were discarded", io::ErrorKind::Interrupted));
         (std::mem::take(&mut state.uploaded), state.in_flight.keys().copied().collect())
     }
 }
