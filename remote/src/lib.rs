@@ -31,6 +31,7 @@ mod signing;
 mod slot_cache;
 #[cfg(test)]
 mod tests;
+mod throughput;
 mod transport;
 
 use std::path::PathBuf;

@@ -21,7 +21,8 @@ use crate::address::Address;
 use crate::cache::DiskCache;
 use crate::http::HttpSource;
 use crate::range_source::{FileVersion, Metered, RangeSource, RemoteError, RemoteResult, RequestMetrics, RequestStats};
-use crate::slot_cache::{CAPACITY, CacheSlot, REQUEST_SLOTS, SLOT, SlotCache};
+use crate::slot_cache::{CAPACITY, CacheSlot, SLOT, SlotCache, request_slots};
+use crate::throughput::Throughput;
 use crate::transport::{self, AttemptClock, LastProgress};
 
 /// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); rounded
@@ -31,7 +32,7 @@ pub(crate) const START_BYTES: u64 = (385u64 * 4096).next_multiple_of(SLOT);
 const MIN_SLOTS: u64 = 4;
 /// Maximum slots of one request.
 const MAX_SLOTS: u64 = 64;
-/// Prefetch threads, each with at most [`REQUEST_SLOTS`], and slots that all of them fetch
+/// Prefetch threads, each with at most [`request_slots`], and slots that all of them fetch
 /// concurrently: 20 MiB, 1.5 times the bandwidth-delay product of a gigabit link with a tenth of a
 /// second. Adjacent runs are usually shorter than a full request, so more threads are needed than
 /// full requests would take.
@@ -58,6 +59,8 @@ struct Inner {
     slots: Mutex<SlotCache>,
     arrived: Condvar,
     progress: LastProgress,
+    /// Shared by all versions of the file.
+    throughput: Arc<Throughput>,
     queue: Mutex<PrefetchQueue>,
     queued: Condvar,
     metrics: Arc<RequestMetrics>,
@@ -74,9 +77,11 @@ struct PrefetchQueue {
 }
 
 impl PrefetchQueue {
-    /// Returns the next range to fetch within the limit.
-    fn next(&mut self) -> Option<Range<u64>> {
-        let range = self.ranges.pop_front_if(|range| self.in_flight + range.end - range.start <= MAX_PREFETCH_SLOTS)?;
+    /// Returns the next range to fetch, while at most `most` slots are in flight or one range is.
+    fn next(&mut self, most: u64) -> Option<Range<u64>> {
+        let range = self
+            .ranges
+            .pop_front_if(|range| self.in_flight == 0 || self.in_flight + range.end - range.start <= most)?;
         self.in_flight += range.end - range.start;
         Some(range)
     }
@@ -107,7 +112,15 @@ impl RemoteFile {
         options: &RemoteOptions,
         metrics: Arc<RequestMetrics>,
     ) -> Result<RemoteFile> {
-        let first = with_retry(&|| options.timeout, &mut || source.read_start(START_BYTES));
+        let (throughput, before) = (Arc::new(Throughput::default()), metrics.stats(0).bytes);
+        let first = with_retry(&|| options.timeout, &mut || {
+            throughput.begin_request(Instant::now());
+            let answer = source.read_start(START_BYTES);
+            // Without the bytes that were in memory.
+            let bytes = Some(metrics.stats(0).bytes - before).filter(|bytes| answer.is_ok() && *bytes > 0);
+            throughput.end_request(Instant::now(), bytes);
+            answer
+        });
         let (version, start) = first.map_err(|error| error.into_error(&name))?;
         let cache = options.cache_directory.as_deref().filter(|_| {
             // Without a tag, cached bytes cannot be matched to this version.
@@ -116,7 +129,7 @@ impl RemoteFile {
         let identity = || cache_identity(&name, source.cache_scope(), &version, &start);
         let cache = cache.and_then(|directory| DiskCache::open(directory, &name, identity(), options.cache_bytes));
         let (cache, timeout) = (cache.map(Arc::new), options.timeout);
-        Ok(RemoteFile::with(Inner { cache, ..Inner::new(source, name, timeout, version, start, metrics) }))
+        Ok(RemoteFile::with(Inner { cache, throughput, ..Inner::new(source, name, timeout, version, start, metrics) }))
     }
 
     fn with(inner: Inner) -> RemoteFile {
@@ -140,7 +153,8 @@ impl RemoteFile {
             old.slot_bytes(&(slot..slot + 1)) == range
                 && old.source.cache_key(range.clone()) == new.source.cache_key(range)
         });
-        RemoteFile::with(Inner { cache: old.cache.clone(), slots: Mutex::new(slots), ..new })
+        let (cache, throughput) = (old.cache.clone(), old.throughput.clone());
+        RemoteFile::with(Inner { cache, throughput, slots: Mutex::new(slots), ..new })
     }
 
     /// Returns the start of the file, which is in memory.
@@ -162,9 +176,14 @@ impl RemoteFile {
 
     /// Queues slots for the prefetch threads. A hint: excess ranges are dropped.
     fn queue_prefetch(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        let most = self.inner.prefetch_slots();
         let mut queue = self.inner.queue.lock();
+        let mut waiting = queue.in_flight + queue.ranges.iter().map(|range| range.end - range.start).sum::<u64>();
         for range in ranges {
-            if queue.ranges.len() < MAX_QUEUED && !range.is_empty() {
+            // On a slow link a queue would delay the requests of readers for minutes.
+            let has_room = most == MAX_PREFETCH_SLOTS || waiting + range.end - range.start <= most;
+            if queue.ranges.len() < MAX_QUEUED && !range.is_empty() && has_room {
+                waiting += range.end - range.start;
                 queue.ranges.push_back(range);
                 // One for each: the others would wake for nothing, many times a read.
                 self.inner.queued.notify_one();
@@ -195,7 +214,7 @@ fn run_prefetch(inner: &Weak<Inner>) {
             if queue.ended {
                 return;
             }
-            if let Some(range) = queue.next() {
+            if let Some(range) = queue.next(inner.prefetch_slots()) {
                 // There may be room for more.
                 inner.queued.notify_one();
                 break range;
@@ -243,10 +262,24 @@ impl Inner {
             slots: Mutex::new(SlotCache::new()),
             arrived: Condvar::new(),
             progress: LastProgress::default(),
+            throughput: Arc::default(),
             queue: Mutex::default(),
             queued: Condvar::new(),
             metrics,
         }
+    }
+
+    /// Returns the slots that all prefetch may occupy, queued or in flight.
+    fn prefetch_slots(&self) -> u64 {
+        self.throughput.prefetch_slots(MAX_PREFETCH_SLOTS)
+    }
+
+    /// Reads a range and measures it.
+    fn read_range(&self, range: Range<u64>) -> RemoteResult<Vec<u8>> {
+        self.throughput.begin_request(Instant::now());
+        let answer = self.source.read_range(&self.version, range);
+        self.throughput.end_request(Instant::now(), answer.as_ref().ok().map(|bytes| bytes.len() as u64));
+        answer
     }
 
     /// Returns the slot after the last one.
@@ -304,7 +337,7 @@ impl Inner {
 
     fn fetch_slots(&self, slots: &Range<u64>, waiting_since: Option<Instant>) -> Result<Vec<CacheSlot>> {
         let range = self.slot_bytes(slots);
-        let mut read = || self.source.read_range(&self.version, range.clone());
+        let mut read = || self.read_range(range.clone());
         let answered = match waiting_since {
             Some(since) => with_retry_since(Some(since), &|| self.timeout, &mut read),
             None => {
@@ -338,7 +371,7 @@ impl Inner {
     }
 
     fn read_exactly(&self, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        let answered = with_retry(&|| self.timeout, &mut || self.source.read_range(&self.version, range.clone()));
+        let answered = with_retry(&|| self.timeout, &mut || self.read_range(range.clone()));
         out.copy_from_slice(&answered.map_err(|error| error.into_deferred_error(&self.name))?);
         Ok(())
     }
@@ -389,7 +422,7 @@ impl Storage for RemoteFile {
             return Ok(());
         }
         let wanted = offset / SLOT..end.div_ceil(SLOT);
-        let ahead = inner.slots.lock().plan_readahead(wanted.clone(), inner.end());
+        let ahead = inner.slots.lock().plan_readahead(wanted.clone(), inner.end(), inner.prefetch_slots());
         self.queue_prefetch(ahead);
         for number in wanted.clone() {
             let place = inner.slot_bytes(&(number..number + 1));
@@ -417,7 +450,8 @@ impl Storage for RemoteFile {
             let first = offset / SLOT;
             // More would not be there any more when it is read. In parts, for several threads.
             let end = end.div_ceil(SLOT).min(first + CAPACITY.get() as u64);
-            let parts = (first..end).step_by(REQUEST_SLOTS as usize).map(|start| start..end.min(start + REQUEST_SLOTS));
+            let count = request_slots(self.inner.prefetch_slots());
+            let parts = (first..end).step_by(count as usize).map(|start| start..end.min(start + count));
             let missing: Vec<Range<u64>> = {
                 let slots = self.inner.slots.lock();
                 parts.filter(|part| slots.has_missing(part)).collect()
@@ -602,6 +636,31 @@ mod tests {
             assert!(coming <= MAX_PREFETCH_SLOTS as usize, "{coming} slots are under way");
         }
         assert_eq!(brought, CAPACITY.get() as u64);
+    }
+
+    #[test]
+    fn a_slow_link_is_not_occupied_by_prefetch_for_long() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let inner = Arc::new(std::sync::OnceLock::new());
+        let source = ProbeSource { inner: inner.clone(), sender: Mutex::new(sender) };
+        let options = RemoteOptions { cache_directory: None, cache_bytes: Some(0), ..RemoteOptions::default() };
+        let file = RemoteFile::open_metered(Box::new(source), "https://host/a".into(), &options).unwrap();
+        inner.set(Arc::downgrade(&file.inner)).unwrap();
+        let mut now = Instant::now();
+        for _ in 0..40 {
+            // A megabit a second.
+            file.inner.throughput.begin_request(now);
+            now += Duration::from_secs(2);
+            file.inner.throughput.end_request(now, Some(250_000));
+        }
+        let bound = file.inner.prefetch_slots();
+        file.will_need(64 * SLOT, 24 << 20);
+        let mut brought = 0;
+        while brought < bound {
+            brought += receiver.recv().unwrap().0;
+        }
+        assert_eq!(brought, bound);
+        assert!(file.inner.queue.lock().ranges.is_empty(), "more is queued");
     }
 
     #[test]

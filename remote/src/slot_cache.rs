@@ -20,6 +20,12 @@ const PAGE_SLOTS: u64 = 4;
 /// Slots of one readahead request: 1 MiB, so that connection setup costs little and many requests
 /// run concurrently.
 pub(crate) const REQUEST_SLOTS: u64 = 16;
+/// Returns the slots of one readahead request where `most` may be in flight: small parts of slow
+/// links, so that the first of them arrives soon.
+pub(crate) fn request_slots(most: u64) -> u64 {
+    (most / 2).clamp(1, REQUEST_SLOTS)
+}
+
 /// Number of sequential streams that are tracked.
 const MAX_STREAMS: usize = 16;
 
@@ -98,9 +104,9 @@ impl SlotCache {
         gone.iter().for_each(|slot| drop(self.slots.pop(slot)));
     }
 
-    /// Returns the ranges to prefetch after a read of these slots, each one request. `end` is the
-    /// slot after the last one of the file.
-    pub(crate) fn plan_readahead(&mut self, read: Range<u64>, end: u64) -> Vec<Range<u64>> {
+    /// Returns the ranges to prefetch after a read of these slots, each one request, and at most
+    /// `most` slots ahead. `end` is the slot after the last one of the file.
+    pub(crate) fn plan_readahead(&mut self, read: Range<u64>, end: u64, most: u64) -> Vec<Range<u64>> {
         let follows = |stream: &ReadStream| (stream.next.saturating_sub(1)..=stream.next + 1).contains(&read.start);
         // Of two streams that met, the one with more readahead continues.
         let following = self.streams.iter().enumerate().filter(|(_, stream)| follows(stream));
@@ -117,15 +123,17 @@ impl SlotCache {
         if read.end > stream.next {
             stream.next = read.end;
             stream.ahead = stream.ahead.max(read.end);
+            let most = most.clamp(MIN_WINDOW, MAX_WINDOW);
+            stream.window = stream.window.min(most);
             let until = (read.end + stream.window).min(end);
             // Head and cells of one page are no stream. Not slot by slot: a request costs a round
             // trip.
             let is_due = stream.ahead + stream.window / 2 <= until || (until == end && stream.ahead < end);
             if is_due && stream.next - stream.began > PAGE_SLOTS {
-                stream.window = (stream.window * 2).min(MAX_WINDOW);
+                stream.window = (stream.window * 2).min(most);
                 let until = (read.end + stream.window).min(end);
                 while stream.ahead < until {
-                    let part = stream.ahead..(stream.ahead + REQUEST_SLOTS).min(until);
+                    let part = stream.ahead..(stream.ahead + request_slots(most)).min(until);
                     stream.ahead = part.end;
                     parts.push(part);
                 }
@@ -144,15 +152,15 @@ mod tests {
     fn who_reads_on_is_read_ahead_of_and_who_jumps_is_not() {
         let mut cache = SlotCache::new();
         for slot in [500, 3, 900, 77] {
-            assert_eq!(cache.plan_readahead(slot..slot + 1, 1000), Vec::new());
+            assert_eq!(cache.plan_readahead(slot..slot + 1, 1000, u64::MAX), Vec::new());
         }
         // Head and cells of a page.
         for read in [300..301, 300..302, 302..304] {
-            assert_eq!(cache.plan_readahead(read, 1000), Vec::new());
+            assert_eq!(cache.plan_readahead(read, 1000, u64::MAX), Vec::new());
         }
         let mut requested = HashSet::new();
         for slot in 4..600 {
-            for part in cache.plan_readahead(slot..slot + 1, 1000) {
+            for part in cache.plan_readahead(slot..slot + 1, 1000, u64::MAX) {
                 assert!(part.end - part.start <= REQUEST_SLOTS && part.end <= 1000);
                 part.for_each(|ahead| assert!(requested.insert(ahead), "{ahead} is asked for once"));
             }
@@ -160,6 +168,19 @@ mod tests {
             assert!(most < slot + 1 + MAX_WINDOW + REQUEST_SLOTS);
         }
         assert!((610..780).all(|slot| requested.contains(&slot)));
+    }
+
+    #[test]
+    fn readahead_on_a_slow_link_stays_within_its_bound() {
+        let mut cache = SlotCache::new();
+        let mut requested = HashSet::new();
+        for slot in 4..600 {
+            for part in cache.plan_readahead(slot..slot + 1, 1000, 8) {
+                assert!(part.end - part.start <= 4 && part.end <= slot + 1 + 8, "{part:?} at {slot}");
+                part.for_each(|ahead| assert!(requested.insert(ahead), "{ahead} is requested once"));
+            }
+        }
+        assert!((20..600).all(|slot| requested.contains(&slot)));
     }
 
     #[test]
