@@ -4,13 +4,13 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    FileAttr, FileType, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, ReplyEmpty, ReplyWrite, ReplyXattr,
-    TimeOrNow,
+    FileAttr, FileType, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, ReplyData, ReplyEmpty, ReplyWrite,
+    ReplyXattr, TimeOrNow,
 };
 use lockbox::error::Timestamp;
 use lockbox::exchange::{device_number, split_device_number};
 use lockbox::format::Ino;
-use lockbox::fs::{Attributes, Creator, RenameMode, SetTime, XattrMode, mode};
+use lockbox::fs::{Attributes, Creator, FileSystem, RenameMode, SetTime, XattrMode, mode};
 use lockbox::{Error, Result};
 use nix::errno::Errno;
 
@@ -215,6 +215,14 @@ pub(crate) fn reply_empty(result: Result<()>, reply: ReplyEmpty) {
         Ok(()) => reply.ok(),
         Err(error) => reply.error(errno(&error)),
     }
+}
+
+/// Replies with a part of a file.
+pub(crate) fn reply_content(fs: &FileSystem, number: Ino, offset: u64, size: usize, reply: ReplyData) {
+    fs.with_read_buffer(|buffer| match fs.read_into(number, offset, size, buffer) {
+        Ok(count) => reply.data(&buffer[..count]),
+        Err(error) => reply.error(errno(&error)),
+    });
 }
 
 /// Maximum of one copy_file_range, in whole blocks: the reply counts in 32 bits.

@@ -12,6 +12,7 @@ use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 use parking_lot::Mutex;
 
 use super::handle_for;
+use super::read_queue::ReadQueue;
 use super::sync::SyncQueue;
 use crate::convert::{GENERATION, errno, ino, may_write, updates_atime};
 use crate::event_loop::{InFlight, LoopScheduler};
@@ -43,6 +44,7 @@ pub struct Adapter {
     pub(super) snapshot_dir: SnapshotDir,
     pub(super) open_directories: Arc<OpenDirectories>,
     pub(super) scheduler: Arc<LoopScheduler>,
+    pub(super) reads: Arc<ReadQueue>,
     /// None for a read-only mount.
     pub(super) sync_queue: Option<SyncQueue>,
     pub(super) removed_capabilities: RemovedCapabilities,
@@ -77,6 +79,7 @@ impl Adapter {
             snapshot_dir,
             open_directories,
             scheduler,
+            reads: Arc::default(),
             sync_queue,
             removed_capabilities: RemovedCapabilities::default(),
         })

@@ -9,6 +9,7 @@
 mod content;
 mod context;
 mod privileges;
+mod read_queue;
 mod replica_fs;
 mod snapshots;
 mod sync;
@@ -21,9 +22,10 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::convert::{GENERATION, errno, ino, may_write, reply_copied, reply_empty, reply_xattr};
+use crate::convert::{GENERATION, errno, ino, may_write, reply_content, reply_copied, reply_empty, reply_xattr};
 use crate::event_loop::LONG_BYTES;
 use crate::kernel_cache::FOR_EVER;
 use crate::{convert, kernel};
@@ -36,6 +38,7 @@ use fuser::{
 use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
 use privileges::RequestCredentials;
+use read_queue::ReadQueue;
 
 const STATFS_BLOCK: u32 = 4096;
 
@@ -301,10 +304,12 @@ impl fuser::Filesystem for Adapter {
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.read(offset, size, reply);
         }
-        self.fs.with_read_buffer(|buffer| match self.fs.read_into(ino(number), offset, size as usize, buffer) {
-            Ok(count) => reply.data(&buffer[..count]),
-            Err(error) => reply.error(errno(&error)),
-        });
+        // Only a remote archive has no host.
+        if self.host.is_none() && ReadQueue::has_to_leave(&self.scheduler) {
+            let fs = Arc::clone(&self.fs);
+            return self.reads.submit(move || reply_content(&fs, ino(number), offset, size as usize, reply));
+        }
+        reply_content(&self.fs, ino(number), offset, size as usize, reply);
     }
 
     fn write(

@@ -50,6 +50,7 @@ impl Adapter {
             process_info: Arc::clone(&self.process_info),
             open_directories: Arc::clone(&self.open_directories),
             scheduler: Arc::clone(&self.scheduler),
+            reads: Arc::clone(&self.reads),
             sync_queue: None,
             removed_capabilities: RemovedCapabilities::default(),
             ..*self

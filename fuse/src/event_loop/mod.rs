@@ -104,6 +104,12 @@ impl LoopScheduler {
         InFlight { scheduler: self, long: Cell::new(false) }
     }
 
+    /// Returns the number of loops that serve no request.
+    pub fn free_loops(&self) -> usize {
+        let state = self.state.lock();
+        state.loops.saturating_sub(state.working)
+    }
+
     /// Announces long work on a thread that is not an event loop, until the guard is dropped.
     pub fn begin_long_work(&self) -> LongWork<'_> {
         self.state.lock().long += 1;
