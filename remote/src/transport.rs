@@ -1,4 +1,4 @@
-//! Connections whose waits end by lack of progress, not by total time.
+//! Connections with waits that end by lack of progress, not by total time.
 //!
 //! A large object takes minutes on a slow link and succeeds; a link that carries nothing is given
 //! up soon. A request fails when nothing moves for the stall limit. The kernel accepts bytes long
@@ -49,7 +49,7 @@ pub(crate) struct AttemptClock {
 }
 
 thread_local! {
-    /// Attempt whose requests this thread makes.
+    /// Attempt for which this thread makes requests.
     static CURRENT: RefCell<Option<Arc<AttemptClock>>> = const { RefCell::new(None) };
 }
 
@@ -145,7 +145,7 @@ fn capped(timeout: NextTimeout, limit: Duration) -> NextTimeout {
     if *timeout.after > limit { NextTimeout { after: limit.into(), ..timeout } } else { timeout }
 }
 
-/// Returns the connectors of an agent whose waits last at most `stall`.
+/// Returns the connectors of an agent; each wait lasts at most `stall`.
 pub(crate) fn connector(stall: Duration) -> impl Connector<(), Out = impl Transport> {
     ().chain(ConnectProxyConnector::default())
         .chain(BoundedTcpConnector { stall })
@@ -406,8 +406,7 @@ mod tests {
         assert!(most > 2 * Duration::from_secs(segment / rate), "{most:?}");
     }
 
-    /// Serves one connection after the other with `serve`, which gets each request's head. Ends when
-    /// the test does.
+    /// Serves one connection after the other with `serve`.
     fn server(mut serve: impl FnMut(&mut TcpStream) + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());

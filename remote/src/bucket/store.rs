@@ -99,7 +99,7 @@ impl RecordTail {
     }
 }
 
-/// Handling of an object whose connection fails after a part of it.
+/// Handling of an object after its connection failed in the middle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Creation {
     /// The same bytes are sent again.

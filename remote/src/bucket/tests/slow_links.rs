@@ -33,7 +33,7 @@ fn options(timeout: Duration) -> RemoteOptions {
     }
 }
 
-/// Returns a store whose connections `serve` gets one after the other, and its address.
+/// Returns a store; `serve` gets its connections one after the other.
 fn store(options: &RemoteOptions, mut serve: impl FnMut(&mut TcpStream) + Send + 'static) -> S3Store {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());

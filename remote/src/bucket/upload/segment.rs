@@ -1,15 +1,16 @@
 //! Upload of one segment: its turn among the others, and its division after a broken connection.
 //!
-//! A link that breaks now and then, or carries less than four requests at once, fails large segments
-//! again and again. So after a failure fewer segments are sent at a time, new ones are smaller, and
-//! one of which a part was sent is divided: its pieces replace it in the map, and the pieces that
-//! the store has confirmed stay there.
+//! A link that breaks now and then, or carries less than four requests at once, fails large
+//! segments again and again. So after a failure fewer segments are sent at a time, new ones are
+//! smaller, and a segment that was sent in part is divided: its pieces replace it in the map, and
+//! each piece that the store has confirmed stays there.
 //!
 //! # Invariants
 //! DIVIDE-1  Under the lock of the state, the pieces take the place of the segment in the map and
 //!     among the uploads in flight: a read finds each block at any time (STAGED-2).
 //! DIVIDE-2  A batch that named the segment waits for its pieces, and names them instead
-//!     ([`DividedSegment::replace_in`]). The record declares the segment dead: the store may have it.
+//!     ([`DividedSegment::replace_in`]). The record declares the segment dead: the store may have
+//!     it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,7 +69,7 @@ pub(super) struct SegmentUpload {
     pub(super) id: ObjectId,
     /// Runs of archive blocks, in the order of its pages.
     pub(super) runs: Vec<Range<u64>>,
-    /// The pages and what follows them.
+    /// The pages, their runs and the trailer.
     pub(super) bytes: Arc<Vec<u8>>,
 }
 
@@ -118,7 +119,7 @@ impl SegmentUpload {
 }
 
 impl DividedSegment {
-    /// Replaces the segment by its pieces, where `map` names it. Returns the changed entries.
+    /// Returns the entries of `map` that name the segment, with its pieces in its place.
     pub(super) fn replacements(&self, map: &BlockMap) -> Vec<MapEntry> {
         let mut replacements = Vec::new();
         let named = self.runs.iter().flat_map(|run| map.parts(run.clone()));
