@@ -254,7 +254,7 @@ fn parse_list(list: &str) -> std::result::Result<Remote, String> {
     for option in list.split(',').filter(|option| !option.is_empty()) {
         let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
         if !remote.set(name, value)? {
-            return Err(format!("'{option}' says nothing about how servers are asked"));
+            return Err(format!("'{option}' is not an option for requests to servers"));
         }
     }
     Ok(remote)

@@ -18,10 +18,10 @@ use zeroize::Zeroizing;
 
 use super::{Bytes, Error, Result};
 
-/// Whether what unlocks is kept for a while
+/// Caching of keys in the kernel's keyring
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cache {
-    /// Keep what unlocks the archive in the kernel's keyring for TIME, such as 10m; commands and mounts use it before they ask
+    /// Keep the key of the archive in the kernel's keyring for TIME, such as 10m; commands and mounts use it before they ask
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub keyring_cache: Option<Duration>,
 }
@@ -52,7 +52,8 @@ impl Keyring {
     /// # Errors
     /// One sentence when the kernel, or the container around this process, has no keyrings.
     pub fn open() -> Result<Keyring> {
-        let none = |error| Error::source(format!("the kernel keeps no keys for this process: {}", reason(error)));
+        let none =
+            |error| Error::source(format!("the kernel's keyring is not available to this process: {}", reason(error)));
         let user = KeyRing::from_special_id(KeyRingIdentifier::User, true).map_err(none)?;
         let own = KeyRing::from_special_id(KeyRingIdentifier::Process, true).map_err(none)?;
         // Possession requires a link from a keyring of the process; sessions that did not begin

@@ -247,9 +247,9 @@ fn generated() -> Result<Bytes> {
         if **typed == *words.as_bytes() {
             return Ok(typed);
         }
-        question = "That is another one. Type it as it stands there: ";
+        question = "It does not match. Type it exactly as shown: ";
     }
-    Err(Error::source("what was typed is not the generated passphrase; nothing was changed"))
+    Err(Error::source("the typed passphrase is not the generated one; nothing was changed"))
 }
 
 /// Returns whether a passphrase is strong enough, or its user takes it nevertheless.

@@ -85,7 +85,7 @@ fn open_within(path: &Path, what: &SecretKind, privacy: Privacy, deadline: Durat
     }
     if kind.is_fifo() && !has_writer(&file, deadline).map_err(failed)? {
         return Err(Error::source(format!(
-            "nobody wrote the {} to {} within {} seconds",
+            "no program wrote the {} to {} within {} seconds",
             what.name,
             shown(path),
             deadline.as_secs()
@@ -199,7 +199,7 @@ pub(crate) fn ask_agents(question: &str, what: &SecretKind) -> Result<Bytes> {
 
 fn output_of(command: &mut Command, name: &str, what: &SecretKind) -> Result<Bytes> {
     let failed = |e: io::Error| match e.kind() {
-        ErrorKind::NotFound => Error::source(format!("{name} is not there to be run")),
+        ErrorKind::NotFound => Error::source(format!("{name}: command not found")),
         _ => Error::host(format!("{name} failed"), &e),
     };
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
@@ -258,7 +258,7 @@ mod tests {
         let fifo = place.path().join("fifo");
         mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
         let waited = open_within(&fifo, &PASSPHRASE, Privacy::Demanded, SHORTLY);
-        assert!(waited.err().unwrap().sentence.starts_with("nobody wrote the passphrase to "));
+        assert!(waited.err().unwrap().sentence.starts_with("no program wrote the passphrase to "));
         let writer = thread::spawn({
             let fifo = fifo.clone();
             // Opening waits for the reader.

@@ -27,7 +27,7 @@ pub struct Sources {
     /// Open with the key file FILE; a passphrase is asked for only when a key slot wants both
     #[arg(long, value_name = "FILE")]
     pub keyfile: Option<PathBuf>,
-    /// Open with the identities in FILE: those of age and its plugins, or an OpenSSH private key; may be repeated
+    /// Open with the identities in FILE: of age and its plugins, or an OpenSSH private key; may be repeated
     #[arg(long, value_name = "FILE")]
     pub identity: Vec<PathBuf>,
     /// Open with the recovery code in FILE, or on standard input for -; it may also be given as a passphrase
@@ -132,7 +132,7 @@ pub struct PassphraseSources {
     /// Read the passphrase from the open descriptor N
     #[arg(long, value_name = "N")]
     pub passfd: Option<RawFd>,
-    /// Take as the passphrase what the shell command CMD prints
+    /// Take the output of the shell command CMD as the passphrase
     #[arg(long, value_name = "CMD")]
     pub passcommand: Option<OsString>,
     /// Read the passphrase from the systemd credential NAME, a file in $CREDENTIALS_DIRECTORY

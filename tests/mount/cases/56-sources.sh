@@ -93,7 +93,7 @@ case_wrong_and_hostile_sources_are_one_sentence() {
         refused 1 'both give the passphrase' "$program" --passfile wrong --passcommand 'echo hush-hush'
         # Nothing on standard input, and none at all.
         refused 2 'standard input had no passphrase' "$program"
-        refused 2 'is not there to be run' env PATH="$WORK/credentials" "$(type -P lockbox)" ls --ask-password box.lbx
+        refused 2 ': command not found' env PATH="$WORK/credentials" "$(type -P lockbox)" ls --ask-password box.lbx
     done
     export CREDENTIALS_DIRECTORY=$WORK/credentials
     refused 2 'No such file' list --credential missing

@@ -123,8 +123,8 @@ case_who_types_nothing_gets_words_to_write_down() {
     local new='New passphrase of box.lbx \(Enter for a generated one\): ' words='\r\n    ([a-z-]+( [a-z-]+){5})\r\n\r\nType it: ' printed
     local options=(--weak-kdf --kdf-memory 1)
     # Who cannot type it has not written it down.
-    local not='That is another one. Type it as it stands there: '
-    seen 2 'not the generated passphrase; nothing was changed' "$new" '' "$words" 'xyzzy \1' "$not" '' "$not" xyzzy -- lockbox create "${options[@]}" box.lbx
+    local not='It does not match. Type it exactly as shown: '
+    seen 2 'not the generated one; nothing was changed' "$new" '' "$words" 'xyzzy \1' "$not" '' "$not" xyzzy -- lockbox create "${options[@]}" box.lbx
     seen 2 'nothing was typed' "$new" '' "$words" ^D -- lockbox create "${options[@]}" box.lbx
     [[ ! -e box.lbx ]] || fail 'something was made'
     seen 0 'Write this passphrase down' "$new" '' "$words" xyzzy "$not" '\1' -- lockbox create "${options[@]}" box.lbx
@@ -210,7 +210,7 @@ case_a_recovery_asks_whose_passphrase_is_replaced() {
         seen 130 'Replace' "$code" "$digits" 'Replace' ^C -- "${recover[@]}"
         same_file box.lbx before.lbx
     )
-    seen 2 'none of them; nothing was changed' "$code" "$digits" 'Number or label.*: ' 1 -- "${recover[@]}"
+    seen 2 'none of these key slots; nothing was changed' "$code" "$digits" 'Number or label.*: ' 1 -- "${recover[@]}"
     seen 0 '^Key slot 2 passphrase "partner" has the new' "$code" "$digits" '\+00:00  partner\r\nNumber or label.*: ' partner \
         "$new" "$good" "$again" "$good" -- "${recover[@]}"
     ! grep -q "$digits" screen || fail 'the code shows'
