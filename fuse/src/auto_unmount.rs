@@ -152,7 +152,7 @@ fn run(target: &SuspendTarget, mut subscribed: SleepSubscription) {
         subscribed = loop {
             thread::sleep(RECONNECT_PERIOD);
             if let Ok(again) = target.mount.connect_bus().and_then(subscribe) {
-                tracing::warn!("logind is there again");
+                tracing::warn!("logind is available again");
                 break again;
             }
         };
@@ -200,13 +200,13 @@ impl SuspendTarget {
         let saved = flushed.map_err(|e| e.to_string()).and(commit());
         let newest = all.iter().map(|fs| fs.newest_inode().0).max().unwrap_or_default();
         if !self.cache.drop_all_pages(newest, Instant::now() + DROP_TIME) {
-            tracing::warn!("not all that the kernel had cached of the archive was dropped in time");
+            tracing::warn!("some data that the kernel had cached of the archive was not dropped in time");
         }
         // Pages written meanwhile, or through maps, arrived when they were dropped.
         let saved = saved.and(if all.iter().any(|fs| fs.is_dirty()) { commit() } else { Ok(()) });
         all.iter().for_each(|fs| fs.forget_plaintext());
         if let Err(error) = saved {
-            tracing::error!("not everything was saved before the machine slept: {error}");
+            tracing::error!("cannot save everything before the machine sleeps: {error}");
         }
     }
 }

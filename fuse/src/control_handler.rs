@@ -241,7 +241,7 @@ struct BackupMode {
 /// the client's paths nor uses its own rights.
 fn run_backup(backups: Backups, mode: BackupMode, mut client: ClientConnection) -> Result<Response> {
     let Some(file) = client.file.take() else {
-        return Err(Error::invalid("a backup goes into a file that comes with the request"));
+        return Err(Error::invalid("the backup request has no file descriptor"));
     };
     let file = BackupDestination::adopt(file)?;
     // A backup without a waiting client must not keep blocks from being freed.

@@ -103,16 +103,16 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     let held = Mountpoint::of(&point).map_err(failed)?;
     match held.mounted_at(&point).map_err(failed)? {
         Some(dead) if dead.is_archive() => {}
-        _ => return Err(Failure::mount(format!("a dead mount that is not ours lies at {}", point.display()))),
+        _ => return Err(Failure::mount(format!("a dead mount of another program is at {}", point.display()))),
     }
     if let Err(error) = mount::detach(&held, &point) {
-        return Err(Failure::mount(format!("cannot take away the dead mount at {}: {error:?}", point.display())));
+        return Err(Failure::mount(format!("cannot unmount the dead mount at {}: {error:?}", point.display())));
     }
     prepare_point(&point)
 }
 
 fn unresponsive() -> io::Error {
-    let why = "the archive that is mounted there does not answer: the process that serves it is stopped or stuck; 'lockbox umount --lazy' takes that mount away";
+    let why = "the archive that is mounted there does not answer: the process that serves it is stopped or stuck; 'lockbox umount --lazy' detaches that mount";
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 

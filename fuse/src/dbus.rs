@@ -315,8 +315,8 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.push(0);
 }
 
-fn invalid(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("a message of the bus is not understood: {what}"))
+fn invalid(part: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("malformed D-Bus message: {part}"))
 }
 
 /// Returns the length of the message that begins with these bytes, in either byte order.
@@ -464,7 +464,7 @@ impl LogindClient {
                 && message.member == SLEEP_SIGNAL
                 && self.is_from_logind(&message)?
             {
-                return message.first_bool().ok_or_else(|| io::Error::other("logind's signal is not understood"));
+                return message.first_bool().ok_or_else(|| io::Error::other("malformed signal of logind"));
             }
         }
     }

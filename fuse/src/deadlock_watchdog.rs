@@ -161,8 +161,8 @@ impl DeadlockWatchdog {
                 thread::sleep(PERIOD);
             }
             tracing::error!(
-                "the daemon waited for itself: something of its own lies below its mount; the connection is aborted, and what the kernel had \
-                 not handed over is lost"
+                "the daemon waited for itself: one of its own files is below its mount; the connection is aborted, and writes that the kernel \
+                 had not flushed are lost"
             );
             // Sent before the abort, so that the end of the loops is attributed to it.
             let _ = events.send(MountEvent::Deadlocked);

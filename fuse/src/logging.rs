@@ -130,9 +130,7 @@ impl<S: Subscriber> Layer<S> for IgnoreLostReplies {
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or("an unknown place".into(), ToString::to_string);
-        tracing::error!(
-            "the program has a fault and ends, at {place}: what was synced is safe; please report this line"
-        );
+        tracing::error!("the program failed and ends, at {place}: synced data is safe; please report this line");
     }));
 }
 

@@ -55,7 +55,8 @@ use crate::options::MountOptions;
 
 pub const DEVICE: &str = "/dev/fuse";
 /// Ends each message about the device.
-const ADVICE: &str = ", or start the container with '--device /dev/fuse'; 'lockbox doctor' checks what mounting needs";
+const ADVICE: &str =
+    ", or start the container with '--device /dev/fuse'; 'lockbox doctor' checks the requirements of mounting";
 const FUSERMOUNT: &str = "fusermount3";
 /// Path at which umount(8) looks for the helper.
 const UMOUNT_PROGRAM: &str = "/sbin/umount.lockbox";
@@ -315,7 +316,7 @@ pub fn register(archive: &Path, point: &Path) {
         .stderr(Stdio::null())
         .status();
     if !registered.is_ok_and(|status| status.success()) {
-        tracing::debug!("umount(8) was not told of umount.lockbox");
+        tracing::debug!("cannot register umount.lockbox for umount(8)");
     }
 }
 
@@ -353,16 +354,16 @@ pub fn check_covered_files(point: &Path, archive: &Path, options: &MountOptions)
     }
     let needed = [
         ("the archive", Some(archive.to_path_buf())),
-        ("what this user remembers of archives", options.seen_options().directory),
+        ("this user's rollback records", options.seen_options().directory),
         ("the daemon's socket", daemons::ready_directory::<MountProgram>().ok()),
         ("the log", options.log.clone()),
     ];
-    for (what, path) in needed {
+    for (content, path) in needed {
         if let Some(path) = path.map(|path| resolve_existing(&path))
             && path.starts_with(point)
         {
             return Err(Failure::mount(format!(
-                "the mount point {} holds {what}, {}, which the mount would hide: use -o over-archive to mount there all the same",
+                "the mount point {} holds {content}, {}, which the mount would hide: use -o over-archive to mount there anyway",
                 point.display(),
                 path.display()
             )));

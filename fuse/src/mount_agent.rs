@@ -262,12 +262,12 @@ pub fn run() -> io::Result<()> {
         FLUSH => UnmountOutcome::Gone,
         PROBE => probe(mount),
         UNMOUNT | DETACH => unmount(mount, order == DETACH),
-        _ => UnmountOutcome::Failed(format!("there is no order {order}")),
+        _ => UnmountOutcome::Failed(format!("unknown order {order}")),
     });
     match exit {
         PeerExit::Orderly => remove_point.iter().for_each(CreatedMountpoint::remove),
         PeerExit::Lost => tracing::error!(
-            "{}: the daemon is gone without closing the archive; what was not durable is lost",
+            "{}: the daemon ended without closing the archive; changes that were not durable are lost",
             point.display()
         ),
     }

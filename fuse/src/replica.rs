@@ -96,7 +96,7 @@ fn run(
         match (&*failure_slot, &failure) {
             (Some(_), None) => tracing::warn!("the archive is followed again"),
             (before, Some(why)) if before.as_ref() != Some(why) => {
-                tracing::warn!("what is new in the archive cannot be shown, so it stays as it was: {why}");
+                tracing::warn!("cannot show newer changes of the archive, so the mount keeps its earlier state: {why}");
             }
             _ => {}
         }

@@ -215,13 +215,13 @@ fn differences(
     let newer = newer.map(|newer| moments.snapshot_view(&newer.0)).transpose()?;
     let newer = newer.as_ref().unwrap_or(now.file_system());
     let go_on = &mut |held| match held > MAX_HELD {
-        true => Err(Error::invalid("too much differs to be told by a mount: unmount the archive, and ask again")),
+        true => Err(Error::invalid("too many differences to list from a mount: unmount the archive, and try again")),
         false => fs.check_closing().and_then(|()| check_client(client)),
     };
     let to_difference = |PathChange { path, kind, from }| {
         let (path, from) = (TreePath(path), from.map(TreePath));
         if ![Some(&path), from.as_ref()].into_iter().flatten().all(TreePath::fits) {
-            return Err(Error::invalid("a path that differs is too long to be told by a mount"));
+            return Err(Error::invalid("a path that differs is too long to list from a mount"));
         }
         let changed = matches!(kind, PathChangeKind::Renamed { changed: true });
         Ok(PathDifference { path, from, change: kind.name().to_owned(), changed })

@@ -124,7 +124,7 @@ impl SeekRequest {
         };
         if let Err(error) = std::thread::Builder::new().name("seek".into()).spawn(job) {
             // The reply was dropped with the closure, which reported a failure to the kernel.
-            tracing::error!(%error, "no thread for a seek");
+            tracing::error!(%error, "cannot start a thread for a seek");
         }
     }
 }

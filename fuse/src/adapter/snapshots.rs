@@ -79,7 +79,7 @@ impl Adapter {
     /// # Errors
     /// `ReadOnly` for inodes in `.snapshots`.
     pub(super) fn live_inode(&self, number: INodeNo) -> Result<Ino> {
-        if is_live(number.0) { Ok(Ino(number.0)) } else { Err(Error::ReadOnly("what a snapshot shows".into())) }
+        if is_live(number.0) { Ok(Ino(number.0)) } else { Err(Error::ReadOnly("the content of a snapshot".into())) }
     }
 
     /// Returns the directory in which a name is to be created.
@@ -267,7 +267,7 @@ impl<'a> SnapshotInode<'a> {
     pub(super) fn open(&self, flags: OpenFlags, reply: ReplyOpen) {
         let opened =
             self.view_inode().and_then(|view_inode| match may_write(flags) || flags.0 & nix::libc::O_TRUNC != 0 {
-                true => Err(Error::ReadOnly("what a snapshot shows".into())),
+                true => Err(Error::ReadOnly("the content of a snapshot".into())),
                 false => {
                     self.adapter.views().mark_read(view_inode.view);
                     view_inode.snapshot.attributes(view_inode.ino)

@@ -47,7 +47,7 @@ struct Arguments {
     /// Make the directory when it is missing, and remove it after the unmount
     #[arg(long)]
     make_directory: bool,
-    /// Ask for the passphrase in a window, with zenity, kdialog or pinentry, and tell there what fails
+    /// Ask for the passphrase in a window, with zenity, kdialog or pinentry, and report failures there
     #[arg(long)]
     desktop: bool,
     #[command(flatten)]
@@ -98,11 +98,11 @@ Mount options, after -o and separated by commas:
                                these names
   stop_timeout=SECONDS         How long a busy mount is served after the order
                                to stop (default 60)
-  accept-older, accept-fork    Go on with a copy that is older than what this
-                               user saw of the archive, or was written apart
+  accept-older, accept-fork    Go on with a copy that is older than, or has
+                               diverged from, the state last known to this user
   accept-other                 Go on with another archive than the one that this
                                user opened at this place before
-  kdf-limit=N                  What unlocking may cost, in MiB times passes
+  kdf-limit=N                  Limit of unlocking costs, in MiB times passes
   sandbox=on|off               Whether the daemon gives up the files that it does
                                not need (default on)
   log=FILE                     Log there instead of to the system log
@@ -116,12 +116,12 @@ Mount options, after -o and separated by commas:
   snapshots=hourly:N,daily:N,weekly:N,monthly:N,yearly:N | off
                                Take snapshots by itself, and keep so many
   follow=TIME|off              How often a mount for reading of an archive at an
-                               address looks for what others wrote (default 1s)
+                               address looks for changes (default 1s)
   take-over                    Write to an archive at an address although another
                                machine seems to be writing there
-  nofail                       A missing archive is no failure
+  nofail                       A missing archive is not a failure
   over-archive                 Mount also where that hides the archive, the log,
-                               or what the daemon keeps
+                               or files of the daemon
   trust-owner                  As root, mount another user's archive also on a
                                directory that is not that user's own and empty
   foreground                   As --foreground
@@ -132,7 +132,7 @@ Mount options, after -o and separated by commas:
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
   too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed,
-  16 older copy, copies written apart or another archive at a known place
+  16 older, diverged or replaced archive
   Called by a path in /sbin or /usr/sbin, as mount(8) does: its codes
   0 mounted, 1 usage, 2 system error, 32 failed";
 

@@ -287,7 +287,7 @@ impl KernelCache {
             }
         });
         if let Err(error) = spawned {
-            tracing::warn!(%error, "the kernel may believe in a name that is not so");
+            tracing::warn!(%error, "the kernel may keep a stale name in its cache");
         }
     }
 

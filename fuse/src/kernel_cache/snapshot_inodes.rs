@@ -242,7 +242,7 @@ impl ViewMap {
     fn reclaim_number(&mut self) -> Result<u16> {
         let forgotten = self.known.iter().find(|(_, known)| known.lookups.load(Ordering::Acquire) == 0);
         let Some((number, known)) = forgotten.map(|(number, known)| (*number, known.id)) else {
-            return Err(Error::NoSpace("the kernel knows as many snapshots as there are numbers".into()));
+            return Err(Error::NoSpace("the kernel uses all inode numbers of snapshots".into()));
         };
         self.by_snapshot.remove(&known);
         Ok(number)

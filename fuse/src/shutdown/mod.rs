@@ -194,7 +194,7 @@ impl Shutdown {
         let unsent = closed?;
         if unsent > 0 {
             tracing::warn!(
-                "the store did not take what was written last: {unsent} bytes are kept on this machine for the next mount"
+                "the store did not accept the last writes: {unsent} bytes are kept on this machine for the next mount"
             );
         }
         Ok(unsent)
@@ -328,7 +328,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
             Ok(MountEvent::LoopsEnded(Ok(()))) | Err(RecvTimeoutError::Disconnected) => {
                 if !self.ordered {
                     tracing::warn!(
-                        "another program took the mount away or aborted its connection: the archive is closed"
+                        "another program unmounted the archive or aborted its connection: the archive is closed"
                     );
                 }
                 return Some(LoopState::Ended);
@@ -357,7 +357,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
                 }
             },
             Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!("files are still open after {} s: their users are cut off", self.timeout.as_secs());
+                tracing::warn!("files still open after {} s; forcing unmount", self.timeout.as_secs());
                 let cut = force_end(self.mount);
                 // If the connection cannot be aborted, waits for the remote store end with the
                 // data kept on this machine; otherwise the mount would never end.
@@ -446,7 +446,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
 /// first.
 fn force_end(mount: &impl MountControl) -> io::Result<()> {
     if !mount.write_back(WRITEBACK_TIME) {
-        tracing::error!("the kernel did not hand over all that it caches of open files: what is missing is lost");
+        tracing::error!("some cached writes were not flushed by the kernel and are lost");
     }
     mount.abort()
 }
@@ -535,7 +535,7 @@ mod tests {
         let (answer, _answered) = mpsc::channel();
         assert_eq!(logged(vec![MountEvent::Stop { lazy: false, abandon: false, answer }, ended()]), "");
         let log = logged(vec![ended()]);
-        assert!(log.contains("WARN another program took the mount away"), "{log}");
+        assert!(log.contains("WARN another program unmounted the archive"), "{log}");
         assert_eq!(logged(vec![MountEvent::Deadlocked, ended()]), "", "the watch tells");
     }
 

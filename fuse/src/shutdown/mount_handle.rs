@@ -72,8 +72,9 @@ impl MountHandle {
         mut agent: MountAgent,
         cache: Arc<KernelCache>,
     ) -> Result<AttachedMount, Failure> {
-        let lost =
-            |what: String| Failure::mount(format!("the mount at {} cannot be found: {what}", mount.point.display()));
+        let lost = |reason: String| {
+            Failure::mount(format!("the mount at {} cannot be found: {reason}", mount.point.display()))
+        };
         let failed = |e: io::Error| lost(e.to_string());
         // Opened before the mount, which may cover a part of its own path.
         let above = mount.point.parent().zip(mount.point.file_name());
@@ -264,7 +265,7 @@ impl KernelWriteback {
             drop(end);
         });
         if let Err(error) = started {
-            tracing::error!("no thread for what the kernel caches of open files: {error}");
+            tracing::error!("cannot start a thread that flushes cached writes: {error}");
             return false;
         }
         let over = ends_before(&ended, until);

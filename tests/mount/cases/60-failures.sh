@@ -270,7 +270,7 @@ case_a_read_only_mount_changes_nothing() {
 }
 
 case_a_daemon_that_was_killed_is_named_in_the_log() {
-    local lost='/box: the daemon is gone without closing the archive'
+    local lost='/box: the daemon ended without closing the archive'
     new_archive box
     attach box
     reattach box
@@ -302,7 +302,7 @@ case_the_log_tells_who_ended_the_mount() {
     pid=$(daemon_of "$WORK/box.lbx")
     fusermount3 -u "$WORK/box"
     await gone "$pid"
-    same "$(grep -c 'another program took the mount away' "$WORK/box.log")" 1
+    same "$(grep -c 'another program unmounted the archive' "$WORK/box.log")" 1
 }
 
 # Some hosts end an fsync(2) with EINTR, which is no error of the file.

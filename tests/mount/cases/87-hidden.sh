@@ -23,7 +23,7 @@ case_a_mount_that_hides_what_the_daemon_needs_is_refused_by_name() {
     (cd "$home" && expect 15 "holds the archive, $home/box.lbx" lockbox mount -o nonempty --passfile "$PASSFILE" box.lbx .)
     refused "holds the archive, $home/box.lbx" "$home/box.lbx" "$home"
     refused 'holds the log' "$WORK/box.lbx" "$home"
-    refused 'holds what this user remembers' "$WORK/box.lbx" "$WORK/state"
+    refused "holds this user's rollback records" "$WORK/box.lbx" "$WORK/state"
     XDG_RUNTIME_DIR=$WORK/run refused "holds the daemon's socket, $WORK/run" "$WORK/box.lbx" "$WORK/run"
     refused "holds the daemon's socket, /run" "$WORK/box.lbx" /run
     expect 15 'holds /proc' mount.lockbox "$WORK/box.lbx" / -o "over-archive,passfile=$PASSFILE"

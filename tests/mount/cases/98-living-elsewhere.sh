@@ -372,7 +372,7 @@ case_credentials_that_expire_under_a_mount_are_read_anew() {
     writer=$!
     BACKGROUND+=("$writer")
     # Both are refused, and what is here is read meanwhile.
-    await grep -q 'cannot be shown, so it stays as it was: .*refuses the request' "$WORK/reader.log"
+    await grep -q 'cannot show newer changes of the archive, so the mount keeps its earlier state: .*refuses the request' "$WORK/reader.log"
     shows file before
     same "$(timeout 20 cat "$WORK/dir/file")" after
     [[ ! -e $WORK/done ]] || fail "success without the store's word"
@@ -534,9 +534,9 @@ case_a_follower_stays_at_its_moment_while_the_store_is_away_and_goes_on_by_itsel
     await shows file before
     kill "$SERVER"
     wait "$SERVER" || true
-    await grep -q 'cannot be shown, so it stays as it was: .*does not answer' "$WORK/reader.log"
+    await grep -q 'cannot show newer changes of the archive, so the mount keeps its earlier state: .*does not answer' "$WORK/reader.log"
     shows file before
-    lockbox status "$WORK/reader" | grep 'stays as it was because .*does not answer' >/dev/null
+    lockbox status "$WORK/reader" | grep 'shows an earlier state because .*does not answer' >/dev/null
     serve_store
     echo after >"$WORK/dir/file"
     sync "$WORK/dir/file"
