@@ -197,12 +197,12 @@ interrupted_and_told() {
         [[ -e in/big ]] || break
     done 2>/dev/null
     [[ $code == 143 ]]
-    grep -Eqx 'lockbox: interrupted; what arrived \([0-9]+ bytes\) is kept in in/\.lockbox-[0-9a-f]+\.part: go on with --resume .*, or remove it' said
+    grep -Eqx 'lockbox: interrupted; the received part \([0-9]+ bytes\) is kept in in/\.lockbox-[0-9a-f]+\.part: continue with --resume .*, or remove it' said
     # Who receives something else there is told, and what nothing can be added to goes.
     : >in/.lockbox-00000000000000000000000000000000.part
     other=$(share small)
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$other" 2>said
-    grep -Eqx 'lockbox: in/\.lockbox-[0-9a-f]+\.part is what arrived of a download that was stopped: .*' said
+    grep -Eqx 'lockbox: in/\.lockbox-[0-9a-f]+\.part is an unfinished download: .*' said
     receive -o in --resume <<<"$link"
     cmp big in/big
     [[ $(echo $(ls -A in)) == 'big small' ]]
@@ -234,7 +234,7 @@ interrupted_in_each_direction() {
     "$lockbox" share big >link 2>said &
     until (($(du -sb "$place/store" | cut -f 1) > before + 10000000)); do :; done
     kill -STOP "$daemon"
-    interrupted $! 'nothing was shared; the same command begins anew'
+    interrupted $! 'nothing was shared; the same command starts over'
     [[ ! -s link ]]
     # Nor does the thread that packs a directory take the signal. How much of it there is, is not known before its end.
     mkdir tree
@@ -243,13 +243,13 @@ interrupted_in_each_direction() {
     "$lockbox" share tree >link 2>said &
     until (($(du -sb "$place/store" | cut -f 1) > before + 10000000)); do :; done
     kill -STOP "$daemon"
-    interrupted $! 'the server may have made a link that nobody knows, which ends by itself; the same command makes another'
+    interrupted $! 'the server may have made a link that was not returned; it expires by itself, and the same command makes another'
     [[ ! -s link ]]
     # Nobody knows whether the daemon has it.
     kill -STOP "$daemon"
     "$lockbox" share small >link 2>said &
     until_it_waits $!
-    interrupted $! 'the server may have made a link that nobody knows, which ends by itself; the same command makes another'
+    interrupted $! 'the server may have made a link that was not returned; it expires by itself, and the same command makes another'
     [[ ! -s link ]]
     link=$(share big)
     # The daemon answers nothing, so nothing can have arrived.
@@ -257,13 +257,13 @@ interrupted_in_each_direction() {
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$link" 2>said &
     until compgen -G 'in/.lockbox-*.part' >/dev/null; do :; done
     until_it_waits $!
-    interrupted $! 'nothing arrived yet; the same link goes on'
+    interrupted $! 'nothing was received yet; the same link still works'
     [[ -z $(ls -A in) ]]
     # Nobody reads on.
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o - <<<"$link" >out 2>said &
     {
         head -c 1000000 >part
-        interrupted $! 'what was written is not the whole file; the same link begins anew as long as the server keeps the file for it'
+        interrupted $! 'the output is not the whole file; the same link starts over as long as the server keeps the file for it'
     } <out
     receive -o - <<<"$link" | cmp - big
 }
@@ -368,7 +368,7 @@ what_comes_on_standard_input() {
 a_text() {
     local link
     link=$(printf 'meet me\nat the bridge' | share --text)
-    ends 0 receive --check <<<"$link" | shows '^the link opens something until 20.* UTC$'
+    ends 0 receive --check <<<"$link" | shows '^the link is valid until 20.* UTC$'
     [[ $(receive <<<"$link") == $'meet me\nat the bridge' && -z $(ls) ]]
     ends 20 receive --check <<<"$link"
     grep -q 'this link was used at 20' "$place/said"
@@ -464,9 +464,9 @@ a_receiver_of_a_directory_that_was_killed_goes_on() {
 who_can_open_it_is_told() {
     echo text >note.txt
     "$lockbox" share note.txt 2>told >link
-    grep -q 'only who is on the machine of the share daemon opens links of http://127.0.0.1:' told
+    grep -q 'only programs on the machine of the share daemon can open links of http://127.0.0.1:' told
     grep -q "lockbox-share setup" told
-    grep -q 'WARN.*only who is on the machine of the share daemon' "$place/daemon.log"
+    grep -q 'WARN.*only programs on the machine of the share daemon' "$place/daemon.log"
 }
 
 times_are_told_as_they_were_typed() {

@@ -81,7 +81,7 @@ caddy)
 esac
 until [[ -e $2 ]] && curl --silent --output /dev/null --cacert "$2" "https://$name/"; do kill -0 "$proxy"; sleep 0.05; done
 until grep -q '^ready=1' daemon.log; do kill -0 "$daemon"; sleep 0.05; done
-if grep -q 'opens links of' daemon.log; then cat daemon.log; exit 1; fi
+if grep -q 'can open links of' daemon.log; then cat daemon.log; exit 1; fi
 head -c 20000000 /dev/urandom >big
 socket=$place/run/lockbox-share/lockbox-share.sock
 link=$("$programs/lockbox" share big --socket "$socket" 2>said)

@@ -189,7 +189,7 @@ fn verify_digest(meta: &Meta, length: u64, hash: Sha256) -> Result<()> {
         return Err(Error::Damaged(format!("it has {length} bytes and should have {}", meta.size)));
     }
     if hash.finalize()[..] != meta.sha256.as_bytes()[..] {
-        return Err(Error::Damaged("its digest is not the one that was sealed".into()));
+        return Err(Error::Damaged("its digest differs from the sealed one".into()));
     }
     Ok(())
 }
@@ -221,7 +221,7 @@ impl<'a> ContentDecryptor<'a> {
         let mut left = length;
         while left > 0 {
             let part = &mut buffer[..usize::try_from(left).unwrap_or(CHUNK_LEN).min(CHUNK_LEN)];
-            before.read_exact(part).map_err(Error::io("cannot read what was received before"))?;
+            before.read_exact(part).map_err(Error::io("cannot read the partial download"))?;
             self.hash.update(&*part);
             left -= part.len() as u64;
         }
@@ -247,7 +247,7 @@ impl<'a> ContentDecryptor<'a> {
             if self.length > meta.size {
                 return Err(Error::Damaged(format!("it has more than the {} bytes that were sealed", meta.size)));
             }
-            output.write_all(&buffer[..count]).map_err(Error::io("cannot write what was received"))?;
+            output.write_all(&buffer[..count]).map_err(Error::io("cannot write the download"))?;
         }
         verify_digest(meta, self.length, self.hash.clone())
     }

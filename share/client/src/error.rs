@@ -11,15 +11,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The host has no randomness.
-    #[error("the system gave no random bytes")]
+    #[error("cannot get random bytes from the system")]
     NoRandomness,
     /// A text that is no link at all.
-    #[error("this is no one-time link: {0}")]
+    #[error("this is not a one-time link: {0}")]
     NotALink(&'static str),
     /// The checksum of the link's secret does not fit.
-    #[error(
-        "damaged link: its secret, the part behind '#', is not as it was made; ask the sender for the link once more"
-    )]
+    #[error("damaged link: its secret, the part behind '#', fails its checksum; ask the sender for the link once more")]
     DamagedLink,
     /// A file changed while it was read.
     #[error("{0} changed while it was read; nothing was shared")]
@@ -35,19 +33,19 @@ pub enum Error {
     #[error("{}", refusal(.0, &utc))]
     Refused(ErrorBody),
     /// The response does not follow the protocol.
-    #[error("the server at {server} does not speak as a share daemon does: {reason}")]
+    #[error("the server at {server} does not follow the share protocol: {reason}")]
     Foreign { server: String, reason: String },
     /// The received content differs from the sealed content.
-    #[error("what was received is damaged: {0}")]
+    #[error("the download is damaged: {0}")]
     Damaged(String),
     /// The download stopped and may go on later.
     #[error("the download was cut after {received} of {size} bytes: {reason}")]
     Cut { received: u64, size: u64, reason: String },
     /// The target exists and was not to be replaced.
-    #[error("{0} exists already; it was left as it is")]
+    #[error("{0} exists already and was not changed")]
     Exists(String),
     /// A directory arrived whole, but could not be unpacked.
-    #[error("what was received is kept as {tar}, for it cannot be unpacked: {reason}")]
+    #[error("the download is kept as {tar} because it cannot be unpacked: {reason}")]
     NotUnpacked { tar: String, reason: String },
     /// The host failed.
     #[error("{context}")]
@@ -88,11 +86,11 @@ pub fn refusal(failure: &ErrorBody, time: &dyn Fn(u64) -> String) -> String {
         ErrorCode::Refused => {
             "this link opens nothing: it was used, taken back or has expired, or it never was one of this server".into()
         }
-        ErrorCode::Consumed => format!("this link was used{at}: what it gave away is gone from the server"),
+        ErrorCode::Consumed => format!("this link was used{at}: its content was removed from the server"),
         ErrorCode::Revoked => format!("this link was taken back by its owner{at}"),
         ErrorCode::Expired => format!("this link expired{at}"),
-        ErrorCode::Leased => "this link is in use: somebody is downloading the file".into(),
-        ErrorCode::Limited => "the share daemon has no time: too many requests; try again later".into(),
+        ErrorCode::Leased => "this link is in use: another client is downloading the file".into(),
+        ErrorCode::Limited => "the share daemon is overloaded: too many requests; try again later".into(),
         ErrorCode::NoSpace => "the share daemon has no space left".into(),
         _ => format!("the share daemon refused: {}", failure.message),
     }

@@ -241,7 +241,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     file.take(MAX_BYTES).read_to_end(&mut text).map_err(Error::io(format!("cannot read {shown}")))?;
     // The parser's message may repeat what it read, and that is secret.
     let value = serde_json::from_slice(&text);
-    value.map(Some).map_err(|_| Error::Invalid(format!("{shown} is damaged; move it away to begin anew")))
+    value.map(Some).map_err(|_| Error::Invalid(format!("{shown} is damaged; move it away to start a new one")))
 }
 
 /// Replaces a file atomically: writes a temporary file, syncs it and renames it.

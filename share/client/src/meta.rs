@@ -94,7 +94,7 @@ impl Meta {
         let end = plain.iter().take(MAX_LINE).position(|&byte| byte == b'\n');
         let end = end.ok_or_else(|| Error::Damaged("its description is too long".into()))?;
         let meta = serde_json::from_slice(&plain[..end])
-            .map_err(|_| Error::Damaged("its description is not understood; perhaps a newer program made it".into()))?;
+            .map_err(|_| Error::Damaged("its description is malformed; it may be from a newer version".into()))?;
         Ok((meta, &plain[end + 1..]))
     }
 }

@@ -151,17 +151,17 @@ impl PartialFile {
     }
 
     pub(crate) fn truncate(&self, length: u64) -> Result<()> {
-        self.file.set_len(length).map_err(Error::io("cannot write what was received"))
+        self.file.set_len(length).map_err(Error::io("cannot write the download"))
     }
 
     fn length(&self) -> Result<u64> {
-        Ok(self.file.metadata().map_err(Error::io("cannot read what was received before"))?.len())
+        Ok(self.file.metadata().map_err(Error::io("cannot read the partial download"))?.len())
     }
 
     /// Keeps the whole pieces of `piece` bytes that were received before, out of at most `size`
     /// bytes, and returns their length. The next byte to be read is the first.
     pub(crate) fn truncate_to_multiple(&mut self, piece: u64, size: u64) -> Result<u64> {
-        let failed = || Error::io("cannot read what was received before");
+        let failed = || Error::io("cannot read the partial download");
         let length = self.length()?.min(size) / piece * piece;
         self.file.set_len(length).map_err(failed())?;
         self.file.seek(SeekFrom::Start(0)).map_err(failed())?;
@@ -174,7 +174,7 @@ impl PartialFile {
         let mut buffer = vec![0; 64 << 10];
         let mut input = (&mut self.file).take(length);
         loop {
-            match input.read(&mut buffer).map_err(Error::io("cannot read what was received before"))? {
+            match input.read(&mut buffer).map_err(Error::io("cannot read the partial download"))? {
                 0 => return Ok(hash),
                 count => hash.update(&buffer[..count]),
             }
@@ -194,7 +194,7 @@ impl PartialFile {
                 Err(Errno::EINTR) => {}
                 // A host that cannot reserve tells by writing.
                 Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(()),
-                Err(errno) => return Err(Error::io("there is no room for the file")(errno.into())),
+                Err(errno) => return Err(Error::io("no space left for the file")(errno.into())),
             }
         }
     }
@@ -209,7 +209,7 @@ impl PartialFile {
 
     /// Makes the content durable and gives the file its name.
     pub(crate) fn finish(mut self, to: &ReceiveTarget, sent_name: &str) -> Result<ReceivedFile> {
-        let failed = || Error::io("cannot write what was received");
+        let failed = || Error::io("cannot write the download");
         self.file.flush().and_then(|()| self.file.sync_all()).map_err(failed())?;
         verify_path(&self.file, &self.path)?;
         let path = match to {
@@ -295,7 +295,7 @@ pub(crate) struct ReceivedFile {
 impl ReceivedFile {
     /// Has its content unpacked, from the beginning.
     pub(crate) fn unpack(&mut self, unpack: &Unpack<'_>, sent_name: &str) -> Result<PathBuf> {
-        self.file.seek(SeekFrom::Start(0)).map_err(Error::io("cannot read what was received"))?;
+        self.file.seek(SeekFrom::Start(0)).map_err(Error::io("cannot read the download"))?;
         unpack(&mut self.file, sent_name)
     }
 
@@ -311,7 +311,7 @@ impl ReceivedFile {
 /// Checks that `path` names this file: a user with write access to the directory may have replaced
 /// it, and a rename knows only names.
 fn verify_path(file: &File, path: &Path) -> Result<()> {
-    let failed = || Error::io("cannot write what was received");
+    let failed = || Error::io("cannot write the download");
     let mine = file.metadata().map_err(failed())?;
     match path.symlink_metadata() {
         Ok(there) if (there.dev(), there.ino()) == (mine.dev(), mine.ino()) => Ok(()),

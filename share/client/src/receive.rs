@@ -252,7 +252,7 @@ pub fn to_stream(
 ) -> Result<ReceiveSummary> {
     let claimed = AcceptedClaim::begin(client, link, options)?;
     let written = claimed.stream(output, options)?;
-    output.flush().map_err(Error::io("cannot write what was received"))?;
+    output.flush().map_err(Error::io("cannot write the download"))?;
     let confirmed = claimed.complete();
     Ok(written.receipt(None, confirmed))
 }
@@ -390,7 +390,7 @@ impl<'a> AcceptedClaim<'a> {
 
     fn download<'b>(&'b self, size: u64, digest: Digest, progress: &'b dyn Fn(u64)) -> Result<Download<'b>> {
         let Some((token, expires_in)) = &self.lease else {
-            return Err(self.client.protocol_error("it gave no leave to download".into()));
+            return Err(self.client.protocol_error("it gave no lease for a download".into()));
         };
         let retry_timeout =
             self.retry_timeout.unwrap_or(Duration::from_secs(*expires_in).clamp(MIN_RETRY_TIMEOUT, MAX_RETRY_TIMEOUT));
@@ -427,7 +427,7 @@ impl<'a> AcceptedClaim<'a> {
 
     fn stream(&self, output: &mut dyn Write, options: &ReceiveOptions<'_>) -> Result<ContentSummary> {
         let (meta, content) = self.open_capsule()?;
-        let failed = || Error::io("cannot write what was received");
+        let failed = || Error::io("cannot write the download");
         match self.capsule.content() {
             ContentLocation::Inline if options.ciphertext => {
                 let sealed = self.capsule.sealed();
@@ -542,11 +542,11 @@ fn copy_ciphertext(
             break;
         }
         hash.update(&buffer[..count]);
-        output.write_all(&buffer[..count]).map_err(Error::io("cannot write what was received"))?;
+        output.write_all(&buffer[..count]).map_err(Error::io("cannot write the download"))?;
     }
     let (size, digest) = download.size_and_digest();
     if hash.finalize()[..] != digest.as_bytes()[..] {
-        return Err(Error::Damaged("its digest is not the one that was sealed".into()));
+        return Err(Error::Damaged("its digest differs from the sealed one".into()));
     }
     Ok(ContentSummary::of_ciphertext(meta, size, digest))
 }

@@ -134,7 +134,7 @@ fn has_more(source: &mut dyn Source) -> Result<bool> {
 }
 
 fn too_large(max_length: u64) -> Error {
-    Error::Invalid(format!("this server takes at most {max_length} bytes, sealed, and this is more"))
+    Error::Invalid(format!("encrypted size exceeds the server's limit of {max_length} bytes"))
 }
 
 /// Ciphertext that is made while it is read.

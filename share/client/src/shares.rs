@@ -165,7 +165,7 @@ pub fn fetch_all(client: &ShareClient, owner: &OwnerToken, handles: &[Handle]) -
         let batch = Batch { items: part.to_vec() };
         let answer: BatchResults<ShareInfo> = client.post(api::BATCH_INFO, Some(&owner.to_text()), Some(&batch))?;
         if answer.results.len() != part.len() {
-            return Err(client.protocol_error("it answered for other shares than were asked for".into()));
+            return Err(client.protocol_error("it answered for other shares than requested".into()));
         }
         infos.extend(answer.results.into_iter().map(|outcome| match outcome {
             ItemResult::Done { ok } => Some(ok),

@@ -61,7 +61,7 @@ pub enum CapsuleError {
     #[error("the capsule has more than {MAX_CAPSULE} bytes")]
     TooLong,
     /// Does not begin as one.
-    #[error("the bytes are no capsule")]
+    #[error("the bytes are not a capsule")]
     Foreign,
     /// Of a later program.
     #[error("version {0} of the capsule is not known")]
@@ -73,7 +73,7 @@ pub enum CapsuleError {
     #[error("the lengths in the capsule are wrong")]
     Lengths,
     /// The sealed part is not an age v1 file.
-    #[error("the sealed part of the capsule is no age v1 file")]
+    #[error("the sealed part of the capsule is not an age v1 file")]
     NotSealed,
 }
 

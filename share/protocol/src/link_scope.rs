@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv6Addr};
 /// routers.
 const LOCAL_ENDINGS: [&str; 3] = [".local", ".home.arpa", ".lan"];
 /// Remedy for the administrator of the daemon.
-const REMEDY: &str = "for others the daemon needs a name and a certificate: 'lockbox-share setup' leads through both, \
-    and 'lockbox-share serve --public-url URL' tells it the name";
+const REMEDY: &str = "for others the daemon needs a name and a certificate: 'lockbox-share setup' guides through both, \
+    and 'lockbox-share serve --public-url URL' sets the name";
 
 /// Set of machines that can open links of a base URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl LinkScope {
 
     /// Returns the warning for links that begin with `url`; `None` when any client can open them.
     pub fn warning(url: &str) -> Option<String> {
-        let who = match LinkScope::of_url(url) {
+        let scope = match LinkScope::of_url(url) {
             LinkScope::Anyone => return None,
             LinkScope::NoBrowsers => {
                 return Some(format!(
@@ -51,11 +51,11 @@ impl LinkScope {
                      'lockbox-share setup' leads to a certificate, and 'lockbox-share serve --public-url https://NAME' names it"
                 ));
             }
-            LinkScope::Network => "only who is in the same network opens links of",
-            LinkScope::Machine => "only who is on the machine of the share daemon opens links of",
-            LinkScope::Unreachable => "nobody on another machine opens links of",
+            LinkScope::Network => "only machines in the same network can open links of",
+            LinkScope::Machine => "only programs on the machine of the share daemon can open links of",
+            LinkScope::Unreachable => "no other machine can open links of",
         };
-        Some(format!("{who} {url}; {REMEDY}"))
+        Some(format!("{scope} {url}; {REMEDY}"))
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn the_warning_names_the_way() {
         for (url, who) in [
-            ("http://0.0.0.0:1", "nobody"),
+            ("http://0.0.0.0:1", "no other machine"),
             ("http://127.0.0.1:1", "on the machine"),
             ("http://10.0.0.1", "same network"),
             ("http://a.example", "browsers"),

@@ -99,16 +99,16 @@ macro_rules! counters {
 }
 
 counters! {
-    received_bytes "received_bytes_total" "Bytes of ciphertext that came in.",
-    sent_bytes "sent_bytes_total" "Bytes of ciphertext that went out.",
+    received_bytes "received_bytes_total" "Bytes of ciphertext received.",
+    sent_bytes "sent_bytes_total" "Bytes of ciphertext sent.",
     accepted "connections_accepted_total" "Connections that were accepted.",
     connections_refused "connections_refused_total" "Connections over the limit.",
     connections_slow "connections_slow_total" "Connections of too slow clients.",
     accept_failures "accept_failures_total" "Failed calls of accept(2).",
     created "created_total" "Shares made.",
-    claimed "claimed_total" "Claims that were given.",
-    completed "completed_total" "Claims of which everything went out.",
-    stopped "downloads_stopped_total" "Answers whose lease ended first.",
+    claimed "claimed_total" "Claims granted.",
+    completed "completed_total" "Claims sent completely.",
+    stopped "downloads_stopped_total" "Answers stopped because their lease ended.",
     revoked "revoked_total" "Shares taken back by their owner.",
     rearmed "rearmed_total" "Shares armed again by their owner.",
     conflicts "conflicts_total" "Claims with proof that were too late.",
@@ -156,7 +156,7 @@ impl Metrics {
         let connections = u64::try_from(self.connections.load(Relaxed)).unwrap_or(0);
         for (name, kind, meaning, value) in [
             ("connections", "gauge", "Connections that are open.", connections),
-            ("live", "gauge", "Shares whose content is kept.", store.live),
+            ("live", "gauge", "Shares with stored content.", store.live),
             ("downloads", "gauge", "Answers with ciphertext that run.", downloads),
             ("expired_total", "counter", "Shares that expired unused.", store.expired),
             ("limiter_bytes", "gauge", "Memory of the limiter's table.", limiter_bytes),
@@ -164,7 +164,12 @@ impl Metrics {
             ("segment_bytes", "gauge", "Bytes of the segment files.", store.segment_bytes),
             ("index_bytes", "gauge", "Bytes of the index on disk.", store.index_bytes),
             ("spool_bytes", "gauge", "Bytes of ciphertext in the spool.", store.spool_bytes),
-            ("expired_bytes_pending", "gauge", "Bytes whose time is over.", store.expired_bytes_pending),
+            (
+                "expired_bytes_pending",
+                "gauge",
+                "Bytes of expired shares, not removed yet.",
+                store.expired_bytes_pending,
+            ),
             ("fsyncs_total", "counter", "Calls of fdatasync by the store.", store.barriers),
             ("ready", "gauge", "1 when shares can be made.", u64::from(ready)),
         ] {

@@ -58,7 +58,7 @@ impl ServerAddress {
         let known = ["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme));
         if !known || url.contains(['#', '?', ' ']) || url.parse::<http::Uri>().is_err() {
             return Err(Error::Invalid(format!(
-                "{text} is no URL of a share daemon, such as https://share.example.org"
+                "{text} is not a URL of a share daemon, such as https://share.example.org"
             )));
         }
         Ok(ServerAddress::Url(url.to_owned()))
@@ -242,7 +242,7 @@ impl ShareClient {
             .method(method)
             .uri(address)
             .body(())
-            .map_err(|_| Error::Invalid(format!("{} is no address of a server", self.server)))?;
+            .map_err(|_| Error::Invalid(format!("{} is not an address of a server", self.server)))?;
         if let Some(bearer) = bearer {
             let text = Zeroizing::new(format!("Bearer {bearer}"));
             let mut secret = header_value(&text)?;
@@ -275,7 +275,7 @@ impl ShareClient {
     fn parse_response<T: DeserializeOwned>(&self, response: Response<Body>) -> Result<T> {
         let body = read_body(response).map_err(|error| self.interrupted_error(plain_reason(&error.to_string())))?;
         // The message of the parser may repeat parts of what it read.
-        serde_json::from_slice(&body).map_err(|_| self.protocol_error("its answer is not understood".into()))
+        serde_json::from_slice(&body).map_err(|_| self.protocol_error("its response is malformed".into()))
     }
 
     pub(crate) fn protocol_error(&self, reason: String) -> Error {
@@ -294,7 +294,7 @@ impl ShareClient {
     fn unreachable_error(&self, error: &ureq::Error) -> Error {
         let reason = if is_untrusted(error) {
             // The library's sentence is about algorithms and object identifiers.
-            "its certificate is not trusted here; SSL_CERT_FILE names one that is".into()
+            "its certificate is not trusted; set SSL_CERT_FILE to a trusted one".into()
         } else {
             plain_reason(&error.to_string())
         };
@@ -474,7 +474,7 @@ mod tests {
             assert!(told(&error).0, "{error}");
         }
         let untrusted = tls(rustls::Error::NoCertificatesPresented);
-        assert_eq!(told(&untrusted).1, "its certificate is not trusted here; SSL_CERT_FILE names one that is");
+        assert_eq!(told(&untrusted).1, "its certificate is not trusted; set SSL_CERT_FILE to a trusted one");
         let nobody = client.get::<()>(api::LIMITS, None);
         assert!(matches!(nobody, Err(Error::Unreachable { may_have_arrived: false, .. })));
     }

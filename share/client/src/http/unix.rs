@@ -70,10 +70,10 @@ impl<In: Transport> Connector<In> for UnixConnector {
         let stream = UnixStream::connect(&self.path)?;
         let user = peer_uid(&stream)?;
         if !is_trusted_listener(&self.path, user, self.expected_uid) {
-            let whom =
+            let or_noted =
                 self.expected_uid.map_or_else(String::new, |noted| format!(", nor user {noted}, the earlier listener"));
             let why = format!(
-                "user {user} listens there, neither this user nor root{whom}; naming the socket with --socket trusts its user, unless one is noted"
+                "user {user} listens there, neither this user nor root{or_noted}; naming the socket with --socket trusts its user, unless one is noted"
             );
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why).into());
         }

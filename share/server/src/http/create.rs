@@ -119,7 +119,7 @@ fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<Pend
             };
             if entry.length != size || entry.digest != digest {
                 daemon.pending_uploads.release(&token);
-                return Err(wrong("the upload is not what the capsule says"));
+                return Err(wrong("the upload does not match the capsule"));
             }
             Some((token, entry))
         }
@@ -192,7 +192,7 @@ pub(super) async fn upload(
         return Err(too_large());
     }
     let Some(_place) = daemon.uploads.take(client) else {
-        return Err(Refusal::unavailable("too many uploads run at this time"));
+        return Err(Refusal::unavailable("too many concurrent uploads"));
     };
     if !daemon.pending_uploads.has_room() {
         return Err(Refusal::unavailable("too many uploads wait for their shares"));
@@ -208,8 +208,8 @@ pub(super) async fn upload(
         Ok(Ok(None)) => return Err(Refusal::malformed("the upload ended early")),
         Ok(Err(error)) => return Err(Refusal::from(error)),
         Err(error) => {
-            tracing::error!(%error, "an upload was not written");
-            return Err(Refusal::new(ErrorCode::Internal, "the upload was not written"));
+            tracing::error!(%error, "cannot write an upload");
+            return Err(Refusal::new(ErrorCode::Internal, "cannot write the upload"));
         }
     };
     let mut random = [0; UploadToken::LENGTH];
@@ -235,7 +235,7 @@ type Part = Option<Bytes>;
 
 async fn receive(daemon: &Daemon, mut body: Incoming, parts: Sender<Part>, most: u64) -> Result<(), Refusal> {
     let started = Instant::now();
-    let not_sealed = || Refusal::new(ErrorCode::NotSealed, "the upload is no age v1 file");
+    let not_sealed = || Refusal::new(ErrorCode::NotSealed, "the upload is not an age v1 file");
     let mut start: Option<Vec<u8>> = Some(Vec::new());
     let mut received = 0u64;
     while let Some(bytes) = request::part(&mut body, daemon.settings.body_timeout).await? {

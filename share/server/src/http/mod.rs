@@ -157,8 +157,8 @@ async fn see_through<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
     tokio::spawn(work).await.unwrap_or_else(|error| {
-        tracing::error!(%error, "a change was not seen through");
-        Err(Refusal::new(ErrorCode::Internal, "the change was not seen through"))
+        tracing::error!(%error, "a change was not completed");
+        Err(Refusal::new(ErrorCode::Internal, "the change was not completed"))
     })
 }
 

@@ -35,7 +35,7 @@ pub(super) fn check_site<B>(request: &Request<B>, public_url: &str) -> Result<()
         return Ok(());
     }
     if is_of_another_site(request.headers(), host.as_ref(), public_url)? {
-        return Err(Refusal::new(ErrorCode::Forbidden, "pages of other sites can change nothing here"));
+        return Err(Refusal::new(ErrorCode::Forbidden, "cross-site request rejected"));
     }
     Ok(())
 }
@@ -146,7 +146,7 @@ pub(super) async fn json<T: DeserializeOwned>(
     // Only the place of the fault is told: the message could repeat a secret.
     serde_json::from_slice(&text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
-        Refusal::malformed(format!("the message is not what this path takes: line {line}, column {column}"))
+        Refusal::malformed(format!("the message does not have the format of this path: line {line}, column {column}"))
     })
 }
 
@@ -176,7 +176,7 @@ pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&[u8]
     let mut values = headers.get_all(&name).iter();
     let first = values.next().map(|value| value.as_bytes());
     if values.next().is_some() {
-        return Err(Refusal::malformed(format!("the header {name} is there twice")));
+        return Err(Refusal::malformed(format!("the header {name} is repeated")));
     }
     Ok(first)
 }
@@ -191,7 +191,7 @@ pub(super) fn parameters<'a, const N: usize>(
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         match names.iter().position(|known| *known == name) {
             Some(place) if values[place].is_none() => values[place] = Some(value),
-            _ => return Err(Refusal::malformed("a parameter is unknown or there twice")),
+            _ => return Err(Refusal::malformed("a parameter is unknown or repeated")),
         }
     }
     Ok(values)
@@ -219,7 +219,7 @@ impl Refusal {
     }
 
     pub(super) fn method(allow: &'static str) -> Refusal {
-        Refusal { allow: Some(allow), ..Refusal::new(ErrorCode::Method, "the path has other methods") }
+        Refusal { allow: Some(allow), ..Refusal::new(ErrorCode::Method, "the path does not support this method") }
     }
 
     /// The daemon is there and cannot do it at this time.
@@ -261,7 +261,7 @@ impl From<StoreError> for Refusal {
             }
             StoreError::Unavailable(reason) => {
                 tracing::warn!(reason, "the store takes no changes");
-                Refusal::unavailable("the daemon can change nothing at this time")
+                Refusal::unavailable("the server is read-only right now")
             }
         }
     }

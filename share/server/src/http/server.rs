@@ -193,7 +193,7 @@ impl RunningServer {
             }
         }
         self.daemon.discard_waiting();
-        self.daemon.store.flush().wait().map_err(|error| format!("the last changes were not made durable: {error}"))?;
+        self.daemon.store.flush().wait().map_err(|error| format!("cannot make the last changes durable: {error}"))?;
         result
     }
 }
@@ -336,7 +336,7 @@ impl UnixSocket {
     fn bind_for(path: &Path, mode: u32) -> io::Result<UnixSocket> {
         if let Ok(metadata) = fs::symlink_metadata(path) {
             if !metadata.file_type().is_socket() {
-                return Err(io::Error::other("there is something else with this name"));
+                return Err(io::Error::other("another file has this name"));
             }
             if UnixStream::connect(path).is_ok() {
                 return Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon serves there"));

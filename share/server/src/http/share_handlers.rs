@@ -102,7 +102,7 @@ pub(super) async fn watch(
 ) -> Result<Reply, Refusal> {
     let owner: OwnerToken = request::bearer(request.headers())?;
     let [version, state, wait] = request::parameters(request.uri().query(), ["version", "state", "wait"])?;
-    let number = |text: &str| text.parse::<u64>().map_err(|_| Refusal::malformed("a parameter is no number"));
+    let number = |text: &str| text.parse::<u64>().map_err(|_| Refusal::malformed("a parameter is not a number"));
     let version = version.map(number).transpose()?;
     let wait = wait.map(number).transpose()?.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT);
     let state: Option<ShareState> = state
@@ -211,7 +211,7 @@ async fn finish_claim(
     // Only well-formed capsules were taken in, so this one was damaged since.
     let capsule = Capsule::decode(claimed.capsule.to_vec()).map_err(|error| {
         tracing::error!(%error, "a stored capsule is damaged");
-        Refusal::new(ErrorCode::Internal, "what was stored is damaged")
+        Refusal::new(ErrorCode::Internal, "the stored capsule is damaged")
     })?;
     let lease = claimed.lease.map(|lease| Lease {
         expires_in: lease.until.0.saturating_sub(daemon.clock.wall().0) / 1000,
@@ -235,10 +235,7 @@ where
     O: Serialize + Send + 'static,
     F: Future<Output = Result<O, Refusal>> + Send + 'static,
 {
-    let place = daemon
-        .batches
-        .take(client)
-        .ok_or_else(|| Refusal::unavailable("too many batches are under way at this time"))?;
+    let place = daemon.batches.take(client).ok_or_else(|| Refusal::unavailable("too many concurrent batches"))?;
     let batch: Batch<T> = request::json(request, MANY, daemon.settings.body_timeout).await?;
     let count = batch.items.len();
     if count == 0 {

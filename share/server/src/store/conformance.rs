@@ -67,7 +67,7 @@ pub(crate) fn large(number: u64) -> NewShare {
 /// Runs all cases.
 pub(crate) fn suite(make: Make<'_>) {
     let cases: [(&str, Case); 23] = [
-        ("what was deposited is given once", what_was_deposited_is_given_once),
+        ("a deposit is given once", a_deposit_is_given_once),
         ("a repeated claim gets the same answer", a_repeated_claim_gets_the_same_answer),
         ("a handle is taken once", a_handle_is_taken_once),
         ("bad deposits are refused", bad_deposits_are_refused),
@@ -78,12 +78,12 @@ pub(crate) fn suite(make: Make<'_>) {
         ("an unused lease rearms", an_unused_lease_rearms),
         ("telling of a lease changes nothing", telling_of_a_lease_changes_nothing),
         ("a used lease consumes", a_used_lease_consumes),
-        ("the owner rearms what was interrupted", the_owner_rearms_what_was_interrupted),
+        ("the owner rearms an interrupted download", the_owner_rearms_an_interrupted_download),
         ("a second claimant is refused throughout", a_second_claimant_is_refused_throughout),
         ("a download goes on while it is asked for", a_download_goes_on_while_it_is_asked_for),
         ("a finished lease is over", a_finished_lease_is_over),
         ("a claim becomes complete once", a_claim_becomes_complete_once),
-        ("who asks again after the last byte keeps the lease", who_asks_again_after_the_last_byte_keeps_the_lease),
+        ("a request after the last byte keeps the lease", a_request_after_the_last_byte_keeps_the_lease),
         ("a lease outlives the share's expiry", a_lease_outlives_the_expiry),
         ("a revoked share gives nothing", a_revoked_share_gives_nothing),
         ("the audit stays and then goes", the_audit_stays_and_then_goes),
@@ -97,7 +97,7 @@ pub(crate) fn suite(make: Make<'_>) {
     }
 }
 
-fn what_was_deposited_is_given_once(make: Make<'_>) {
+fn a_deposit_is_given_once(make: Make<'_>) {
     let t = make(Periods::default());
     let created = t.store.create(handle(1), small(1)).wait().unwrap();
     assert_eq!(created.expires.0 - created.at.0, 15 * 60 * 1000);
@@ -305,7 +305,7 @@ fn a_used_lease_consumes(make: Make<'_>) {
     assert_eq!(t.store.payload(handle(1), &lease.token).wait().err(), used);
 }
 
-fn the_owner_rearms_what_was_interrupted(make: Make<'_>) {
+fn the_owner_rearms_an_interrupted_download(make: Make<'_>) {
     let t = make(Periods::default());
     t.store.create(handle(1), NewShare { ttl: 180 * MINUTE, ..large(1) }).wait().unwrap();
     assert_eq!(t.store.rearm(handle(1), &owner(1)).wait().err(), Some(StoreError::NothingToRearm));
@@ -398,7 +398,7 @@ fn a_claim_becomes_complete_once(make: Make<'_>) {
     assert!(finish(4, &token, LeaseFinish::Now) && !finish(4, &token, LeaseFinish::Now));
 }
 
-fn who_asks_again_after_the_last_byte_keeps_the_lease(make: Make<'_>) {
+fn a_request_after_the_last_byte_keeps_the_lease(make: Make<'_>) {
     let t = make(Periods::default());
     t.store.create(handle(1), large(1)).wait().unwrap();
     let lease = t.store.claim(handle(1), &auth(1), id(1)).wait().unwrap().lease.unwrap();

@@ -212,7 +212,7 @@ impl Deposit {
         let pending = PendingReply::remote(async move {
             let finished = receiver.await;
             finished
-                .unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was given up".into())))
+                .unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was abandoned".into())))
                 .map(Finished::take)
         });
         (work, pending)

@@ -17,7 +17,7 @@ use crate::serve;
 /// Free bytes below which a warning is given: a minute of busy sharing.
 const LITTLE: u64 = 256 << 20;
 
-/// Look for what would keep the daemon from serving
+/// Check for problems that would keep the daemon from serving
 #[derive(Args)]
 pub(crate) struct Doctor {
     /// Directory of the shares
@@ -50,7 +50,7 @@ pub(crate) fn diagnose(arguments: &Doctor) -> Result<(), String> {
             }
         }
     }
-    if faults == 0 { Ok(()) } else { Err(format!("{faults} of these would keep the daemon from serving")) }
+    if faults == 0 { Ok(()) } else { Err(format!("{faults} of these keep the daemon from serving")) }
 }
 
 fn directory(state: &Path) -> Finding {
@@ -59,9 +59,9 @@ fn directory(state: &Path) -> Finding {
             Finding::Warning(format!("{} does not exist; serve makes it", state.display()))
         }
         Err(error) => Finding::Fault(format!("{} cannot be inspected: {error}", state.display())),
-        Ok(metadata) if !metadata.is_dir() => Finding::Fault(format!("{} is no directory", state.display())),
+        Ok(metadata) if !metadata.is_dir() => Finding::Fault(format!("{} is not a directory", state.display())),
         Ok(metadata) if metadata.mode() & 0o077 != 0 => {
-            Finding::Warning(format!("others may look into {}: chmod 700 it", state.display()))
+            Finding::Warning(format!("other users have access to {}: chmod 700 it", state.display()))
         }
         Ok(_) => Finding::Fine(format!("{} is a private directory", state.display())),
     }
@@ -69,21 +69,21 @@ fn directory(state: &Path) -> Finding {
 
 fn writing(state: &Path) -> Finding {
     if !state.is_dir() {
-        return Finding::Fine("nothing to write to yet".into());
+        return Finding::Fine("no directory to write to yet".into());
     }
     let probe = state.join(format!("doctor-{}", std::process::id()));
     let written = fs::write(&probe, b"probe").and_then(|()| fs::File::open(&probe)?.sync_all());
     let _ = fs::remove_file(&probe);
     match written {
-        Ok(()) => Finding::Fine("the disk takes writes and barriers".into()),
-        Err(error) => Finding::Fault(format!("the disk takes no writes: {error}")),
+        Ok(()) => Finding::Fine("the disk accepts writes and barriers".into()),
+        Err(error) => Finding::Fault(format!("cannot write to the disk: {error}")),
     }
 }
 
 fn room(state: &Path) -> Finding {
     let existing = state.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     match nix::sys::statvfs::statvfs(existing) {
-        Err(error) => Finding::Warning(format!("the free space cannot be told: {error}")),
+        Err(error) => Finding::Warning(format!("cannot determine the free space: {error}")),
         Ok(figures) => {
             let free = figures.blocks_available() * figures.fragment_size();
             let text = format!("{} MiB are free", free >> 20);
@@ -94,7 +94,7 @@ fn room(state: &Path) -> Finding {
 
 fn descriptors() -> Finding {
     match getrlimit(Resource::RLIMIT_NOFILE) {
-        Err(error) => Finding::Warning(format!("the limit of descriptors cannot be told: {error}")),
+        Err(error) => Finding::Warning(format!("cannot determine the limit of descriptors: {error}")),
         Ok((_, hard)) if hard < 24_000 => Finding::Warning(format!(
             "only {hard} descriptors: fewer connections than --max-connections are served; raise LimitNOFILE"
         )),
@@ -109,7 +109,7 @@ fn backlog() -> Finding {
             "bursts over {most} connections are refused by the kernel: raise net.core.somaxconn"
         )),
         Ok(most) => Finding::Fine(format!("{most} connections may wait to be accepted")),
-        Err(_) => Finding::Warning("net.core.somaxconn cannot be told".into()),
+        Err(_) => Finding::Warning("cannot read net.core.somaxconn".into()),
     }
 }
 

@@ -170,8 +170,8 @@ impl Transfer {
     ) -> Result<Transfer, Refusal> {
         daemon.leases.begin(token).map_err(|busy| {
             Refusal::unavailable(match busy {
-                TransferLimit::Daemon => "too many downloads run at this time",
-                TransferLimit::Lease => "too many parts of this download are under way at this time",
+                TransferLimit::Daemon => "too many concurrent downloads",
+                TransferLimit::Lease => "too many concurrent range requests for this download",
             })
         })?;
         let withdrawals = daemon.notifier.withdrawals(handle);
@@ -266,7 +266,7 @@ fn finish_later(daemon: &Arc<Daemon>, handle: Handle, token: &LeaseToken) {
         // Any other error says that the lease was over already.
         if let Err(error @ (StoreError::Unavailable(_) | StoreError::Full)) = noted.await {
             // It ends by its time all the same.
-            tracing::warn!(%error, "the end of a download was not noted");
+            tracing::warn!(%error, "cannot record the end of a download");
         }
         daemon.notifier.changed(handle);
     });

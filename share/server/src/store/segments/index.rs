@@ -272,7 +272,7 @@ impl Index {
             let file = Arc::clone(self.file(page));
             let bytes = &mut self.cache[slot * PAGE..(slot + 1) * PAGE];
             if file.read_at(bytes, offset(page))? != PAGE || count(bytes) > ENTRIES {
-                return Err(io::Error::other("the index was changed by somebody else"));
+                return Err(io::Error::other("the index was changed by another program"));
             }
             self.tags[slot] = page;
             self.dirty[slot] = false;

@@ -235,7 +235,7 @@ impl ValkeyEngine {
         // to remove them.
         let secret: Option<Vec<u8>> = redis::cmd("GET").arg(SECRET).query(&mut connection).map_err(unavailable)?;
         if secret.as_deref() != Some(&self.secret[..]) {
-            return Err(StoreError::Unavailable("the server is not the one that these shares are on".into()));
+            return Err(StoreError::Unavailable("the server is not the server of these shares".into()));
         }
         for ids in ids.chunks(1000) {
             let mut asked = redis::Pipeline::with_capacity(ids.len());

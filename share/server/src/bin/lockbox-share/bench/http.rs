@@ -255,7 +255,7 @@ pub(super) fn run_range(arguments: &BenchRange) -> Result<(), String> {
 async fn offer(daemon: &Server, messages: &Messages, ciphertext: &[u8]) -> Result<(CreateReply, Lease), String> {
     let mut client_connection = BenchClient::new(daemon.address, true);
     let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
-    let text = |error: serde_json::Error| format!("the daemon's answer is not understood: {error}");
+    let text = |error: serde_json::Error| format!("the daemon's response is malformed: {error}");
     client_connection.ask(&messages.upload(ciphertext)).await.map_err(silent)?;
     let uploaded: UploadReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
     client_connection.ask(messages.create_of(uploaded)?.as_bytes()).await.map_err(silent)?;

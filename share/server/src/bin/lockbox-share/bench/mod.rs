@@ -41,7 +41,7 @@ pub(crate) enum Bench {
     /// Measure how many shares are made each second by batches of a hundred, beside one by one
     HttpBatch(BenchHttp),
     HttpRange(BenchRange),
-    /// Answer everything with what stands on standard input, for the others
+    /// Answer every request with the content of standard input, for the other benchmarks
     #[command(hide = true)]
     Floor,
 }

@@ -111,12 +111,12 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, Creato
     let creators = settings.creators;
     let open: Vec<SocketAddr> = open.into_iter().map(|(address, _)| address).collect();
     if !somebody_may(creators, unix.is_some(), &open) {
-        return Err("nobody could reach the daemon and make shares there: say who may, with --creators".into());
+        return Err("no client could make shares with this daemon; allow some with --creators".into());
     }
     if creators == CreatorPolicy::Anyone
         && let Some(address) = open.iter().find(|address| !address.ip().is_loopback())
     {
-        tracing::warn!("everybody who reaches {address} may make shares");
+        tracing::warn!("any client that reaches {address} may make shares");
     }
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
@@ -142,7 +142,7 @@ fn addresses(given: &[String], default: SocketAddr) -> Result<Vec<SocketAddr>, S
         [none] if none == "none" => Ok(Vec::new()),
         _ => given
             .iter()
-            .map(|text| text.parse().map_err(|_| format!("{text} is no address with a port, such as 127.0.0.1:7377")))
+            .map(|text| text.parse().map_err(|_| format!("expected ADDRESS:PORT, such as 127.0.0.1:7377, got {text}")))
             .collect(),
     }
 }
@@ -241,7 +241,7 @@ fn raise_descriptors() -> usize {
     if soft < hard {
         match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
             Ok(()) => most = hard,
-            Err(error) => tracing::warn!(%error, "the limit of descriptors stays as it is"),
+            Err(error) => tracing::warn!(%error, "cannot raise the limit of descriptors"),
         }
     }
     usize::try_from(most).unwrap_or(usize::MAX)
@@ -323,7 +323,7 @@ fn notify(state: &str) {
     };
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
-        tracing::warn!(%error, "the service manager cannot be told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Serve {
     /// Address for health and metrics, `none` for no address
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(super) metrics_listen: Option<String>,
-    /// What the links begin with, when clients reach the daemon by another name
+    /// Beginning of the links, when clients reach the daemon by another name
     #[arg(long, value_name = "URL")]
     pub(super) public_url: Option<String>,
     /// First digit of the handles: names this server in a fleet
@@ -73,10 +73,10 @@ pub(crate) struct Serve {
     /// Requests that one address may make at once
     #[arg(long, value_name = "N", default_value_t = Rates::default().burst, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) burst: u32,
-    /// Wrong claims in a minute, of all together, until those who made one must wait
+    /// Wrong claims in a minute, of all clients, until the clients that made one must wait
     #[arg(long, value_name = "N", default_value_t = Rates::default().misses_per_minute)]
     pub(super) misses_per_minute: u32,
-    /// Address or network whose X-Forwarded-For is believed; may be repeated
+    /// Address or network of a proxy with a trusted X-Forwarded-For header; may be repeated
     #[arg(long, value_name = "NETWORK")]
     pub(super) trusted_proxy: Vec<Network>,
     /// Unix socket for proxies (X-Forwarded-For is believed); only the users of --proxy-user may
@@ -86,7 +86,7 @@ pub(crate) struct Serve {
     /// User, by name or number, that runs a proxy; may be repeated
     #[arg(long, value_name = "USER", requires = "proxy_socket")]
     pub(super) proxy_user: Vec<String>,
-    /// Who may make shares; without it `local`, and `socket` with a public URL or trusted proxies
+    /// Clients that may make shares; default `local`, `socket` with a public URL or trusted proxies
     #[arg(long, value_enum)]
     pub(super) creators: Option<CreatorsOption>,
     /// Connections of the network that may be open at a time; one address (IPv6: one /64) has a quarter of them at most
@@ -98,7 +98,7 @@ pub(crate) struct Serve {
     /// Time for a message, and between two parts of an upload
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(super) body_timeout: Duration,
-    /// Time that a client may take less than 1 KiB/s of what is sent
+    /// Time for which a client may receive less than 1 KiB/s
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     pub(super) stall_timeout: Duration,
     /// Time after the last byte in which a download may be resumed

@@ -12,14 +12,14 @@ use lockbox_terminal::sentence;
 
 /// Lead through name, certificate, proxy and unit, so that others can open the links
 ///
-/// On a terminal it asks for what the options do not say, and before it writes a file. Without a terminal it shows the files and writes none,
+/// On a terminal it asks for values that no option gives, and before it writes a file. Without a terminal it shows the files and writes none,
 /// unless --yes is given.
 #[derive(Args)]
 pub(crate) struct Setup {
     /// Name under which others reach this machine, such as share.example.org
     #[arg(long, value_name = "NAME", value_parser = host_name)]
     name: Option<String>,
-    /// What stands in front of the daemon; `none` for its own HTTPS
+    /// Reverse proxy in front of the daemon; `none` for its own HTTPS
     #[arg(long, value_enum)]
     proxy: Option<Proxy>,
     /// Certificate chain, PEM, for nginx and for the daemon's own HTTPS
@@ -45,7 +45,7 @@ pub(crate) struct Setup {
     yes: bool,
 }
 
-/// What stands in front of the daemon.
+/// Reverse proxy in front of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Proxy {
     /// nginx, with a certificate of yours
@@ -76,7 +76,7 @@ fn setup(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<(), String> 
         if shown == FileStatus::Same || arguments.dry_run {
             continue;
         }
-        let question = if shown == FileStatus::New { "Write it?" } else { "Replace what is there?" };
+        let question = if shown == FileStatus::New { "Write it?" } else { "Replace the existing file?" };
         let may = if arguments.yes { shown == FileStatus::New } else { person.confirm(question).unwrap_or(false) };
         if may {
             file.write(&arguments.root)?;
@@ -118,7 +118,7 @@ fn plan(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<SetupPlan, St
             } else {
                 "none"
             };
-            let question = "What stands in front of the daemon: nginx, caddy, or none for its own HTTPS";
+            let question = "Reverse proxy in front of the daemon: nginx, caddy, or none for its own HTTPS";
             let said = person.ask(question, Some(usual), "--proxy", &|text| Proxy::from_str(text, true).map(drop))?;
             Proxy::from_str(&said, true)?
         }
@@ -127,7 +127,8 @@ fn plan(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<SetupPlan, St
     let program = match &arguments.program {
         Some(program) => program.clone(),
         None => {
-            let own = std::env::current_exe().map_err(|error| format!("cannot tell where this program is: {error}"))?;
+            let own =
+                std::env::current_exe().map_err(|error| format!("cannot find the path of this program: {error}"))?;
             absolute(&own.to_string_lossy()).map_err(|told| format!("{}: {told}; see --program", own.display()))?
         }
     };
@@ -184,7 +185,7 @@ fn host_name(text: &str) -> Result<String, String> {
     }
     match LinkScope::of_url(&format!("https://{text}")) {
         LinkScope::Anyone => Ok(text.to_ascii_lowercase()),
-        _ => Err(format!("{text} is a name of one network alone, which others cannot open")),
+        _ => Err(format!("{text} resolves in one network only; machines of other networks cannot open its links")),
     }
 }
 
@@ -236,7 +237,7 @@ impl Terminal {
         write!(out, "{question}: ").and_then(|()| out.flush()).map_err(failed)?;
         let mut line = String::new();
         match io::stdin().lock().read_line(&mut line).map_err(failed)? {
-            0 => Err("nobody answered; what was not asked about yet is as it was".into()),
+            0 => Err("no answer on standard input; files not asked about yet are unchanged".into()),
             _ => Ok(line.trim().to_owned()),
         }
     }
@@ -255,7 +256,9 @@ impl SetupDialog for Terminal {
         check: &dyn Fn(&str) -> Result<(), String>,
     ) -> Result<String, String> {
         if !self.is_interactive {
-            return usual.map(str::to_owned).ok_or_else(|| format!("{option} is needed where nobody can be asked"));
+            return usual
+                .map(str::to_owned)
+                .ok_or_else(|| format!("{option} is required when not running on a terminal"));
         }
         let question = usual.map_or_else(|| question.to_owned(), |usual| format!("{question} [{usual}]"));
         loop {
@@ -490,7 +493,7 @@ impl SetupFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => FileStatus::New,
             Err(error) => return Err(format!("cannot look at {}: {error}", path.display())),
             Ok(there) if !there.is_file() => {
-                return Err(format!("{} is there and no file: it is left as it is", path.display()));
+                return Err(format!("{} exists and is not a regular file; left unchanged", path.display()));
             }
             Ok(_) => match fs::read(&path) {
                 Ok(bytes) if bytes == self.text.as_bytes() => FileStatus::Same,
@@ -500,8 +503,8 @@ impl SetupFile {
         };
         let how = match outcome {
             FileStatus::New => "new",
-            FileStatus::Same => "there already, as it should be",
-            FileStatus::Differs => "another one is there",
+            FileStatus::Same => "exists already, unchanged",
+            FileStatus::Differs => "exists already, differs",
         };
         person.print(&format!("--- {} ({how})", path.display()));
         if outcome != FileStatus::Same {
