@@ -23,8 +23,8 @@ pub(crate) const NOT_RUNNABLE: u8 = 126;
 /// Shown at the end of the whole help.
 pub(crate) const HELP: &str = "\
 Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong passphrase, 11 not an archive or unsupported version, \
-12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older copy, copies written apart or another archive at a known place, \
-20 a link that opens nothing, 21 no share daemon, 128 and the signal's number when interrupted";
+12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older, diverged or replaced archive, \
+20 invalid link, 21 no share daemon, 128 and the signal's number when interrupted";
 
 /// Code that shells show for a program that SIGPIPE ended: this one ignores the signal, and ends
 /// without a message as if it did not.
@@ -110,14 +110,14 @@ fn advised(refusal: &Refusal) -> String {
             ": add one that opens alone with 'lockbox key add --recovery-code', or change it with the key file and 'lockbox passwd'"
         }
         Refusal::InTheWay { .. } => "; use --force to replace it",
-        Refusal::SeveralPassphrases => ": say with --slot which one is to get the new one",
+        Refusal::SeveralPassphrases => ": name with --slot the key slot to change",
         Refusal::NoPassphrase { .. } => "; add one with 'lockbox key add'",
         Refusal::UnknownKey { slot } => &format!(": use --drop {slot}"),
         Refusal::UndescribedKey { slot } => {
             &format!(": change its passphrase to itself with 'lockbox passwd' first, or use --drop {slot}")
         }
         Refusal::UnkeptKey { slot, .. } => &format!("; or use --drop {slot}"),
-        Refusal::NoSnapshot { .. } => ": 'lockbox snapshot ls' lists those that it has",
+        Refusal::NoSnapshot { .. } => ": 'lockbox snapshot ls' lists its snapshots",
         Refusal::SnapshotExists { .. } => ": choose another name, or remove that one with 'lockbox snapshot rm'",
         Refusal::NameOfSchedule { .. } => ": choose another name",
         Refusal::Destination { .. } | Refusal::DamagedBackup { .. } | Refusal::FailedBackup { .. } => "",

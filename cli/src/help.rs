@@ -23,7 +23,7 @@ pub(crate) const TEMPLATE: &str = "\
 {before-help}Options:
 {options}{after-help}";
 
-pub(crate) const MORE: &str = "'lockbox --help' says what each of them does, and 'lockbox help COMMAND' all about one.";
+pub(crate) const MORE: &str = "'lockbox --help' describes each of them, and 'lockbox help COMMAND' one in full.";
 
 /// Returns the daily commands, and the names of the others.
 pub(crate) fn short() -> StyledStr {

@@ -25,7 +25,7 @@ use crate::paths::{Named, in_one_archive};
 use crate::progress::Bar;
 use crate::secrets::{self, LimitArgs, SeenArgs};
 
-/// The archive and what opens it
+/// The archive and its unlocking options
 #[derive(clap::Args)]
 pub(crate) struct ArchiveArgs {
     /// The archive: a file, or an address such as s3://BUCKET/NAME (or gs://, az://), file:///DIRECTORY or, for reading, https://HOST/NAME
@@ -40,10 +40,10 @@ pub(crate) struct ArchiveArgs {
     writing: OnceCell<ArchiveLocation>,
 }
 
-/// Who else writes to the archive
+/// Other writers of the archive
 #[derive(clap::Args, Clone, Copy, Default)]
 pub(crate) struct WriterArgs {
-    /// Go on although another machine seems to be writing to the archive at the address; what that has not committed is lost to it
+    /// Go on although another machine seems to be writing to the archive at the address; its uncommitted changes are lost
     #[arg(long)]
     take_over: bool,
 }
@@ -70,9 +70,9 @@ impl WriterArgs {
     /// Usage, when `--take-over` is given for an archive without remote writers.
     pub(crate) fn check(self, archive: &Path) -> Result<(), Failure> {
         match self.take_over && !remote::is_remote(archive) {
-            true => {
-                Err(Failure::usage("--take-over is for archives in object stores: nothing else has a writer elsewhere"))
-            }
+            true => Err(Failure::usage(
+                "--take-over is for archives in object stores: only they can have a writer on another machine",
+            )),
             false => Ok(()),
         }
     }
@@ -157,7 +157,7 @@ fn serves_for_writing(address: &Path) -> bool {
     matches!(daemons::holder(address), Holder::Serves(status) if !status.read_only)
 }
 
-/// What opens archives, whichever they are
+/// Unlocking options of any archive
 #[derive(clap::Args, Clone)]
 pub(crate) struct OpeningArgs {
     #[command(flatten)]
@@ -181,7 +181,7 @@ impl OpeningArgs {
 /// The moment that is read
 #[derive(clap::Args, Default)]
 pub(crate) struct MomentArgs {
-    /// Read what this snapshot shows, not what is there now
+    /// Read the content of this snapshot, not the current content
     #[arg(long, value_name = "NAME")]
     snapshot: Option<OsString>,
 }

@@ -79,14 +79,14 @@ pub(crate) fn in_one_archive<A: AsRef<OsStr>>(
         let argument = argument.as_ref();
         let Named::Within { archive, path } = Named::of(argument)? else {
             return Err(Failure::usage(format!(
-                "{} names nothing in an archive: that is ARCHIVE:PATH, with an ARCHIVE that is there",
+                "{} is not a path in an archive: name it as ARCHIVE:PATH, with an ARCHIVE that exists",
                 shown(Path::new(argument))
             )));
         };
         match &found {
             Some(first) if !is_same(first, &archive) => {
                 return Err(Failure::usage(format!(
-                    "{} and {} are two archives, and this is done in one",
+                    "{} and {} are in two archives; this command works in one archive",
                     shown(first),
                     shown(&archive)
                 )));
@@ -106,16 +106,16 @@ pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     one == other || id(one).is_some_and(|one| Some(one) == id(other))
 }
 
-/// What of a tree is left out
+/// Patterns of files to leave out
 #[derive(clap::Args)]
 pub(crate) struct PatternArgs {
-    /// Leave out what PATTERN matches, a line of a .gitignore file at the top of each item: *.o, /target, cache/, a/**/b
+    /// Leave out files that match PATTERN, a line of a .gitignore file at the top of each item: *.o, /target, cache/, a/**/b
     #[arg(long, value_name = "PATTERN", group = "rules")]
     exclude: Vec<String>,
-    /// Leave out what the lines of FILE match, which is a .gitignore file
+    /// Leave out files that match the lines of FILE, a .gitignore file
     #[arg(long, value_name = "FILE", group = "rules")]
     exclude_from: Vec<PathBuf>,
-    /// Take what PATTERN matches although something else leaves it out, but not from within a directory that is left out
+    /// Include files that match PATTERN although another pattern leaves them out, but not within a directory that is left out
     #[arg(long, value_name = "PATTERN", requires = "rules")]
     include: Vec<String>,
 }
@@ -130,7 +130,7 @@ impl PatternArgs {
         let wrong = |pattern: &str, error: &ignore::Error| {
             let reason = error.to_string();
             let reason = reason.rsplit(": ").next().unwrap_or_default();
-            Failure::usage(format!("'{pattern}' is no pattern: {reason}"))
+            Failure::usage(format!("'{pattern}' is not a pattern: {reason}"))
         };
         for file in &self.exclude_from {
             let text =
@@ -204,8 +204,10 @@ mod tests {
         std::os::unix::fs::symlink("a", at("link")).unwrap();
         let both = |one: &str, other: &str| in_one_archive([at(one), at(other)]);
         assert_eq!(both("a:x", "link:y").unwrap(), (at("a"), vec![b"x".to_vec(), b"y".to_vec()]));
-        assert!(both("a:x", "b:y").unwrap_err().message.ends_with("are two archives, and this is done in one"));
-        assert!(both("a:x", "b").unwrap_err().message.contains("names nothing in an archive"));
+        assert!(
+            both("a:x", "b:y").unwrap_err().message.ends_with("are in two archives; this command works in one archive")
+        );
+        assert!(both("a:x", "b").unwrap_err().message.contains("is not a path in an archive"));
     }
 
     fn left_out(exclude: &[&str], include: &[&str], path: &str, is_directory: bool) -> bool {

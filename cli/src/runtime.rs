@@ -98,7 +98,7 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
         ));
     }
     Failure::other(format!(
-        "{at} is not mounted by this user; user {user} has a mount of this name at {point}, and only by its mount point can it be meant"
+        "{at} is not mounted by this user; user {user} has a mount of this name at {point}: name it by its mount point"
     ))
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn unanswered(mounted: &Mounted) -> Failure {
             Failure::other(format!("{point} was mounted by user {user}: only {user} and root may ask its daemon"))
         }
         None => Failure::other(format!(
-            "no daemon answers for {point}: it died, is stopped or runs elsewhere; 'lockbox umount {point}' tells which"
+            "no daemon answers for {point}: it died, is stopped or cannot be reached from here; 'lockbox umount {point}' shows which"
         )),
     }
 }

@@ -18,7 +18,7 @@ use crate::exit::{Failure, Lockbox};
 use crate::output;
 use crate::progress::Bar;
 
-/// What unlocking may cost
+/// Limits of the cost of unlocking
 #[derive(clap::Args, Clone)]
 pub(crate) struct LimitArgs {
     /// Let all key slots together ask for up to N MiB times passes of key derivation
@@ -77,7 +77,7 @@ pub(crate) struct KdfArgs {
     /// Lanes computed side by side
     #[arg(long, visible_alias = "kdf-parallelism", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     kdf_lanes: Option<u32>,
-    /// Allow less than 64 MiB and 3 passes: whoever has a copy of the archive can then guess passphrases cheaply
+    /// Allow less than 64 MiB and 3 passes: an attacker with a copy of the archive can then guess passphrases cheaply
     #[arg(long)]
     weak_kdf: bool,
 }
@@ -113,16 +113,16 @@ fn memory_limit_kib() -> u32 {
     lockbox_host::proc::kib(&table, "MemTotal").map_or(MOST, |kib| u32::try_from(kib / 2).unwrap_or(MOST).min(MOST))
 }
 
-/// What to do about an archive that is not what was seen before
+/// Options for an archive that differs from its last known state
 #[derive(clap::Args, Clone, Default)]
 pub(crate) struct SeenArgs {
-    /// Go on with a copy that is older than what was seen of the archive, such as a restored backup
+    /// Go on with a copy that is older than the last known state of the archive, such as a restored backup
     #[arg(long)]
     accept_older: bool,
-    /// Go on with a copy that was written apart from the one that was seen
+    /// Go on with a copy that has diverged from the last known state of the archive
     #[arg(long)]
     accept_fork: bool,
-    /// Go on with another archive than the one that was opened at this place before
+    /// Go on with another archive than was opened at this place before
     #[arg(long)]
     accept_other: bool,
 }
@@ -146,7 +146,7 @@ impl SeenArgs {
     }
 }
 
-/// What opens the archive
+/// Options that open the archive
 #[derive(clap::Args)]
 pub(crate) struct UnlockArgs {
     #[command(flatten)]
@@ -251,7 +251,7 @@ impl UnlockArgs {
         let passphrase = PassphraseSources { passfile_any: self.sources.passphrase.passfile_any, ..Default::default() };
         let sources = Sources { keyfile: Some(PathBuf::from(path)), passphrase, ..Sources::default() };
         let gathered = gather(path, &sources)?.secrets.key_file;
-        gathered.ok_or_else(|| Failure::other(format!("{} is no key file", shown(path))))
+        gathered.ok_or_else(|| Failure::other(format!("{} is not a key file", shown(path))))
     }
 
     /// Returns whether the key file opens nothing without a passphrase.

@@ -25,7 +25,7 @@ use crate::output::Output;
 use crate::runtime;
 
 const INTERRUPTED: &str =
-    "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of what they held";
+    "interrupted; the snapshots are removed, and the next mount or 'lockbox purge' frees the rest of their space";
 
 /// Removes the snapshots that `choose` names from an archive that is not mounted, and frees their
 /// space.
@@ -99,8 +99,8 @@ pub(crate) fn together(count: usize, bytes: u64, json: bool, out: &mut Output) -
     let bytes = out.reader.size(bytes);
     out.line(&match count {
         0 => "no snapshot would be removed".to_owned(),
-        1 => format!("1 snapshot; removing it gives back {bytes}"),
-        _ => format!("{count} snapshots; removing all of them gives back {bytes}"),
+        1 => format!("1 snapshot; removing it frees {bytes}"),
+        _ => format!("{count} snapshots; removing all of them frees {bytes}"),
     })
 }
 
@@ -202,7 +202,7 @@ impl Mounted {
     pub(crate) fn archive_id(&self) -> Result<ArchiveId, Failure> {
         let digits = SnapshotName::try_from(self.status.archive_id.clone()).ok();
         let id = digits.and_then(|bytes| ArchiveId::try_from(bytes.0).ok());
-        id.ok_or_else(|| Failure::other("the daemon tells no id of its archive"))
+        id.ok_or_else(|| Failure::other("the daemon did not report the id of its archive"))
     }
 
     /// Lets the daemon write a backup into an open file; returns the snapshot time, the commit, and

@@ -6,45 +6,45 @@ use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 /// Beginning of a command line, or an option of it, and its replacement.
 pub(crate) const TABLE: &[(&[&str], &str)] = &[
     (&["copy", "get", "put"], "'lockbox cp' copies into an archive, out of it, and within it"),
-    (&["delete", "remove"], "'lockbox rm' removes what is in an archive"),
-    (&["rename", "move"], "'lockbox mv' renames and moves what is in an archive"),
+    (&["delete", "remove"], "'lockbox rm' removes files of an archive"),
+    (&["rename", "move"], "'lockbox mv' renames and moves files in an archive"),
     (
         &["grep", "find", "du", "tree"],
-        "'lockbox exec' runs a program in an archive, 'lockbox mount' lets all of them at it",
+        "'lockbox exec' runs a program in an archive, 'lockbox mount' opens it to all programs",
     ),
     (&["init", "new", "format", "mkfs"], "'lockbox create' makes an archive"),
     (&["open", "unlock", "attach"], "'lockbox mount' opens an archive as a folder"),
-    (&["close", "lock", "unmount", "detach"], "'lockbox umount' ends a mount, and nothing stays open"),
+    (&["close", "lock", "unmount", "detach"], "'lockbox umount' unmounts an archive and closes it"),
     (&["password", "passphrase", "passwd change", "key change"], "'lockbox passwd' changes a passphrase"),
     (&["key create", "key new", "key generate"], "'lockbox key add' adds a key; with --generate it makes a key file"),
-    (&["key delete", "key revoke"], "'lockbox key rm' removes a key, 'lockbox key rekey' locks out who has one"),
+    (&["key delete", "key revoke"], "'lockbox key rm' removes a key, 'lockbox key rekey' locks out its holder"),
     (&["header save", "header dump"], "'lockbox header backup' copies the header"),
-    (&["snapshot new", "snapshot take", "snapshot add"], "'lockbox snapshot create' keeps what is there now"),
+    (&["snapshot new", "snapshot take", "snapshot add"], "'lockbox snapshot create' takes a snapshot"),
     (&["snapshot delete"], "'lockbox snapshot rm' removes snapshots"),
     (
         &["restore", "undo", "snapshot rollback", "snapshot revert"],
-        "'lockbox snapshot restore' brings back what a snapshot shows; a backup is an archive, so 'lockbox extract' copies files out of it",
+        "'lockbox snapshot restore' restores files from a snapshot; a backup is an archive, so 'lockbox extract' copies files out of it",
     ),
     (&["fsck", "verify", "test"], "'lockbox check --full' verifies an archive"),
     (
         &["repair", "recover"],
-        "'lockbox rescue' copies what is whole out of a damaged archive; 'lockbox recovery' sets a passphrase with a recovery code",
+        "'lockbox rescue' copies intact files out of a damaged archive; 'lockbox recovery' sets a passphrase with a recovery code",
     ),
     (&["tar", "import", "export"], "'lockbox export-tar' writes a tar, 'lockbox import-tar' reads one"),
     (
         &["push", "pull", "sync", "clone", "replicate"],
-        "'lockbox backup' copies an archive into a store or out of it, and then only what changed",
+        "'lockbox backup' copies an archive into a store or out of it, and later only the changes",
     ),
-    (&["remote rm", "remote forget"], "'lockbox remote unsent --forget' throws away what was not sent"),
+    (&["remote rm", "remote forget"], "'lockbox remote unsent --forget' discards unsent data"),
     (&["send", "upload"], "'lockbox share' makes a link with which a file is received once"),
     (&["download", "fetch", "request"], "'lockbox receive' gets the file of a link"),
     (
         &["--password", "--passphrase"],
-        "a passphrase is never part of a command line, which others see: it is asked for, or read with --passfile, --passfd \
+        "a passphrase is never part of a command line, which other users can see: it is asked for, or read with --passfile, --passfd \
          or --passcommand",
     ),
     (&["--readonly", "--read-only", "--ro"], "'lockbox mount -o ro' mounts read-only"),
-    (&["--delete"], "'lockbox add --mirror' deletes what its sources do not have"),
+    (&["--delete"], "'lockbox add --mirror' deletes files that its sources do not have"),
 ];
 
 /// Adds the probable intention to an error about an unknown argument, where that is known better

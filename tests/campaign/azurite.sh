@@ -121,7 +121,7 @@ for ((round = 1; round <= ROUNDS; round++)); do
     lockbox remote check --full "${REMOTE[@]}" "$url" >/dev/null
     lockbox remote collect "${REMOTE[@]}" "$url" >/dev/null
     lockbox remote check --full "${REMOTE[@]}" "$url" >"$WORK/said"
-    grep -q ' 0 objects .* named by nothing' "$WORK/said" || fail "$(cat "$WORK/said")"
+    grep -q ' 0 objects .* unreferenced' "$WORK/said" || fail "$(cat "$WORK/said")"
     lockbox backup "${REMOTE[@]}" "$url" "$WORK/back$round.lbx" 2>/dev/null
     lockbox check --full "$WORK/back$round.lbx" 2>/dev/null
 done

@@ -32,11 +32,11 @@ use crate::snapshot_client::Mounted;
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
-    /// The file, or the address of a place for objects: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY; - for standard output. A backup that is there already must be
-    /// one of the archive, and gets what changed since
+    /// The file, or the address of a place for objects: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY; - for standard output. An existing backup must be
+    /// one of the archive, and receives the changes since
     #[arg(value_name = "DEST")]
     destination: PathBuf,
-    /// Go on although another machine seems to be writing to the backup; what that has not committed is lost to it
+    /// Go on although another machine seems to be writing to the backup; its uncommitted changes are lost
     #[arg(long)]
     take_over: bool,
     /// Read the backup back and compare it with the archive
@@ -79,10 +79,14 @@ impl ExistingBackup {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let to_output = args.destination.as_os_str() == "-";
     if to_output && (args.json || io::stdout().is_terminal()) {
-        return Err(Failure::usage("a backup is written to a file or into a pipe, with nothing else beside it"));
+        return Err(Failure::usage(
+            "cannot write a backup to a terminal, or to standard output with --json; name a file, or send it into a pipe",
+        ));
     }
     if args.take_over && !remote::is_remote(&args.destination) {
-        return Err(Failure::usage("--take-over is for backups in object stores: nothing else has a writer elsewhere"));
+        return Err(Failure::usage(
+            "--take-over is for backups in object stores: only they can have a writer on another machine",
+        ));
     }
     let path = &args.archive.archive;
     if let Some(mounted) = Mounted::find(&args.archive)? {
@@ -181,10 +185,10 @@ fn tell(args: &Args, done: &BackupReport) -> Result<(), Failure> {
             "time": rfc3339(time), "generation": generation.0, "whole": whole, "copied_bytes": copied_bytes, "verified": args.verify,
         }))?;
     } else {
-        let what = if whole { "everything" } else { "what changed" };
+        let scope = if whole { "everything was" } else { "only the changes were" };
         let verified = if args.verify { ", and verified" } else { "" };
         out.line(&format!(
-            "{}: the archive as it was on {} (commit {}); {what} was copied, {} of file data{verified}",
+            "{}: the archive as it was on {} (commit {}); {scope} copied, {} of file data{verified}",
             shown(&args.destination),
             out.reader.time(time),
             generation.0,
@@ -196,7 +200,7 @@ fn tell(args: &Args, done: &BackupReport) -> Result<(), Failure> {
 
 /// Writes a file that has no name to standard output.
 fn put(file: &FileStorage, interrupt: &Interrupt, bar: &Bar) -> Result<(), Failure> {
-    let words = || "what was written is no whole archive; the same command begins anew".to_owned();
+    let words = || "the output is not a complete archive; the same command starts over".to_owned();
     let at_once = interrupt.ends_at_once(bar, words)?;
     let (mut at, end) = (0, file.len()?);
     let mut out = io::stdout().lock();
@@ -218,10 +222,10 @@ fn put(file: &FileStorage, interrupt: &Interrupt, bar: &Bar) -> Result<(), Failu
 fn failure(args: &Args, error: Error) -> Failure {
     match error {
         Error::Interrupted(_) if args.destination.as_os_str() == "-" => {
-            interrupt::failure(&error, "nothing was written; the same command begins anew")
+            interrupt::failure(&error, "nothing was written; the same command starts over")
         }
         Error::Interrupted(_) => {
-            interrupt::failure(&error, "the backup is as it was, or up to date; the same command goes on")
+            interrupt::failure(&error, "the backup is unchanged, or up to date; the same command continues")
         }
         Error::Refused(Refusal::Destination { .. } | Refusal::DamagedBackup { .. }) => {
             Failure::of(shown(&args.destination), &error)

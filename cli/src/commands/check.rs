@@ -18,10 +18,10 @@ pub(crate) struct Args {
     /// Read and authenticate every page, not only the structure
     #[arg(long)]
     full: bool,
-    /// First write the copy of the header anew that is lost, altered or older than the other one
+    /// First rewrite the copy of the header that is lost, altered or older than the other copy
     #[arg(long)]
     repair_header: bool,
-    /// With --repair-header: go on although another machine seems to be writing to the archive at the address; what that has not committed is lost to it
+    /// With --repair-header: go on although another machine seems to be writing to the archive at the address; its uncommitted changes are lost
     #[arg(long, requires = "repair_header")]
     take_over: bool,
     /// Print JSON
@@ -35,8 +35,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let bar = args.archive.bar();
     let is_repaired = repaired.is_some();
     let words = move || {
-        let what = if is_repaired { "nothing but the header was changed" } else { "nothing was changed" };
-        format!("nothing is known of what was not checked yet, and {what}; the same command begins anew")
+        let changes = if is_repaired { "only the header was changed" } else { "nothing was changed" };
+        format!("the check is incomplete, and {changes}; the same command starts over")
     };
     let at_once = interrupt.ends_at_once(&bar, words)?;
     let mut checked = archive.check(args.full, &mut |step| match step {
@@ -64,10 +64,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "header_repaired": repaired,
         }))?;
     } else if report.findings.is_empty() {
-        let what = if args.full { "every page" } else { "the structure" };
+        let scope = if args.full { "every page" } else { "the structure" };
         let which = |_| format!(" as commit {} left it, but newer changes may be missing", info.generation.0);
         let which = info.fallback.map_or_else(String::new, which);
-        out.line(&format!("{}: sound{which} ({what} checked, {} files and directories)", shown(path), report.inodes))?;
+        out.line(&format!("{}: sound{which} ({scope} checked, {} files and directories)", shown(path), report.inodes))?;
     }
     out.finish()?;
     for note in &report.notes {

@@ -97,11 +97,11 @@ pub(crate) fn where_it_is(archive: &Path) -> &'static str {
 pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     let path = place.path();
     match error {
-        Error::Interrupted(_) => interrupt::failure(&error, "the archive is as it was; the same command begins anew"),
+        Error::Interrupted(_) => interrupt::failure(&error, "the archive is unchanged; the same command starts over"),
         Error::NoSpace(_) if !place.is_remote() => Failure::new(
             NO_SPACE,
             format!(
-                "no space left for the new file beside {}; the archive is as it was, and 'lockbox compact --dry-run' tells how much is needed",
+                "no space left for the new file next to {}; the archive is unchanged, and 'lockbox compact --dry-run' shows how much is needed",
                 shown(path)
             ),
         ),
@@ -109,14 +109,14 @@ pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     }
 }
 
-/// Erase what deleted files left in an archive, now; the archive may be mounted, and named by its mount point
+/// Erase the data of deleted files in an archive now; the archive may be mounted, and named by its mount point
 #[derive(clap::Args)]
 pub(crate) struct PurgeArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
     #[command(flatten)]
     writer: WriterArgs,
-    /// First remove every snapshot, so that what only they show is erased too
+    /// First remove every snapshot, so that data that only they hold is erased too
     #[arg(long)]
     snapshots: bool,
 }

@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn exists(path: &Path) -> Failure {
-    Failure::other(format!("{} exists already; it was left as it is", shown(path)))
+    Failure::other(format!("{} exists already and was not changed", shown(path)))
 }
 
 /// Opens a place without an archive as a writer.
@@ -122,7 +122,7 @@ fn make_file(args: &Args, passphrase: Passphrase, options: &CreateOptions) -> Re
     let code =
         args.generate_recovery_code.then(|| add_recovery_code(args, ArchiveSource::File(path), passphrase)).transpose();
     code.inspect_err(|_| {
-        output::complain("the archive is there, without a recovery code: 'lockbox key recovery' adds one");
+        output::complain("the archive was created without a recovery code: 'lockbox key recovery' adds one");
     })
 }
 

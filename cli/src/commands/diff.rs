@@ -24,7 +24,7 @@ use crate::paths::{Named, is_same};
 pub(crate) struct Args {
     #[command(flatten)]
     opening: OpeningArgs,
-    /// An archive, what is in one as ARCHIVE:PATH, or a directory or file of the host
+    /// An archive, a path in one as ARCHIVE:PATH, or a directory or file of the host
     #[arg(value_name = "A")]
     first: OsString,
     /// The same, to compare it with
@@ -47,7 +47,7 @@ struct Side {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (first, second) = (Side::of(&args.first)?, Side::of(&args.second)?);
     if first.path.is_none() && second.path.is_none() {
-        return Err(Failure::usage("neither of the two is in an archive: diff(1) compares those"));
+        return Err(Failure::usage("neither path is in an archive: compare them with diff(1)"));
     }
     let one = first.open(args)?;
     // The secrets of one archive are requested once.
@@ -130,12 +130,12 @@ fn sentence(first: &Side, second: &Side, path: &[u8], unlike: TreeDifference) ->
         TreeDifference::Second => only(second),
         TreeDifference::Types(a, b) => format!("File {one} is a {} while file {other} is a {}", words(a), words(b)),
         TreeDifference::Content(bits) => {
-            let what = match bits & mode::TYPE {
+            let kind = match bits & mode::TYPE {
                 mode::REGULAR => "Files",
                 mode::SYMLINK => "Symbolic links",
                 _ => "Devices",
             };
-            format!("{what} {one} and {other} differ")
+            format!("{kind} {one} and {other} differ")
         }
         TreeDifference::Metadata(differs) => format!("{one} and {other} differ in {}", named(differs).join(", ")),
     }

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (archive, paths) = in_one_archive([&args.path])?;
     let path = paths.first().map_or(&b""[..], Vec::as_slice);
     let names = components(path).map_err(|error| Failure::of(display(path), &error))?;
-    let Some(name) = names.last() else { return Err(Failure::other("the root of an archive is no file")) };
+    let Some(name) = names.last() else { return Err(Failure::other("the root of an archive is not a file")) };
     let place = place(args)?;
     let named = args.opening.of(archive);
     let watch = Watch::default();
@@ -106,13 +106,13 @@ fn place(args: &Args) -> Result<PathBuf, Failure> {
     let found = rustix::fs::statfs(&real).map_err(|errno| cannot(errno.into()))?;
     if args.place.is_none() && !IN_MEMORY.contains(&found.f_type) {
         return Err(Failure::other(format!(
-            "{} is not in memory, and what is edited would come to a disk; if that is right, {REMEDY}",
+            "{} is not in memory, so the edited text would be written to a disk; if that is intended, {REMEDY}",
             shown(&place)
         )));
     }
     if others_exchange(&real) {
         return Err(Failure::other(format!(
-            "others may rename what is in {} or above it: set XDG_RUNTIME_DIR, or {REMEDY}",
+            "other users may rename entries of {} or of a directory above it: set XDG_RUNTIME_DIR, or {REMEDY}",
             shown(&place)
         )));
     }
@@ -154,7 +154,7 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     {
         return Err(Failure::other(format!("the editor ended with exit code {code}; nothing was changed")));
     }
-    let failed = |error: &std::io::Error| Failure::host("cannot read what was edited", error);
+    let failed = |error: &std::io::Error| Failure::host("cannot read the edited file", error);
     let found = match private.file.symlink_metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_there => {
             if lasted < AT_ONCE {
@@ -194,7 +194,7 @@ fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Err
             Some(problem) => Err(Error::Invalid(problem.to_string())),
         };
     }
-    let failed = |error| Error::io("cannot read what was edited", error);
+    let failed = |error| Error::io("cannot read the edited file", error);
     let mut file = File::open(&private.file).map_err(failed)?;
     exchange::rewrite(fs, path, &mut file)
 }
@@ -253,7 +253,7 @@ impl Private {
 
     /// Leaves all files in place, and adds their path to the failure.
     fn keep(self, mut failure: Failure) -> Failure {
-        failure.message += &format!("; what was edited is in {}", shown(&self.file));
+        failure.message += &format!("; the edited text is in {}", shown(&self.file));
         std::mem::forget(self);
         failure
     }
@@ -265,7 +265,10 @@ impl Drop for Private {
         let beside = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         beside.for_each(|entry| wipe(&entry.path()));
         if let Err(error) = fs::remove_dir_all(&self.directory) {
-            output::complain(&format!("cannot remove {}, which has what was edited: {error}", shown(&self.directory)));
+            output::complain(&format!(
+                "cannot remove {}, which holds the edited text: {error}",
+                shown(&self.directory)
+            ));
         }
     }
 }

@@ -39,7 +39,7 @@ enum Command {
     Rm(Rm),
 }
 
-/// Set a variable to what is on standard input, typed at a prompt, or in a file; one line end is cut off
+/// Set a variable to a value from standard input, a prompt or a file; one line end is cut off
 #[derive(clap::Args)]
 struct Set {
     #[command(flatten)]
@@ -244,7 +244,7 @@ fn check_name(name: &str) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "'{}' is no name of a variable: letters, digits and underscores, at most {MAX_NAME}, not beginning with a digit",
+        "'{}' is not a name of a variable: letters, digits and underscores, at most {MAX_NAME}, not beginning with a digit",
         display(name.as_bytes())
     )))
 }
@@ -294,7 +294,7 @@ fn write_variable(archive: &Archive, name: &str, value: &[u8]) -> Result<(), Fai
             other => other?,
         };
         if !found.is_directory() {
-            return Err(Failure::other(format!("{} of the archive is no directory", display(part))));
+            return Err(Failure::other(format!("{} of the archive is not a directory", display(part))));
         }
         at = found.ino;
     }
@@ -335,7 +335,7 @@ fn find(fs: &FileSystem, name: &str) -> Result<Attributes, Failure> {
     };
     match found {
         Ok(found) if found.mode & mode::TYPE == mode::REGULAR => Ok(found),
-        Ok(_) => Err(Failure::other(format!("{DIRECTORY}/{name} is no file"))),
+        Ok(_) => Err(Failure::other(format!("{DIRECTORY}/{name} is not a file"))),
         Err(Error::NotFound) => Err(missing(name)),
         Err(error) => Err(Failure::of(format_args!("{DIRECTORY}/{name}"), &error)),
     }

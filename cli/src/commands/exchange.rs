@@ -33,13 +33,13 @@ pub(crate) struct AddArgs {
     archive: ArchiveArgs,
     #[command(flatten)]
     writer: WriterArgs,
-    /// What to copy; directories with everything below them
+    /// Files to copy; directories with everything below them
     #[arg(required = true, value_name = "SRC")]
     sources: Vec<PathBuf>,
     /// Directory of the archive to copy into, which may also be named as ARCHIVE:PATH; made when it is missing; the root by default
     #[arg(long, value_name = "PATH")]
     to: Option<OsString>,
-    /// Copy what a SRC that is a symbolic link points to
+    /// Copy the target of a SRC that is a symbolic link
     #[arg(long)]
     follow: bool,
     /// Replace files of the archive that have the same name
@@ -47,16 +47,16 @@ pub(crate) struct AddArgs {
     force: bool,
     #[command(flatten)]
     patterns: PatternArgs,
-    /// Make what is at the place of each SRC equal to it: replace what differs, delete what SRC does not have
+    /// Make the destination of each SRC equal to it: replace files that differ, delete files that SRC does not have
     #[arg(long, conflicts_with = "force")]
     mirror: bool,
-    /// With --mirror: tell what would be done, and do nothing
+    /// With --mirror: list the changes, and make none
     #[arg(long, requires = "mirror")]
     dry_run: bool,
-    /// With --mirror: go on when more than half of what is there would be deleted
+    /// With --mirror: go on when more than half of the destination would be deleted
     #[arg(long, requires = "mirror")]
     delete_most: bool,
-    /// With --mirror: go on when a SRC is an empty directory and what is there is not
+    /// With --mirror: go on when a SRC is an empty directory and its destination is not
     #[arg(long, requires = "mirror")]
     from_empty: bool,
     /// Print a summary as JSON
@@ -67,7 +67,7 @@ pub(crate) struct AddArgs {
 pub(crate) fn add(args: &AddArgs) -> Result<(), Failure> {
     let (named, mut path) = args.archive.and_paths(&None)?;
     let to = match (path.pop(), &args.to) {
-        (Some(_), Some(_)) => return Err(Failure::usage("the archive is named with a path, so there is no --to")),
+        (Some(_), Some(_)) => return Err(Failure::usage("the archive is named with a path, so --to cannot be used")),
         (Some(path), None) => path,
         (None, to) => to.as_ref().map_or_else(Vec::new, |to| to.as_bytes().to_vec()),
     };
@@ -126,9 +126,10 @@ pub(crate) fn copy_in(
         Err(error @ Error::Interrupted(_)) => {
             closed.map_err(failed)?;
             let again =
-                if options.replace || options.mirror.is_some() { "" } else { ", and tells what is there already" };
-            let kept = format!("what was {verb} until then is whole and stays, and what was on its way was taken back");
-            return Err(interrupt::failure(&error, &format!("{kept}; the same command goes on{again}")));
+                if options.replace || options.mirror.is_some() { "" } else { ", and reports files that already exist" };
+            let kept =
+                format!("everything {verb} so far is complete and stays, and unfinished copies were rolled back");
+            return Err(interrupt::failure(&error, &format!("{kept}; the same command continues{again}")));
         }
         imported => imported.map_err(failed)?,
     };
@@ -176,7 +177,7 @@ fn plan(
                 output::complain(&format!("would delete {}{}", display(&deletion.path), below(deletion.entries)));
             }
             if plan.deletions.len() > TOLD {
-                output::complain(&format!("and {} more; --dry-run tells them all", plan.deletions.len() - TOLD));
+                output::complain(&format!("and {} more; --dry-run lists them all", plan.deletions.len() - TOLD));
             }
             Err(Failure::other(sentence))
         }
@@ -189,7 +190,7 @@ fn refusal(args: &AddArgs, plan: &MirrorPlan) -> Option<String> {
     if let Some(source) = plan.empty.first()
         && !args.from_empty
     {
-        reasons.push(format!("{} is empty, and what the archive has in its place is not", shown(source)));
+        reasons.push(format!("{} is empty, and its destination in the archive is not", shown(source)));
         flags.push("--from-empty");
     }
     if plan.deleted > plan.entries / 2 && !args.delete_most {
@@ -247,7 +248,7 @@ pub(crate) struct ExtractArgs {
     archive: ArchiveArgs,
     #[command(flatten)]
     moment: MomentArgs,
-    /// What to copy, or each with the archive as ARCHIVE:PATH; everything by default
+    /// Paths to copy, or each with the archive as ARCHIVE:PATH; everything by default
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
     /// Directory to copy into; made when it is missing
@@ -306,7 +307,7 @@ pub(crate) fn copy_out(
     });
     let report = extracted.map_err(|error| match error {
         Error::Interrupted(_) => {
-            interrupt::failure(&error, &format!("nothing was {verb}; the same command begins anew"))
+            interrupt::failure(&error, &format!("nothing was {verb}; the same command starts over"))
         }
         error => Lockbox::failure(&named.archive, error),
     })?;
@@ -373,12 +374,12 @@ pub(crate) fn import_tar(args: &ImportTarArgs) -> Result<(), Failure> {
         .filter(|_| matches!(imported, Err(Error::Interrupted(_) | Error::Io { .. } | Error::Invalid(_))));
     if let Some(error) = interrupted {
         closed.map_err(failed)?;
-        let words = "nothing was imported, and what had arrived was taken back; the same command with all of the tar begins anew";
+        let words = "nothing was imported, and the received part was rolled back; the same command with the whole tar starts over";
         return Err(interrupt::failure(&error, words));
     }
     let report = imported.map_err(|error| match error {
         Error::Exists => Failure::other(
-            "nothing was imported: the archive has a .lockbox-import-tar in its root that no import left; rename or delete it",
+            "nothing was imported: the archive has a .lockbox-import-tar in its root that is not from an import; rename or delete it",
         ),
         error => failed(error),
     })?;
@@ -419,7 +420,7 @@ pub(crate) struct ExportTarArgs {
     archive: ArchiveArgs,
     #[command(flatten)]
     moment: MomentArgs,
-    /// What to write, with everything below it, or each with the archive as ARCHIVE:PATH; everything by default
+    /// Paths to write, with everything below them, or each with the archive as ARCHIVE:PATH; everything by default
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
     #[command(flatten)]
@@ -435,7 +436,7 @@ pub(crate) fn export_tar(args: &ExportTarArgs) -> Result<(), Failure> {
     let (archive, interrupt) = named.read_watched(&args.moment)?;
     let mut out = BufWriter::with_capacity(256 << 10, output::Watched::new());
     let bar = named.bar();
-    let words = || "what was written is no whole tar; the same command begins anew".to_owned();
+    let words = || "the output is not a complete tar; the same command starts over".to_owned();
     let at_once = interrupt.ends_at_once(&bar, words)?;
     let (fs, counted, left_out) = (archive.file_system().clone(), paths.clone(), filter.clone());
     bar.count(move |wanted| exchange::count_archive_files(&fs, &counted, &left_out, wanted));

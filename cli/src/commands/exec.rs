@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     }
     // Files written into a directory outside of the archive would stay there, readable by others.
     if !mounts::at(&place.0).is_ok_and(|at| at.is_some_and(|mounted| mounted.is_archive())) {
-        return Err(Failure::mount("the archive was not mounted, so nothing was run"));
+        return Err(Failure::mount("mount failed; program not started"));
     }
     let ran = watch.check().and_then(|()| go(args, &place.0, &watch));
     // Any user that is left entered through /proc.
@@ -159,7 +159,7 @@ fn go(args: &Args, point: &Path, watch: &Watch) -> Result<ExitStatus, Failure> {
         }
     }
     watch.now(ENDED);
-    status.ok_or_else(|| Failure::other("nobody tells how the program ended"))
+    status.ok_or_else(|| Failure::other("lost the program's exit status"))
 }
 
 /// Returns the exit code that shells report.
@@ -200,8 +200,8 @@ fn enter_namespaces() -> Result<Namespaces, Failure> {
         Err(Errno::EPERM) => {
             let forbidden = |error: io::Error| {
                 Failure::mount(format!(
-                    "this machine lets users make no namespaces of their own ({error}): run this as root, or see user_namespaces(7) for what turns \
-                     them on; 'lockbox mount' needs none"
+                    "users cannot make namespaces on this machine ({error}): run this as root, or enable user namespaces, see \
+                     user_namespaces(7); 'lockbox mount' needs none"
                 ))
             };
             unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).map_err(|errno| forbidden(errno.into()))?;

@@ -25,7 +25,7 @@ pub(crate) struct CopyArgs {
     opening: OpeningArgs,
     #[command(flatten)]
     writer: WriterArgs,
-    /// What to copy, and last where to, each on the host or in the archive as ARCHIVE:PATH: into a directory that is there, or one of them to a new name
+    /// Sources, and last the destination, each on the host or in the archive as ARCHIVE:PATH: an existing directory, or for one source a new name
     #[arg(required = true, num_args = 2.., value_name = "PATH")]
     paths: Vec<OsString>,
     /// Copy directories with everything below them
@@ -40,7 +40,7 @@ pub(crate) struct CopyArgs {
 }
 
 pub(crate) fn cp(args: &CopyArgs) -> Result<(), Failure> {
-    let Some((target, sources)) = args.paths.split_last() else { return Err(Failure::usage("nothing is named")) };
+    let Some((target, sources)) = args.paths.split_last() else { return Err(Failure::usage("no path is named")) };
     let within = sources.iter().map(|source| Ok(matches!(Named::of(source)?, Named::Within { .. })));
     let within = within.collect::<Result<Vec<bool>, Failure>>()?;
     let (all, none) = (within.iter().all(|&within| within), within.iter().all(|&within| !within));
@@ -62,11 +62,9 @@ pub(crate) fn cp(args: &CopyArgs) -> Result<(), Failure> {
             out_of(args, sources, &target)
         }
         Named::Whole(_) if none => {
-            Err(Failure::usage("nothing of it is in an archive: that is ARCHIVE:PATH, with an ARCHIVE that is there"))
+            Err(Failure::usage("no path is in an archive: name one as ARCHIVE:PATH, with an ARCHIVE that exists"))
         }
-        _ => Err(Failure::usage(
-            "some of what is to be copied is in an archive and some is not: copy one after the other",
-        )),
+        _ => Err(Failure::usage("some sources are in an archive and some are not: copy them separately")),
     }
 }
 
@@ -78,7 +76,7 @@ fn refuse_missing_archive(target: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "{} is not there, and no archive is before its ':'; create it, or choose another name for the copy",
+        "{} does not exist, and the part before its ':' is not an archive; create it, or choose another name for the copy",
         shown(target)
     )))
 }
@@ -158,9 +156,9 @@ fn inside(args: &CopyArgs, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -
         let copied = to.and_then(|to| exchange::copy(fs, paths, &to, args.force, &mut || interrupt.check()));
         copied.map(drop).map_err(|error| match error {
             Error::Interrupted(_) => {
-                let kept = "what was copied until then is whole and stays, and what was on its way was taken back";
+                let kept = "everything copied so far is complete and stays, and unfinished copies were rolled back";
                 let again = if args.force { "" } else { " and --force" };
-                interrupt::failure(&error, &format!("{kept}; go on with the same command{again}"))
+                interrupt::failure(&error, &format!("{kept}; continue with the same command{again}"))
             }
             error => failed(error),
         })
@@ -189,7 +187,7 @@ pub(crate) struct MkdirArgs {
     /// The directories, all of one archive
     #[arg(required = true, value_name = "ARCHIVE:PATH")]
     paths: Vec<OsString>,
-    /// Make what is missing above them too, and leave one that is there as it is
+    /// Make missing parents too, and accept directories that exist
     #[arg(short)]
     parents: bool,
 }
@@ -206,7 +204,7 @@ pub(crate) struct MoveArgs {
     opening: OpeningArgs,
     #[command(flatten)]
     writer: WriterArgs,
-    /// What to move, and last where to: into a directory that is there, or one of them to a new name
+    /// Sources, and last the destination: an existing directory, or for one source a new name
     #[arg(required = true, num_args = 2.., value_name = "ARCHIVE:PATH")]
     paths: Vec<OsString>,
     /// Replace files that are in the way
@@ -230,7 +228,7 @@ pub(crate) struct RemoveArgs {
     opening: OpeningArgs,
     #[command(flatten)]
     writer: WriterArgs,
-    /// What to remove, all of one archive
+    /// Files and directories to remove, all of one archive
     #[arg(required = true, value_name = "ARCHIVE:PATH")]
     paths: Vec<OsString>,
     /// Remove directories with everything below them

@@ -42,7 +42,7 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
     }
 }
 
-/// The archive and what opens it
+/// The archive and its unlocking options
 #[derive(clap::Args)]
 struct KeyArgs {
     /// The archive: a file, or an address
@@ -53,7 +53,7 @@ struct KeyArgs {
     remote: RemoteArgs,
 }
 
-/// The archive, what opens it, and who else writes to it
+/// The archive, its unlocking options, and its other writers
 #[derive(clap::Args)]
 struct ChangeArgs {
     #[command(flatten)]
@@ -95,7 +95,7 @@ pub(crate) fn name_of(key: &KeyInfo) -> String {
     format!("{} {}{label}", key.slot, key.kind.name())
 }
 
-/// Add a key: a passphrase, or what one of the options names
+/// Add a key: a passphrase, or the key that an option names
 #[derive(clap::Args)]
 pub(crate) struct AddKeyArgs {
     #[command(flatten)]
@@ -120,7 +120,7 @@ pub(crate) struct AddKeyArgs {
     /// Add the age recipient or SSH public key in FILE
     #[arg(long, value_name = "FILE", conflicts_with = "new_passfile")]
     recipient_file: Option<PathBuf>,
-    /// What the key is called in the archive; only those who open it see that
+    /// Name of the key in the archive; visible only after unlocking it
     #[arg(long, value_name = "TEXT", default_value = "")]
     label: String,
     #[command(flatten)]
@@ -132,7 +132,7 @@ pub(crate) struct AddKeyArgs {
 pub(crate) struct RecoveryArgs {
     #[command(flatten)]
     change: ChangeArgs,
-    /// What the key is called in the archive
+    /// Name of the key in the archive
     #[arg(long, value_name = "TEXT", default_value = "")]
     label: String,
     /// Print JSON
@@ -190,7 +190,7 @@ impl AddKeyArgs {
         tell(self.add(place, given, &NewKey::Recipient(recipient, &prompts))?)?;
         if recipient.is_identifiable() {
             output::complain(
-                "note: who knows this recipient can tell from a copy of the archive that it may open it; only X25519 recipients hide that",
+                "note: an attacker with this recipient and a copy of the archive can tell that it opens the archive; only X25519 recipients hide that",
             );
         }
         Ok(())
@@ -243,7 +243,7 @@ fn generate(path: &Path) -> Result<(), Failure> {
     let made = HostEntry::of(path).and_then(|entry| entry.write_new(&*bytes));
     made.map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists => Failure::other(format!(
-            "{} exists already; it was left as it is: without --generate it is added as it is",
+            "{} exists already and was not changed: without --generate the existing file is added",
             shown(path)
         )),
         _ => Failure::host(format!("cannot make the key file {}", shown(path)), &e),
@@ -334,13 +334,13 @@ fn rm(args: &KeyRmArgs) -> Result<(), Failure> {
     let removed = args.change.key.unlock.with_access(&place, |access| keys::remove(place.site(), access, &name))?;
     secrets::forget_kept(place.site());
     output::print(&format!(
-        "Key slot {} is removed. Older copies of the archive still open with it, and who opened it before may have kept the volume key: \
+        "Key slot {} is removed. Older copies of the archive still open with it, and users that opened it before may have kept the volume key: \
          'lockbox key rekey' writes the archive under a new one.",
         name_of(&removed)
     ))
 }
 
-/// Write an archive under a new volume key, so that removed keys are worth nothing for what it holds from now on
+/// Write an archive under a new volume key, so that removed keys are useless for its content from now on
 #[derive(clap::Args)]
 pub(crate) struct RekeyArgs {
     #[command(flatten)]
@@ -351,7 +351,7 @@ pub(crate) struct RekeyArgs {
     /// Keep all keys but these; may be given several times
     #[arg(long, value_name = "SLOT")]
     drop: Vec<String>,
-    /// Only list what would be kept
+    /// Only list the keys that would be kept
     #[arg(long)]
     dry_run: bool,
     /// Go on although the file has further names (hard links), which will keep the old file
@@ -464,7 +464,7 @@ fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let bytes = keys::backup_header(place.site()).map_err(|error| secrets::failure(&place, error))?;
     let failed = |e: io::Error| match e.kind() {
         io::ErrorKind::AlreadyExists => {
-            Failure::other(format!("{} exists already; it was left as it is: choose another name", shown(&args.file)))
+            Failure::other(format!("{} exists already and was not changed: choose another name", shown(&args.file)))
         }
         _ => Failure::host(format!("cannot write {}", shown(&args.file)), &e),
     };

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         [] => b"/",
         [path] if path.is_empty() => b"/",
         [path] => path,
-        _ => return Err(Failure::usage("one file or directory is listed at a time")),
+        _ => return Err(Failure::usage("name one file or directory to list")),
     };
     let archive = archive.read_at(&args.moment)?;
     let fs = archive.file_system();
@@ -302,7 +302,7 @@ pub(crate) struct CatArgs {
 pub(crate) fn cat(args: &CatArgs) -> Result<(), Failure> {
     let (archive, paths) = args.archive.and_paths(&args.paths)?;
     if paths.is_empty() {
-        return Err(Failure::usage("say which file of the archive: ARCHIVE PATH or ARCHIVE:PATH"));
+        return Err(Failure::usage("no file of the archive is named: ARCHIVE PATH or ARCHIVE:PATH"));
     }
     let archive = archive.read_at(&args.moment)?;
     let mut out = Output::new();

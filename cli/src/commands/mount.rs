@@ -41,7 +41,7 @@ Mount options, after -o and separated by commas (all of them: mount.lockbox(8)):
 pub(crate) struct Args {
     /// The archive file
     archive: PathBuf,
-    /// The directory, made when it is missing; without it one beside the archive that is named after it, without the last suffix
+    /// The directory, made when it is missing; by default next to the archive, with the archive's name without its last suffix
     directory: Option<PathBuf>,
     /// Options as in mount(8), such as ro, allow_other, sync=always or memory=SIZE
     #[arg(short = 'o', value_name = "OPTIONS", action = clap::ArgAction::Append)]
@@ -201,9 +201,9 @@ fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
 /// Returns the default mount point: next to the archive, where its user looks for it and can
 /// predict it.
 fn beside(archive: &Path) -> Result<PathBuf, Failure> {
-    let named = |why: &str| Failure::usage(format!("{why}: say on which directory to mount it"));
+    let named = |why: &str| Failure::usage(format!("{why}: name the directory to mount it on"));
     if remote::is_remote(archive) {
-        return Err(named("beside an address there is no directory"));
+        return Err(named("an archive at an address has no default mount point"));
     }
     let directory = archive.with_extension("");
     // A relative path through `..` and the like has no name, and without a suffix the name is the
@@ -233,7 +233,7 @@ fn refuse_to_hide(directory: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::mount(format!(
-        "{} is not empty, and a mount would hide what is in it: use -o nonempty to mount there all the same, or name another directory",
+        "{} is not empty, and a mount would hide its content: use -o nonempty to mount there anyway, or name another directory",
         shown(directory)
     )))
 }

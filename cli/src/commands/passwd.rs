@@ -78,8 +78,8 @@ pub(crate) struct RecoverArgs {
     /// Suppress hints and progress
     #[arg(long)]
     quiet: bool,
-    /// The key slot that is to get the passphrase, by number or label; without it the only one with a passphrase, when that has no
-    /// label; who is asked for the new passphrase is asked for this too
+    /// The key slot that gets the passphrase, by number or label; by default the only one with a passphrase, when that has no
+    /// label; asked for when the new passphrase is asked for
     #[arg(long, value_name = "SLOT")]
     slot: Option<String>,
     #[command(flatten)]
@@ -181,7 +181,7 @@ impl RecoverArgs {
             several => {
                 let names: Vec<String> = several.iter().map(|key| name_of(key)).collect();
                 Err(Failure::other(format!(
-                    "say with --slot whose passphrase is to be replaced ({}), or add one with 'lockbox key add --recovery-code FILE'",
+                    "name with --slot the key slot to change ({}), or add a passphrase with 'lockbox key add --recovery-code FILE'",
                     names.join(", ")
                 )))
             }
@@ -202,6 +202,6 @@ fn choose(keys: &[&KeyInfo]) -> Result<Option<KeyName>, Failure> {
     };
     match keys.iter().filter(named).count() {
         1 => Ok(Some(name)),
-        _ => Err(Failure::other("that is none of them; nothing was changed")),
+        _ => Err(Failure::other("the answer is none of these key slots; nothing was changed")),
     }
 }

@@ -32,11 +32,11 @@ use crate::progress::Bar;
 const MAX_LINES: u32 = 6;
 
 /// State after an interrupted download of which nothing arrived.
-const NOTHING: &str = "nothing arrived yet; the same link goes on";
+const NOTHING: &str = "nothing was received yet; the same link still works";
 /// State after an interrupted download whose hidden file is gone, because all arrived.
-const OVER: &str = "the download was over: the file has its name, or was damaged and is gone";
+const OVER: &str = "the download had ended: the file has its name, or was damaged and removed";
 
-/// Receive what a one-time link gives away
+/// Receive the content of a one-time link
 ///
 /// A file is saved, a directory unpacked, and a text printed.
 #[derive(clap::Args)]
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     if !server.is_private() {
         complain(&format!(
-            "{server} is not asked over https: others on the way can use the link up, but not open what it gives away"
+            "{server} is not asked over https: an attacker on the network can use up the link, but cannot open its content"
         ));
     }
     // The user has just named the socket, and nothing is remembered of it.
@@ -221,7 +221,7 @@ fn unpacked(args: &Args, tar: &mut File, sent: &str, interrupt: &Interrupt) -> l
 fn check(args: &Args, client: &ShareClient, link: &Link) -> Result<(), Failure> {
     let until = receive::look(client, link).map_err(|error| match error.code() {
         Some(ErrorCode::NotFound | ErrorCode::Method) => {
-            Failure::new(NO_DAEMON, "the server is older than this question; only receiving tells")
+            Failure::new(NO_DAEMON, "the server is too old to check a link; only receiving shows whether it works")
         }
         _ => serving::failure(&error),
     })?;
@@ -229,7 +229,7 @@ fn check(args: &Args, client: &ShareClient, link: &Link) -> Result<(), Failure> 
         return output::print_json(&json!({ "expires_at": until }));
     }
     let until = Reader::of(&io::stdout()).seconds(until);
-    output::print(&format!("the link opens something until {until}"))
+    output::print(&format!("the link is valid until {until}"))
 }
 
 /// Path of the received data until it is complete.
@@ -262,10 +262,10 @@ impl Kept {
             }
             // A tar that is being unpacked.
             _ if !path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".")) => {
-                Some(format!("what arrived is whole, and kept as {}", shown(&path)))
+                Some(format!("the complete download is kept as {}", shown(&path)))
             }
             length => Some(format!(
-                "what arrived ({length} bytes) is kept in {}: go on with --resume and the same link, or remove it",
+                "the received part ({length} bytes) is kept in {}: continue with --resume and the same link, or remove it",
                 shown(&path)
             )),
         }
@@ -275,15 +275,15 @@ impl Kept {
 /// Returns the state after an interrupted download to standard output, when all of it arrived and
 /// when not.
 fn streamed(all: bool) -> String {
-    let written = if all { "may be the whole file, which was not certain yet" } else { "is not the whole file" };
-    format!("what was written {written}; the same link begins anew as long as the server keeps the file for it")
+    let written = if all { "may be the whole file, but was not verified yet" } else { "is not the whole file" };
+    format!("the output {written}; the same link starts over as long as the server keeps the file for it")
 }
 
 /// Lists unfinished downloads; those of other commands are not removed here.
 fn tell_unfinished(paths: &[PathBuf]) {
     for path in paths {
         complain(&format!(
-            "{} is what arrived of a download that was stopped: go on with --resume and its link, or remove it",
+            "{} is an unfinished download: continue with --resume and its link, or remove it",
             shown(path)
         ));
     }
@@ -291,7 +291,7 @@ fn tell_unfinished(paths: &[PathBuf]) {
 
 fn tell_before(path: &Path, length: u64) {
     complain(&format!(
-        "{length} bytes arrived of this link before: they stay in {} until the new download is whole; --resume goes on with them",
+        "{length} bytes of this link were received earlier: they stay in {} until the new download is complete; --resume continues with them",
         shown(path)
     ));
 }
@@ -311,12 +311,11 @@ fn failure(error: &Error, unpacking: Option<&lockbox::Error>, args: &Args, kept:
     let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
     match error {
         Error::Cut { .. } | Error::Damaged(_) if to_stream => {
-            failure.message.push_str("; what was written so far is not the whole file");
+            failure.message.push_str("; the output so far is not the whole file");
         }
         Error::NotUnpacked { tar, .. } => match unpacking {
             Some(why @ lockbox::Error::Interrupted(_)) => {
-                let words =
-                    format!("what was unpacked until then was taken back; what arrived is whole, and kept as {tar}");
+                let words = format!("extraction rolled back; the complete download is kept as {tar}");
                 return interrupt::failure(why, &words);
             }
             Some(why) => return Failure::new(code(why), failure.message),
@@ -334,7 +333,7 @@ fn failure(error: &Error, unpacking: Option<&lockbox::Error>, args: &Args, kept:
 
 fn tell(args: &Args, receipt: &ReceiveSummary) -> Result<(), Failure> {
     if !receipt.confirmed {
-        complain("the share daemon did not hear that everything arrived; it will find out by itself");
+        complain("could not report the complete download to the share daemon; it detects that by itself");
     }
     if args.json && receipt.path.is_some() {
         return output::print_json(&json!({
@@ -387,7 +386,7 @@ fn prompt() -> Result<Link, Failure> {
     for line in 0..MAX_LINES {
         let question = if line == 0 { "Link (not shown): " } else { "The rest of it (not shown): " };
         let typed = lockbox_host::secrets::ask_secretly(question)?;
-        let typed = std::str::from_utf8(&typed).map_err(|_| Failure::usage("what was typed is no link"))?;
+        let typed = std::str::from_utf8(&typed).map_err(|_| Failure::usage("the input is not a link"))?;
         text.push_str(typed);
         text.push('\n');
         if typed.is_empty() || !Link::may_go_on(&text) {

@@ -38,7 +38,7 @@ pub(crate) struct LsArgs {
     json: bool,
 }
 
-/// Say whether all objects are there that the newest state of an archive needs, with the length that they were made with
+/// Check that all objects of the newest state of an archive exist and have the right length
 #[derive(clap::Args)]
 pub(crate) struct CheckArgs {
     /// s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
@@ -57,7 +57,7 @@ pub(crate) struct CheckArgs {
     json: bool,
 }
 
-/// Remove objects that an archive has needed no more for a day, and find those that nothing names
+/// Remove objects that an archive has not needed for a day, and find unreferenced ones
 #[derive(clap::Args)]
 pub(crate) struct CollectArgs {
     /// s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
@@ -73,10 +73,10 @@ pub(crate) struct CollectArgs {
     json: bool,
 }
 
-/// List what mounts of this machine wrote and no store has: size, when it was written, address, and what becomes of it
+/// List data that mounts of this machine wrote and no store has yet: size, when it was written, address, and state
 #[derive(clap::Args)]
 pub(crate) struct UnsentArgs {
-    /// Throw away what is kept of the archive at this address
+    /// Discard the unsent data of the archive at this address
     #[arg(long, value_name = "ADDRESS")]
     forget: Option<PathBuf>,
     /// Print JSON, one object a line
@@ -95,11 +95,11 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
 
 fn unsent(args: &UnsentArgs) -> Result<(), Failure> {
     let found = match &args.forget {
-        None => remote::unsent().map_err(|error| Failure::of("what was not sent", &error))?,
+        None => remote::unsent().map_err(|error| Failure::of("unsent data", &error))?,
         Some(address) => {
             let gone = remote::forget_unsent(address).map_err(|error| Failure::at(address, &error))?;
             if gone.is_empty() {
-                return Err(Failure::other(format!("nothing is kept here of {}", shown(address))));
+                return Err(Failure::other(format!("no unsent data of {} is kept here", shown(address))));
             }
             gone
         }
@@ -161,7 +161,7 @@ fn ls(args: &LsArgs) -> Result<(), Failure> {
             (Some(error), _) => error.clone(),
             (None, None) => "nothing was written yet".to_owned(),
             (None, Some(newest)) => match &newest.writer {
-                Some(host) => format!("record {}, a writer on {host} has not said that it went", newest.number),
+                Some(host) => format!("record {}, the writer on {host} has not signed off", newest.number),
                 None => format!("record {}", newest.number),
             },
         };
@@ -208,7 +208,7 @@ fn check(args: &CheckArgs) -> Result<(), Failure> {
         for (what, amount) in [
             ("needed", &examined.needed),
             ("dead, to be removed", &examined.dead),
-            ("named by nothing", &examined.unnamed),
+            ("unreferenced", &examined.unnamed),
             ("records that stay", &examined.records),
         ] {
             let bytes = out.reader.size(amount.bytes);
@@ -218,8 +218,8 @@ fn check(args: &CheckArgs) -> Result<(), Failure> {
     out.finish()?;
     match examined.faults.len() {
         0 => Ok(()),
-        1 => Err(Failure::new(DAMAGED, "1 object is not as it was made; see above")),
-        count => Err(Failure::new(DAMAGED, format!("{count} objects are not as they were made; see above"))),
+        1 => Err(Failure::new(DAMAGED, "1 missing or corrupt object (listed above)")),
+        count => Err(Failure::new(DAMAGED, format!("{count} missing or corrupt objects (listed above)"))),
     }
 }
 
@@ -232,7 +232,7 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
         out.json(&json!({"removed": collected.removed, "found": collected.found, "waiting": collected.waiting}))?;
     } else {
         out.line(&format!(
-            "{} removed, {} found that nothing names, {} removed when a day is over",
+            "{} removed, {} found unreferenced, {} to be removed after a day",
             objects(collected.removed),
             objects(collected.found),
             objects(collected.waiting)
@@ -265,7 +265,7 @@ pub(crate) enum CacheCommand {
     Clear(ClearArgs),
 }
 
-/// List what is kept, an archive a line: size, when it was used last, address
+/// List the cached archives, one a line: size, when it was used last, address
 #[derive(clap::Args)]
 pub(crate) struct CacheLsArgs {
     /// Print JSON, one object a line
@@ -273,7 +273,7 @@ pub(crate) struct CacheLsArgs {
     json: bool,
 }
 
-/// Remove what is kept of all archives, or of some; a mount that uses it goes on with it
+/// Clear the cache of all archives, or of some; a mount that uses it continues
 #[derive(clap::Args)]
 pub(crate) struct ClearArgs {
     /// Only of these
@@ -305,7 +305,7 @@ fn list_cache(args: &CacheLsArgs) -> Result<(), Failure> {
             }))?;
         } else {
             let (size, used) = (out.reader.size(kept.bytes), out.reader.time(used));
-            let address = kept.address.unwrap_or_else(|| format!("({}, which does not say its address)", kept.file));
+            let address = kept.address.unwrap_or_else(|| format!("({}, address unknown)", kept.file));
             out.line(&format!("{size:>17}  {used}  {address}"))?;
         }
     }
@@ -321,14 +321,14 @@ fn clear(args: &ClearArgs) -> Result<(), Failure> {
     }
     let mut out = Output::new();
     match removed.len() {
-        0 => out.line("Nothing was kept.")?,
-        1 => out.line(&format!("What was kept of 1 archive is removed: {}.", out.reader.size(bytes)))?,
-        count => out.line(&format!("What was kept of {count} archives is removed: {}.", out.reader.size(bytes)))?,
+        0 => out.line("Nothing was cached.")?,
+        1 => out.line(&format!("Cleared the cache of 1 archive: {}.", out.reader.size(bytes)))?,
+        count => out.line(&format!("Cleared the cache of {count} archives: {}.", out.reader.size(bytes)))?,
     }
     match used {
         0 => {}
-        1 => out.line("1 of it is in use; its space comes back when that ends.")?,
-        count => out.line(&format!("{count} of them are in use; their space comes back when that ends."))?,
+        1 => out.line("1 of them is in use; its space is freed when that ends.")?,
+        count => out.line(&format!("{count} of them are in use; their space is freed when that ends."))?,
     }
     out.finish()
 }

@@ -16,7 +16,7 @@ use crate::interrupt::{self, Interrupt};
 use crate::open_archive::ArchiveArgs;
 use crate::output::{self, Output};
 
-/// Copy what is whole out of a damaged archive
+/// Copy intact files out of a damaged archive
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -24,10 +24,10 @@ pub(crate) struct Args {
     /// Directory to copy into; made when it is missing, refused when it is not empty
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
-    /// Copy what this snapshot shows, not what is there now
+    /// Copy the content of this snapshot, not the current content
     #[arg(long, value_name = "NAME")]
     snapshot: Option<OsString>,
-    /// Also write what is left of files that are not whole, to DIR/partial
+    /// Also write the remains of incomplete files, to DIR/partial
     #[arg(long)]
     partial: bool,
     /// Also make devices and keep set-user-ID, set-group-ID and sticky bits of files, capabilities
@@ -72,12 +72,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     drop(bar);
     let report = rescued.map_err(|error| match error {
         Error::Interrupted(_) if is_empty(&args.to) => {
-            interrupt::failure(&error, "nothing was rescued yet; the same command begins anew")
+            interrupt::failure(&error, "nothing was rescued yet; the same command starts over")
         }
         Error::Interrupted(_) => {
             let to = shown(&args.to);
-            let kept = format!("what was rescued until then is whole and stays in {to}");
-            interrupt::failure(&error, &format!("{kept}; to begin anew, remove {to} or name another directory"))
+            let kept = format!("everything rescued so far is complete and stays in {to}");
+            interrupt::failure(&error, &format!("{kept}; to start over, remove {to} or name another directory"))
         }
         error => Lockbox::failure(path, error),
     })?;
@@ -127,7 +127,7 @@ fn tell(out: &mut Output, item: &RescuedObject<'_>) -> Result<(), Failure> {
         ));
     } else if item.unproved {
         line.push_str(&format!(
-            " (as of generation {}; nothing is left that shows whether there was a newer version)",
+            " (as of generation {}; no remaining data shows whether there was a newer version)",
             item.generation.0
         ));
     } else if !item.reason.is_empty() {
@@ -167,7 +167,7 @@ fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Res
         (true, false) => {
             out.line("snapshots are not copied unless --snapshot names one; of these only the index was read")?
         }
-        (false, true) => out.line("nothing that is left proves that there were no snapshots")?,
+        (false, true) => out.line("no remaining data proves that there were no snapshots")?,
         (false, false) => {
             out.line("the newest list of snapshots may be lost: some may have been removed since, and others taken")?;
         }
@@ -194,13 +194,11 @@ fn summary(report: &RescueReport, of_snapshot: bool) -> String {
 
 fn verdict(report: &RescueReport) -> &'static str {
     match report.later {
-        LaterCommits::Seen => "data of a newer one is left, which was lost or never made",
-        _ if report.entries_lost => {
-            "an entry of the log that came after it is lost, and what was made durable last with it"
-        }
-        _ if !report.index_whole => "not all of its index is left, so newer versions and whole files may be missing",
+        LaterCommits::Seen => "data of a newer one remains, which was lost or never committed",
+        _ if report.entries_lost => "a later log entry is lost, and with it the last durable changes",
+        _ if !report.index_whole => "part of its index is lost, so newer versions and whole files may be missing",
         _ if !report.complete() => "not complete",
-        LaterCommits::Never => "complete, and no newer one was made",
+        LaterCommits::Never => "complete, and no newer one was committed",
         LaterCommits::Possible => "complete; newer ones may have been lost without a trace",
     }
 }
@@ -208,7 +206,7 @@ fn verdict(report: &RescueReport) -> &'static str {
 fn verdict_of_snapshot(report: &RescueReport) -> &'static str {
     match report.complete() {
         true => "complete",
-        false if !report.index_whole => "not all of its index is left, so whole files may be missing",
+        false if !report.index_whole => "part of its index is lost, so whole files may be missing",
         false => "not complete",
     }
 }

@@ -19,13 +19,13 @@ use crate::runtime::{self, Daemon};
 /// this, unless the host is in trouble, which must not hide the rest.
 const HELD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Show the mounted archives of this user, for root those of all users
+/// Show the mounted archives of this user, or of all users for root
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Show this one only: the directory or the archive file
     #[arg(value_name = "DIR|ARCHIVE")]
     what: Option<PathBuf>,
-    /// Tell all of each, with what its daemon holds, instead of a line
+    /// Show all details of each, with the state of its daemon, instead of a line
     #[arg(long)]
     all: bool,
     /// Print JSON, one object a line, always with everything
@@ -274,7 +274,7 @@ fn state(served: &Served, reader: Reader) -> String {
         ("read-only because", status.latched.as_ref()),
         ("when mounted:", status.fallback.as_ref()),
         ("snapshot failed:", snapshot),
-        ("stays as it was because", stays),
+        ("shows an earlier state because", stays),
     ];
     for (what, why) in troubles {
         state.extend(why.map(|why| format!("; {what} {why}")));

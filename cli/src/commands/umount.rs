@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// The directory or the archive file
     #[arg(value_name = "DIR|ARCHIVE", required_unless_present = "all")]
     what: Option<PathBuf>,
-    /// Unmount all archives of this user, for root those of all users; what is busy is named and stays
+    /// Unmount all archives of this user, or of all users for root; busy ones are named and stay
     #[arg(long, conflicts_with = "what")]
     all: bool,
     /// Take a busy mount out of the directory tree now and return; it ends when its last file is closed
@@ -221,7 +221,7 @@ fn all(lazy: bool, named: bool) -> Result<(), Failure> {
         let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(lazy, named))).collect();
         running
             .into_iter()
-            .flat_map(|job| job.join().unwrap_or_else(|_| vec![Failure::other("a mount could not be ended")]))
+            .flat_map(|job| job.join().unwrap_or_else(|_| vec![Failure::other("could not unmount")]))
             .collect()
     });
     together(failures)
@@ -306,15 +306,12 @@ fn stop(socket: &Path, status: &Status, manner: Manner) -> Result<(), Failure> {
     match ask_to_stop(socket, status, manner, before.as_ref()).map_err(|error| of_its_user(&error))? {
         Response::Done => {}
         Response::Unsent { bytes } => output::complain(&format!(
-            "{}: its store does not answer, and {} of what was written last are kept on this machine; the next mount here, or 'lockbox remote collect', sends them",
+            "{}: its store does not answer, and {} of the last writes are kept on this machine; the next mount here, or 'lockbox remote collect', sends them",
             shown(&status.archive_path()),
             quantity::readable(bytes)
         )),
         Response::Detached if is_left(theirs, before.as_ref()) => {
-            return Err(Failure::other(format!(
-                "{}: its daemon says that it is detached, but it is not",
-                shown(point)
-            )));
+            return Err(Failure::other(format!("{}: its daemon reported it as detached, but it is not", shown(point))));
         }
         Response::Detached => {
             if !theirs {
@@ -387,21 +384,21 @@ fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
     let root = geteuid().is_root();
     let twin = mounts::twin(&mounts::all(), mounted).cloned();
     let (lazily, notice) = match (probe(&held), &twin) {
-        (Probe::Dead, _) => (true, format!("cleared the mount at {at}, whose daemon had died")),
+        (Probe::Dead, _) => (true, format!("cleared the mount at {at}: its daemon had died")),
         (Probe::Silent, None) if lazy => {
             (true, format!("detached {at}; the process that serves it does not answer and still holds the archive"))
         }
         (Probe::Silent, None) => {
             return Err(Failure::other(format!(
                 "{at} does not answer: the process that serves it is stopped or stuck; continue it, or end it with \
-                 kill -9 (what was not durable is lost), then unmount again; --lazy takes the directory away now"
+                 kill -9 (changes that were not durable are lost), then unmount again; --lazy detaches the directory now"
             )));
         }
         (_, Some(_)) | (Probe::Serves, None) if root && (plainly || twin.is_some()) => (lazy, String::new()),
         (_, Some(other)) => {
             let other = shown(&other.point);
             return Err(Failure::other(format!(
-                "{at} shows what is mounted at {other}: only root may take it away alone, and 'lockbox umount {other}' ends both"
+                "{at} is a bind mount of {other}; only root can unmount it separately ('lockbox umount {other}' unmounts both)"
             )));
         }
         (Probe::Serves, None) => {
@@ -429,7 +426,7 @@ fn reach(mounted: &Mounted) -> Result<Arc<PinnedMount>, Failure> {
     match in_time(move || PinnedMount::of(&found)) {
         Some(Ok(Some(held))) => Ok(Arc::new(held)),
         Some(Ok(None)) => {
-            Err(Failure::other(format!("what lies at {at} is not the mount that was found there, and was left alone")))
+            Err(Failure::other(format!("{at} is no longer the mount that was found there; left unchanged")))
         }
         Some(Err(error)) => Err(Failure::host(format!("cannot reach the mount at {at}"), &error)),
         None => {
@@ -455,7 +452,7 @@ fn probe(held: &Arc<PinnedMount>) -> Probe {
 
 fn take_away(mounted: &Mounted, held: Arc<PinnedMount>, lazily: bool) -> Result<(), Failure> {
     let at = shown(&mounted.point);
-    let cannot = |why: &str| Failure::other(format!("cannot take away the mount at {at}: {why}"));
+    let cannot = |why: &str| Failure::other(format!("cannot unmount {at}: {why}"));
     if geteuid().is_root() {
         let taken = match Arc::try_unwrap(held) {
             Ok(held) if !lazily => held.unmount(),

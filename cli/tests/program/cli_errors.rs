@@ -41,7 +41,7 @@ fn an_existing_file_is_never_overwritten_by_create() {
     let place = Place::new();
     fs::write(place.path("a.lbx"), "precious").unwrap();
     let ended = place.run(&["create", "a.lbx", "--kdf-memory", "1", "--weak-kdf"]);
-    fails(&ended, 2, "a.lbx exists already; it was left as it is");
+    fails(&ended, 2, "a.lbx exists already and was not changed");
     assert_eq!(fs::read(place.path("a.lbx")).unwrap(), b"precious");
 }
 

@@ -32,7 +32,7 @@ fn edit(place: &Place, path: &str, editor: &str) -> Ended {
     let mut command = place.command();
     command.env("LOCKBOX_PASSFILE", place.path("pass")).env("VISUAL", editor);
     let ended = end(command.args(["edit", &format!("a.lbx:{path}"), "--in", "private"]));
-    if !ended.complaint.contains("what was edited is in") {
+    if !ended.complaint.contains("the edited text is in") {
         assert_eq!(names(&place.path("private")), [""; 0], "{ended:?}");
     }
     ended
@@ -86,12 +86,12 @@ fn without_a_change_or_a_good_end_everything_stays() {
         ),
         ("plain", "sh -c 'kill -KILL $$' sh", 2, "the editor was killed; nothing was changed\n"),
         ("dir/new", "sh -c 'kill -KILL $$' sh", 2, "the editor was killed; nothing was changed\n"),
-        ("plain", "sh -c 'rm \"$1\"' sh", 2, "cannot read what was edited"),
+        ("plain", "sh -c 'rm \"$1\"' sh", 2, "cannot read the edited file"),
         ("plain", "sh -c 'rm \"$1\"; mkdir \"$1\"' sh", 2, "left no regular file"),
         ("dir", "true", 2, "is a directory"),
         ("link", "true", 2, "not a regular file"),
         ("no/where", "true", 2, "the archive has no no"),
-        ("", "true", 2, "the root of an archive is no file"),
+        ("", "true", 2, "the root of an archive is not a file"),
     ] {
         let ended = edit(&place, path, editor);
         assert_eq!(ended.code, code, "{path} {editor}: {}", ended.complaint);
@@ -103,7 +103,7 @@ fn without_a_change_or_a_good_end_everything_stays() {
 /// What a command kept of what was edited.
 fn kept(complaint: &str) -> PathBuf {
     let (_, kept) =
-        complaint.trim_end().rsplit_once("; what was edited is in ").unwrap_or_else(|| panic!("{complaint}"));
+        complaint.trim_end().rsplit_once("; the edited text is in ").unwrap_or_else(|| panic!("{complaint}"));
     kept.into()
 }
 
@@ -203,7 +203,7 @@ fn a_directory_where_others_rename_is_no_place_for_what_is_edited() {
     mode(0o777);
     let refused = edit(&place, "plain", "sed -i s/one/two/");
     assert_eq!(refused.code, 2);
-    assert!(refused.complaint.contains("others may rename what is in"), "{}", refused.complaint);
+    assert!(refused.complaint.contains("other users may rename entries of"), "{}", refused.complaint);
     mode(0o1777);
     assert_eq!(edit(&place, "plain", "sed -i s/one/two/").code, 0);
     assert_eq!(text(&place, "plain"), "two\n");
@@ -213,7 +213,11 @@ fn a_directory_where_others_rename_is_no_place_for_what_is_edited() {
     let mut command = place.command();
     command.env("LOCKBOX_PASSFILE", place.path("pass")).env("VISUAL", "false");
     let refused = end(command.args(["edit", "a.lbx:plain", "--in", "private/inner"]));
-    assert!(refused.complaint.contains("or above it: set XDG_RUNTIME_DIR, or name"), "{}", refused.complaint);
+    assert!(
+        refused.complaint.contains("or of a directory above it: set XDG_RUNTIME_DIR, or name"),
+        "{}",
+        refused.complaint
+    );
     fs::remove_dir(place.path("private/inner")).unwrap();
     mode(0o700);
 }

@@ -52,7 +52,7 @@ fn what_is_kept_on_disk_is_listed_and_removed_and_fetched_again() {
     let place = Place::new();
     let [one, other] = backed_up(&place, ["one", "other"]);
     assert_eq!(good(&place, &["cache", "ls"]), "");
-    assert_eq!(good(&place, &["cache", "clear"]), "Nothing was kept.\n");
+    assert_eq!(good(&place, &["cache", "clear"]), "Nothing was cached.\n");
     assert!(!place.path("cache").exists());
     for address in [&one, &other] {
         read(&place, address);
@@ -80,9 +80,9 @@ fn what_is_kept_on_disk_is_listed_and_removed_and_fetched_again() {
     assert_eq!((&cleared["removed"], &cleared["in_use"]), (&1.into(), &0.into()));
     assert_eq!(cleared["bytes"], listed[0]["bytes"]);
     assert!(good(&place, &["cache", "ls"]).ends_with(&format!("{other}\n")));
-    assert_eq!(good(&place, &["cache", "clear", &one]), "Nothing was kept.\n");
+    assert_eq!(good(&place, &["cache", "clear", &one]), "Nothing was cached.\n");
     read(&place, &one);
-    assert!(good(&place, &["cache", "clear"]).starts_with("What was kept of 2 archives is removed: "));
+    assert!(good(&place, &["cache", "clear"]).starts_with("Cleared the cache of 2 archives: "));
     assert_eq!(good(&place, &["cache", "ls"]), "");
 }
 
@@ -97,8 +97,8 @@ fn caches_in_a_directory_that_others_can_write_to_are_not_touched_and_links_are_
     fs::rename(&file, place.path("precious")).unwrap();
     symlink(place.path("precious"), &file).unwrap();
     assert_eq!(good(&place, &["cache", "ls"]), "");
-    assert_eq!(good(&place, &["cache", "clear"]), "Nothing was kept.\n");
-    assert_eq!(good(&place, &["cache", "clear", &one]), "Nothing was kept.\n");
+    assert_eq!(good(&place, &["cache", "clear"]), "Nothing was cached.\n");
+    assert_eq!(good(&place, &["cache", "clear", &one]), "Nothing was cached.\n");
     assert!(place.path("precious").exists() && file.is_symlink());
     fs::remove_file(&file).unwrap();
     fs::rename(place.path("precious"), &file).unwrap();
@@ -189,7 +189,7 @@ fn doctor_says_what_a_web_server_can_do() {
     assert!(
         String::from_utf8(ended.out).unwrap().contains("bad     file               there is nothing of this name\n")
     );
-    assert!(ended.complaint.contains("one thing there keeps lockbox from using it"), "{}", ended.complaint);
+    assert!(ended.complaint.contains("one fault keeps lockbox from using this server"), "{}", ended.complaint);
     // What an address needs is said as ever.
     let refused = run(&place, &["doctor", "http://127.0.0.1:1/a.lbx"]);
     assert_eq!(refused.code, 2);
@@ -386,7 +386,7 @@ fn what_a_store_lost_is_named_and_what_nothing_names_is_collected() {
     let told = run(&place, &["remote", "check", &one]);
     assert_eq!(told.code, 12);
     assert!(String::from_utf8(told.out).unwrap().starts_with(&format!("segment {name} is missing\n")));
-    assert!(told.complaint.ends_with("1 object is not as it was made; see above\n"), "{}", told.complaint);
+    assert!(told.complaint.ends_with("1 missing or corrupt object (listed above)\n"), "{}", told.complaint);
     fs::write(&segment, &content).unwrap();
     // What a run that was killed sent.
     fs::write(segment.with_file_name("9".repeat(64)), b"sent").unwrap();
@@ -394,7 +394,7 @@ fn what_a_store_lost_is_named_and_what_nothing_names_is_collected() {
     let collected = &json(&good(&place, &["remote", "collect", "--json", &one]))[0];
     assert_eq!((&collected["found"], &collected["removed"]), (&1.into(), &0.into()), "a day has to pass");
     assert_eq!(check(&["--full"]).1["unnamed"]["objects"], 0);
-    assert!(good(&place, &["remote", "collect", &one]).contains("0 objects found that nothing names"));
+    assert!(good(&place, &["remote", "collect", &one]).contains("0 objects found unreferenced"));
     read(&place, &one);
     // Nothing is made where there is no archive.
     fs::create_dir(place.path("empty")).unwrap();

@@ -51,7 +51,7 @@ fn an_interrupted_extraction_leaves_nothing_behind() {
         let (code, complaint) = ended.expect("no extraction could be stopped");
         assert_eq!(
             (code, complaint.as_str()),
-            (Some(128 + signal as i32), "lockbox: interrupted; nothing was extracted; the same command begins anew\n")
+            (Some(128 + signal as i32), "lockbox: interrupted; nothing was extracted; the same command starts over\n")
         );
     }
 }
@@ -114,8 +114,8 @@ const CASES: &[Case] = &[
     Case {
         arguments: &["add", "a.lbx", "more"],
         shows: SOME_FILES,
-        says: "what was added until then is whole and stays, and what was on its way was taken back; \
-               the same command goes on, and tells what is there already",
+        says: "everything added so far is complete and stays, and unfinished copies were rolled back; \
+               the same command continues, and reports files that already exist",
         holds: some_added,
         goes_on: |place| {
             let there = copied(place, "more").len();
@@ -127,7 +127,7 @@ const CASES: &[Case] = &[
     Case {
         arguments: &["add", "--mirror", "a.lbx", "more"],
         shows: SOME_FILES,
-        says: "what was added until then is whole and stays, and what was on its way was taken back; the same command goes on",
+        says: "everything added so far is complete and stays, and unfinished copies were rolled back; the same command continues",
         holds: some_added,
         goes_on: |place| {
             place.good(&["add", "--mirror", "a.lbx", "more"]);
@@ -137,7 +137,7 @@ const CASES: &[Case] = &[
     Case {
         arguments: &["cp", "-r", "--force", "more", "a.lbx:/"],
         shows: SOME_FILES,
-        says: "what was copied until then is whole and stays, and what was on its way was taken back; the same command goes on",
+        says: "everything copied so far is complete and stays, and unfinished copies were rolled back; the same command continues",
         holds: some_added,
         goes_on: |place| {
             place.good(&["cp", "-r", "--force", "more", "a.lbx:/"]);
@@ -147,7 +147,7 @@ const CASES: &[Case] = &[
     Case {
         arguments: &["cp", "-r", "a.lbx:/tree", "out"],
         shows: SOME_FILES,
-        says: "nothing was copied; the same command begins anew",
+        says: "nothing was copied; the same command starts over",
         holds: unchanged,
         goes_on: |place| {
             place.good(&["cp", "-r", "a.lbx:/tree", "out"]);
@@ -157,7 +157,7 @@ const CASES: &[Case] = &[
     Case {
         arguments: &["extract", "a.lbx", "--to", "out"],
         shows: SOME_FILES,
-        says: "nothing was extracted; the same command begins anew",
+        says: "nothing was extracted; the same command starts over",
         holds: |place| assert_eq!(names(&place.path("out")), [""; 0]),
         goes_on: |place| {
             place.good(&["extract", "a.lbx", "--to", "out"]);
@@ -167,7 +167,7 @@ const CASES: &[Case] = &[
     Case {
         arguments: &["check", "--full", "a.lbx"],
         shows: &[" checked"],
-        says: "nothing is known of what was not checked yet, and nothing was changed; the same command begins anew",
+        says: "the check is incomplete, and nothing was changed; the same command starts over",
         holds: unchanged,
         goes_on: |place| {
             let said = place.good(&["check", "--full", "a.lbx"]);
@@ -177,21 +177,21 @@ const CASES: &[Case] = &[
     Case {
         arguments: &["compact", "a.lbx"],
         shows: &[" copied and compared"],
-        says: "the archive is as it was; the same command begins anew",
+        says: "the archive is unchanged; the same command starts over",
         holds: unchanged,
         goes_on: |place| drop(place.good(&["compact", "a.lbx"])),
     },
     Case {
         arguments: &["key", "rekey", "a.lbx"],
         shows: &[" copied and compared"],
-        says: "the archive is as it was; the same command begins anew",
+        says: "the archive is unchanged; the same command starts over",
         holds: unchanged,
         goes_on: |place| drop(place.good(&["key", "rekey", "a.lbx"])),
     },
     Case {
         arguments: &["rescue", "a.lbx", "--to", "out"],
         shows: &[" searched"],
-        says: "nothing was rescued yet; the same command begins anew",
+        says: "nothing was rescued yet; the same command starts over",
         holds: |place| assert!(!place.path("out").exists() || names(&place.path("out")).is_empty()),
         goes_on: |place| {
             place.good(&["rescue", "a.lbx", "--to", "out"]);
@@ -201,7 +201,7 @@ const CASES: &[Case] = &[
     Case {
         arguments: &["backup", "a.lbx", "copy.lbx"],
         shows: &[" copied"],
-        says: "the backup is as it was, or up to date; the same command goes on",
+        says: "the backup is unchanged, or up to date; the same command continues",
         holds: |place| {
             unchanged(place);
             assert!(!place.path("copy.lbx").exists());
@@ -218,7 +218,7 @@ const CASES: &[Case] = &[
 const RESCUE: Case = Case {
     arguments: &["rescue", "a.lbx", "--to", "out"],
     shows: &["2 files, ", "3 files, ", "4 files, ", "5 files, ", "6 files, "],
-    says: "what was rescued until then is whole and stays in out; to begin anew, remove out or name another directory",
+    says: "everything rescued so far is complete and stays in out; to start over, remove out or name another directory",
     holds: |place| {
         let (ours, theirs) = (place.path("tree"), place.path("out/tree"));
         let found = names(&theirs);
@@ -242,7 +242,7 @@ fn with_many_files() -> Place {
 const REPAIR: Case = Case {
     arguments: &["check", "--full", "--repair-header", "a.lbx"],
     shows: &[" checked"],
-    says: "nothing is known of what was not checked yet, and nothing but the header was changed; the same command begins anew",
+    says: "the check is incomplete, and only the header was changed; the same command starts over",
     holds: unchanged,
     goes_on: |place| drop(place.good(&["check", "--full", "--repair-header", "a.lbx"])),
 };
@@ -358,8 +358,8 @@ fn a_tar_that_does_not_go_on_is_not_waited_for_when_the_import_is_interrupted() 
     got(&child, Signal::SIGINT);
     let ended = child.wait_with_output().unwrap();
     drop(input);
-    let says = "lockbox: interrupted; nothing was imported, and what had arrived was taken back; \
-                the same command with all of the tar begins anew\n";
+    let says = "lockbox: interrupted; nothing was imported, and the received part was rolled back; \
+                the same command with the whole tar starts over\n";
     assert_eq!((ended.status.code(), String::from_utf8(ended.stderr).unwrap().as_str()), (Some(130), says));
     place.good(&["check", "--full", "a.lbx"]);
     assert_eq!(place.good(&["ls", "a.lbx"]), b"small\ntree\n");
@@ -375,8 +375,8 @@ fn a_tar_that_does_not_go_on_is_not_waited_for_when_the_import_is_interrupted() 
 fn an_output_that_nobody_reads_is_not_waited_for_when_its_command_is_interrupted() {
     let place = trees();
     for (arguments, says) in [
-        (["backup", "a.lbx", "-"], "what was written is no whole archive; the same command begins anew"),
-        (["export-tar", "a.lbx", "tree"], "what was written is no whole tar; the same command begins anew"),
+        (["backup", "a.lbx", "-"], "the output is not a complete archive; the same command starts over"),
+        (["export-tar", "a.lbx", "tree"], "the output is not a complete tar; the same command starts over"),
     ] {
         let mut command = place.command();
         command.env("LOCKBOX_PASSFILE", place.path("pass")).args(arguments);
@@ -421,8 +421,8 @@ fn copies_within_an_archive_that_are_interrupted_are_whole_or_not_there() {
         if ended.status.code() == Some(0) {
             continue;
         }
-        let says = "lockbox: interrupted; what was copied until then is whole and stays, and what was on its way was taken back; \
-                    go on with the same command and --force\n";
+        let says = "lockbox: interrupted; everything copied so far is complete and stays, and unfinished copies were rolled back; \
+                    continue with the same command and --force\n";
         assert_eq!((ended.status.code(), String::from_utf8(ended.stderr).unwrap().as_str()), (Some(130), says));
         place.good(&["check", "--full", "a.lbx"]);
         let there = String::from_utf8(place.good(&["ls", "a.lbx", "new"])).unwrap();

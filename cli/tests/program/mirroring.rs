@@ -197,7 +197,7 @@ fn patterns_leave_out_and_protect() {
     assert_eq!(crate::support::names(&place.path("part/src")), ["a.c", "a.o", "keep.o"]);
     let ended = place.run(&["add", "a.lbx", "tree", "--exclude", "a{b"]);
     assert_eq!(ended.code, 1);
-    assert!(ended.complaint.starts_with("lockbox: 'a{b' is no pattern: unclosed"), "{}", ended.complaint);
+    assert!(ended.complaint.starts_with("lockbox: 'a{b' is not a pattern: unclosed"), "{}", ended.complaint);
     assert_eq!(place.run(&["add", "a.lbx", "tree", "--include", "a"]).code, 1);
 }
 

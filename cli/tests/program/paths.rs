@@ -97,9 +97,9 @@ fn what_is_refused_leaves_everything_as_it_was() {
         (&["rm", "-r", "a.lbx:"], 2, "the root of an archive stays"),
         (&["rm", "a.lbx:"], 2, "the root of an archive stays"),
         (&["rm", "a.lbx:top/../x"], 2, "must not contain '..'"),
-        (&["rm", "a.lbx"], 1, "a.lbx names nothing in an archive"),
-        (&["rm", "none.lbx:x"], 1, "none.lbx:x names nothing in an archive"),
-        (&["rm", "a.lbx:top/one", "b.lbx:x"], 1, "are two archives"),
+        (&["rm", "a.lbx"], 1, "a.lbx is not a path in an archive"),
+        (&["rm", "none.lbx:x"], 1, "none.lbx:x is not a path in an archive"),
+        (&["rm", "a.lbx:top/one", "b.lbx:x"], 1, "are in two archives"),
         (&["mkdir", "a.lbx:ok", "a.lbx:top"], 2, "top is there already"),
         (&["mkdir", "a.lbx:ok", "a.lbx:no/where"], 2, "the archive has no no"),
         (&["mkdir", "a.lbx:/"], 2, "is there already"),
@@ -155,10 +155,10 @@ fn reading_commands_and_add_take_the_archive_with_the_path() {
     let of_tar = |arguments: &[&str]| place.good(&[&["export-tar"], arguments].concat());
     assert_eq!(of_tar(&["a.lbx:top/sub"]), of_tar(&["a.lbx", "top/sub"]));
     for (arguments, code, words) in [
-        (&["add", "a.lbx:new", "pass", "--to", "x"][..], 1, "there is no --to"),
-        (&["ls", "a.lbx:top", "a.lbx:new"], 1, "one file or directory is listed at a time"),
-        (&["cat", "a.lbx:top/one", "top/two"], 1, "top/two names nothing in an archive"),
-        (&["cat", "a.lbx"], 1, "say which file of the archive"),
+        (&["add", "a.lbx:new", "pass", "--to", "x"][..], 1, "so --to cannot be used"),
+        (&["ls", "a.lbx:top", "a.lbx:new"], 1, "name one file or directory to list"),
+        (&["cat", "a.lbx:top/one", "top/two"], 1, "top/two is not a path in an archive"),
+        (&["cat", "a.lbx"], 1, "no file of the archive is named"),
         (&["ls", "a.lbx:none"], 2, "none: no such file or directory"),
     ] {
         refused(&place, arguments, code, words);
@@ -263,9 +263,13 @@ fn a_copy_that_is_refused_copies_nothing() {
         (&["cp", "-r", "a.lbx:", "a.lbx:x"], 2, "cannot be copied into itself"),
         (&["cp", "--force", "a.lbx:top/one", "a.lbx:top/one"], 2, "top/one is that already"),
         (&["cp", "a.lbx:top/one", "b.lbx:x"], 1, "copy with 'lockbox export-tar' of the one"),
-        (&["cp", "a.lbx:top/one", "two", "out"], 1, "copy one after the other"),
-        (&["cp", "two", "out"], 1, "nothing of it is in an archive"),
-        (&["cp", "-r", "a.lbx:", "none.lbx:"], 1, "none.lbx: is not there, and no archive is before its ':'"),
+        (&["cp", "a.lbx:top/one", "two", "out"], 1, "copy them separately"),
+        (&["cp", "two", "out"], 1, "no path is in an archive"),
+        (
+            &["cp", "-r", "a.lbx:", "none.lbx:"],
+            1,
+            "none.lbx: does not exist, and the part before its ':' is not an archive",
+        ),
         (&["cp", "a.lbx:top/one", "none.lbx:one"], 1, "create it, or choose another name"),
         (&["cp", "--force", "two", "other/two", "a.lbx:top"], 2, "two sources would get the name two"),
         (&["cp", "-r", "top", "other/top", "a.lbx:"], 2, "two sources would get the name top"),
@@ -358,7 +362,7 @@ fn archives_are_compared_with_each_other_and_json_tells_the_same() {
     assert_eq!(found, expected);
     assert_eq!(differing(&place, &["diff", "a.lbx:top/one", "a.lbx:top/two"]).len(), 1);
     for (arguments, code, words) in [
-        (&["diff", "top", "two"][..], 1, "diff(1) compares those"),
+        (&["diff", "top", "two"][..], 1, "compare them with diff(1)"),
         (&["diff", "a.lbx", "none"], 2, "cannot read none"),
         (&["diff", "a.lbx:none", "top"], 2, "the archive has no none"),
     ] {

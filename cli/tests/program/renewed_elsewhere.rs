@@ -253,7 +253,7 @@ fn who_stops_or_kills_a_rewriting_leaves_the_archive_as_it_was_or_the_new_one() 
             assert_eq!(code, None);
             home.good(&["remote", "collect", "--take-over", &home.address]);
         } else {
-            let says = "lockbox: interrupted; the archive is as it was; the same command begins anew\n";
+            let says = "lockbox: interrupted; the archive is unchanged; the same command starts over\n";
             assert_eq!((code, complaint.as_str()), (Some(128 + signal as i32), says));
         }
         assert_eq!(kept_objects(&home).1, 0);

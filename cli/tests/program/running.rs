@@ -44,7 +44,7 @@ fn variables_are_kept_and_only_names_are_listed() {
     for name in ["1A", "A-B", "A=B", "../x", ""] {
         let ended = set(&place, name, SECRET);
         assert_eq!(ended.code, 1, "{name}");
-        assert!(ended.complaint.contains("is no name of a variable") && !ended.complaint.contains(SECRET), "{name}");
+        assert!(ended.complaint.contains("is not a name of a variable") && !ended.complaint.contains(SECRET), "{name}");
     }
     // A value in the arguments is not taken.
     assert_eq!(place.run(&["env", "set", "a.lbx", "A", SECRET]).code, 1);

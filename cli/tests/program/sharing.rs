@@ -26,8 +26,8 @@ fn a_link_that_is_damaged_is_told_before_anybody_is_asked() {
         (link().replace("qypq", "qypp"), "damaged link"),
         (link()[..80].to_owned(), "damaged link"),
         (link().split('#').next().unwrap().to_owned(), "the part behind '#' is missing"),
-        ("hello".to_owned(), "this is no one-time link"),
-        (String::new(), "this is no one-time link"),
+        ("hello".to_owned(), "this is not a one-time link"),
+        (String::new(), "this is not a one-time link"),
     ] {
         let ended = end_with_input(place.command().arg("receive"), &text);
         assert_eq!(ended.code, 20, "{text}");
@@ -94,14 +94,14 @@ fn who_interrupts_while_the_server_says_nothing_is_told_how_to_go_on() {
     let place = Place::new();
     fs::write(place.path("file"), noise(1000)).unwrap();
     for (arguments, says) in [
-        (&["receive"][..], "nothing arrived yet; the same link goes on"),
+        (&["receive"][..], "nothing was received yet; the same link still works"),
         (
             &["receive", "-o", "-"],
-            "what was written is not the whole file; the same link begins anew as long as the server keeps the file for it",
+            "the output is not the whole file; the same link starts over as long as the server keeps the file for it",
         ),
         (
             &["share", "file", "--server", &server],
-            "the server may have made a link that nobody knows, which ends by itself; the same command makes another",
+            "the server may have made a link that was not returned; it expires by itself, and the same command makes another",
         ),
     ] {
         let mut command = place.command();

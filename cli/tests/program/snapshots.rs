@@ -108,7 +108,7 @@ fn before_a_set_is_removed_it_is_told_what_that_gives_back() {
     assert_eq!(all, dry);
     assert_eq!(told(&["info", "--json", "a.lbx"])[0]["snapshots_held_bytes"], held);
     assert!(text(place.good(&["info", "a.lbx"])).contains(&format!("\nSnapshots              2, {held} bytes held\n")));
-    let last = format!("2 snapshots; removing all of them gives back {held} bytes");
+    let last = format!("2 snapshots; removing all of them frees {held} bytes");
     assert_eq!(all.lines().last(), Some(last.as_str()));
     assert_eq!(text(place.good(&["snapshot", "ls", "a.lbx", "second", "second"])).lines().count(), 2);
     let one = told(&["snapshot", "rm", "--dry-run", "--json", "a.lbx", "first"]);
@@ -116,7 +116,7 @@ fn before_a_set_is_removed_it_is_told_what_that_gives_back() {
     let plan = told(&["snapshot", "prune", "--dry-run", "--json", "--keep-last", "1", "a.lbx"]);
     assert_eq!(plan[2], one[1]);
     let plan = text(place.good(&["snapshot", "prune", "--dry-run", "--keep-last", "1", "a.lbx"]));
-    assert!(plan.lines().last().unwrap().starts_with("1 snapshot; removing it gives back "), "{plan}");
+    assert!(plan.lines().last().unwrap().starts_with("1 snapshot; removing it frees "), "{plan}");
     let plan = text(place.good(&["snapshot", "prune", "--dry-run", "--keep-last", "2", "a.lbx"]));
     assert!(plan.ends_with("\nno snapshot would be removed\n"), "{plan}");
     for command in ["ls", "rm"] {

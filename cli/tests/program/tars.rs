@@ -241,7 +241,7 @@ fn an_import_merges_and_replaces_only_when_told() {
     let ended = import(&place, &["a.lbx", "--to", "more"], &input);
     assert_eq!(ended.code, 2);
     assert!(
-        ended.complaint.contains("has a .lockbox-import-tar in its root that no import left"),
+        ended.complaint.contains("has a .lockbox-import-tar in its root that is not from an import"),
         "{}",
         ended.complaint
     );

@@ -76,16 +76,12 @@ const TABLE: &[(&[&str], i32, &str)] = &[
     (&["key", "rm", "unlabelled.lbx", "phone"], 2, "no key slot has the label phone: none has a label\n"),
     // What is there already.
     (&["extract", "a.lbx", "--to", "out"], 2, "one exists already in out; use --force to replace it\n"),
-    (&["create", "a.lbx"], 2, "a.lbx exists already; it was left as it is\n"),
-    (
-        &["header", "backup", "a.lbx", "out/one"],
-        2,
-        "out/one exists already; it was left as it is: choose another name\n",
-    ),
+    (&["create", "a.lbx"], 2, "a.lbx exists already and was not changed\n"),
+    (&["header", "backup", "a.lbx", "out/one"], 2, "out/one exists already and was not changed: choose another name\n"),
     (
         &["key", "add", "a.lbx", "--new-keyfile", "out/one", "--generate"],
         2,
-        "out/one exists already; it was left as it is: without --generate it is added as it is\n",
+        "out/one exists already and was not changed: without --generate the existing file is added\n",
     ),
     (
         &["add", "a.lbx", "one"],
@@ -100,7 +96,7 @@ const TABLE: &[(&[&str], i32, &str)] = &[
     ),
     (&["mount"], 1, "the following required arguments were not provided"),
     (&["ls", "out"], 11, "out: not a lockbox archive: it is a directory\n"),
-    (&["receive", "somewhere"], 20, "this is no one-time link: "),
+    (&["receive", "somewhere"], 20, "this is not a one-time link: "),
     (&["snapshot", "ls", "out"], 2, "out is not the mount point of an archive\n"),
     (&["umount", "out"], 2, "out is not mounted\n"),
 ];
@@ -262,6 +258,6 @@ fn an_output_that_is_full_is_no_space_left() {
     };
     assert_eq!(
         ended.complaint,
-        "lockbox: no space left for the new file beside a.lbx; the archive is as it was, and 'lockbox compact --dry-run' tells how much is needed\n"
+        "lockbox: no space left for the new file next to a.lbx; the archive is unchanged, and 'lockbox compact --dry-run' shows how much is needed\n"
     );
 }

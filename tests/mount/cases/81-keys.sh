@@ -61,9 +61,9 @@ case_every_kind_of_key_opens_and_survives_a_new_volume_key() {
     key add --recipient "$(native_identity)" --label native >/dev/null 2>"$WORK/stderr"
     same "$(cat "$WORK/stderr")" ''
     key add --recipient-file "$WORK/ssh.pub" --label ssh 2>"$WORK/stderr"
-    grep -q 'can tell from a copy' "$WORK/stderr"
+    grep -q 'can tell that it opens' "$WORK/stderr"
     key add --recipient "$(cat "$WORK/plugin.recipient")" --label plugin 2>"$WORK/stderr"
-    grep -q 'can tell from a copy' "$WORK/stderr"
+    grep -q 'can tell that it opens' "$WORK/stderr"
 
     local try=opens
     check_ways() {
@@ -216,7 +216,7 @@ case_wrong_and_hostile_input_of_every_kind_is_one_sentence() {
     expect 2 'too large' key add --new-keyfile /dev/urandom
     expect 2 'is a directory' key add --new-keyfile "$WORK"
     expect 2 'No such file' key add --new-keyfile "$WORK/nothing"
-    expect 2 'short exists already; it was left as it is: without --generate it is added as it is' key add --new-keyfile "$WORK/short" --generate
+    expect 2 'short exists already and was not changed: without --generate the existing file is added' key add --new-keyfile "$WORK/short" --generate
     expect 2 'begins with age1' key add --recipient hello
     expect 2 'is secret' key add --recipient AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33
     ! grep -q GQ9778 "$WORK/stderr" || fail 'a secret is shown'
@@ -263,7 +263,7 @@ case_a_header_backup_saves_an_archive_without_header() {
     lockbox header backup "$WORK/box.lbx" "$WORK/header"
     lockbox header backup "$WORK/other.lbx" "$WORK/header.other"
     same "$(stat -c '%s %a' "$WORK/header")" '135168 600'
-    expect 2 'header exists already; it was left as it is: choose another name' lockbox header backup "$WORK/box.lbx" "$WORK/header"
+    expect 2 'header exists already and was not changed: choose another name' lockbox header backup "$WORK/box.lbx" "$WORK/header"
     restore() {
         lockbox header restore --passfile "$PASSFILE" "$WORK/box.lbx" "$@"
     }

@@ -86,7 +86,7 @@ case_a_program_never_runs_without_its_archive() {
     cp "$(command -v lockbox)" "$WORK/bin"
     printf '#!/bin/sh\nexit 0\n' >"$WORK/bin/mount.lockbox"
     chmod 755 "$WORK/bin/mount.lockbox"
-    expect 15 'was not mounted, so nothing was run' "$WORK/bin/lockbox" exec "$WORK/box.lbx" -- touch "$WORK/ran"
+    expect 15 'mount failed; program not started' "$WORK/bin/lockbox" exec "$WORK/box.lbx" -- touch "$WORK/ran"
     [[ ! -e $WORK/ran ]] || fail 'the program ran'
 }
 
@@ -217,7 +217,7 @@ case_a_user_needs_no_root_to_run_a_program_in_an_archive() {
     same "$(as stat -c %U id)" "$TEST_USER"
     [[ ! -e $point ]] || fail 'the directory stayed'
     # Where namespaces are forbidden, that is said. By root of one that may make no other.
-    expect 15 'lets users make no namespaces of their own \(No space left on device\): run this as root' \
+    expect 15 'users cannot make namespaces on this machine \(No space left on device\): run this as root' \
         unshare --user --map-root-user sh -c 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -sys_admin "$@"' sh \
         lockbox exec --passfile "$PASSFILE" "$WORK/users/box.lbx" -- true
     lockbox check --full --passfile "$PASSFILE" "$WORK/users/box.lbx" || status=$?

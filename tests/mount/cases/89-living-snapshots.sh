@@ -122,8 +122,8 @@ case_what_two_snapshots_of_a_mount_show_is_held_by_both_together() {
     snapshot rm --json --dry-run "$WORK/box" '*' | sed 's/.*"held_bytes":\([0-9]*\).*/\1/' >"$WORK/held"
     same "$(awk '{ print ($1 >= 20000000) }' "$WORK/held" | tr '\n' ' ')" '0 0 1 '
     same "$(names "$WORK/box")" 'one other '
-    snapshot ls "$WORK/box.lbx" other | shows '^1 snapshot; removing it gives back [0-9]* bytes$'
-    snapshot prune --dry-run --keep-last 1 "$WORK/box" | shows '^1 snapshot; removing it gives back [0-9]* bytes$'
+    snapshot ls "$WORK/box.lbx" other | shows '^1 snapshot; removing it frees [0-9]* bytes$'
+    snapshot prune --dry-run --keep-last 1 "$WORK/box" | shows '^1 snapshot; removing it frees [0-9]* bytes$'
     detach box
 }
 

@@ -35,14 +35,14 @@ case_a_backup_in_an_object_store_is_made_brought_up_to_date_and_read() {
     echo new >"$WORK/src/new"
     lockbox add --passfile "$PASSFILE" "$BOX" "$WORK/src/new"
     before=$(du -sb "$STORE" | cut -f1)
-    back_up --verify "$BOX" "$URL" | shows 'what changed was copied'
+    back_up --verify "$BOX" "$URL" | shows 'only the changes were copied'
     after=$(du -sb "$STORE" | cut -f1)
     ((after - before < 1000000)) || fail "$((after - before)) bytes for a small change"
     # A mount, which is written to meanwhile and whose daemon reaches no directory.
     attach a
     rm -r "$WORK/a/tree"
     echo more >"$WORK/a/more"
-    lockbox backup "$WORK/a" "$URL" | shows 'what changed was copied'
+    lockbox backup "$WORK/a" "$URL" | shows 'only the changes were copied'
     echo later >"$WORK/a/more"
     lockbox backup --verify "$WORK/a" "$URL"
     # Read by a mount, beside its archive's.
@@ -157,7 +157,7 @@ case_a_backup_that_another_machine_writes_is_told_with_its_remedy() {
     unshare --pid --fork --mount-proc lockbox backup --passfile "$PASSFILE" "$BOX" "$URL"
     rm "$STORE/$(objects './*/log/*' | head -1)"
     expect 13 'a writer on .*; --take-over goes on in its place' back_up "$BOX" "$URL"
-    lockbox remote ls "$URL" | shows "$URL  (record .*, a writer on .* has not said that it went)"
+    lockbox remote ls "$URL" | shows "$URL  (record .*, the writer on .* has not signed off)"
     expect 13 'a writer on .*; --take-over goes on in its place' lockbox remote collect "$URL"
     lockbox remote check --full "$URL"
     back_up --take-over "$BOX" "$URL"

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(clap::Args)]
 pub(crate) struct Args {
     shell: Shell,
-    /// For bash what ends a word and the line up to the cursor, for the others the words, of which the last is not complete
+    /// For bash the word separators and the line up to the cursor, for the others the words, of which the last is not complete
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,
 }

@@ -57,9 +57,11 @@ fn kernel() -> Finding {
 fn device() -> Finding {
     const NAME: &str = "fuse device";
     match fs::metadata(DEVICE) {
-        Ok(metadata) if !metadata.file_type().is_char_device() => {
-            Finding::bad(NAME, format!("{DEVICE} is no device"), "remove it and make it anew: mknod /dev/fuse c 10 229")
-        }
+        Ok(metadata) if !metadata.file_type().is_char_device() => Finding::bad(
+            NAME,
+            format!("{DEVICE} is not a device"),
+            "remove it and create it again: mknod /dev/fuse c 10 229",
+        ),
         Ok(_) => match OpenOptions::new().read(true).write(true).open(DEVICE) {
             Ok(_) => Finding::good(NAME, format!("{DEVICE} opens")),
             Err(error) => Finding::bad(
@@ -92,7 +94,7 @@ fn fusermount() -> Finding {
     Finding::bad(
         NAME,
         format!("{} is not set-user-id root", shown(&program)),
-        "it cannot mount without that: install the package fuse3 anew, or chmod 4755",
+        "it cannot mount without that bit: reinstall the package fuse3, or chmod 4755",
     )
 }
 
@@ -116,7 +118,7 @@ fn mount_program() -> Finding {
             return Finding::bad(
                 NAME,
                 format!("{}: {}", shown(&program), reason(&error)),
-                "install mount.lockbox beside lockbox or in /sbin",
+                "install mount.lockbox in the directory of lockbox or in /sbin",
             );
         }
     };
@@ -288,10 +290,9 @@ const DEEPEST: u32 = 16;
 
 fn swap() -> Finding {
     const NAME: &str = "swap";
-    let advice =
-        "encrypt swap (crypttab with a random key) or use zram: what programs read from archives may be written there";
+    let advice = "encrypt swap (crypttab with a random key) or use zram: content that programs read from archives may be written there";
     let Ok(table) = fs::read_to_string("/proc/swaps") else {
-        return Finding::advice(NAME, "cannot be told: /proc/swaps is not readable", advice);
+        return Finding::advice(NAME, "unknown: /proc/swaps is not readable", advice);
     };
     let spaces = spaces(&table);
     if spaces.is_empty() {
@@ -301,7 +302,7 @@ fn swap() -> Finding {
     if plain.is_empty() {
         return Finding::good(NAME, "encrypted or in memory");
     }
-    Finding::advice(NAME, format!("not encrypted, as far as can be told: {}", plain.join(", ")), advice)
+    Finding::advice(NAME, format!("apparently not encrypted: {}", plain.join(", ")), advice)
 }
 
 /// Parses `/proc/swaps`, skipping the header line.

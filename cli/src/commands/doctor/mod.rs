@@ -19,7 +19,7 @@ use crate::output::Output;
 /// Check this machine's mount requirements and secret hygiene, or a server of archives
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Look at this server instead, and say what it can do; objects that are made in a store for that are removed again
+    /// Check this server instead, and report its capabilities; objects that are made in a store for that are removed again
     #[arg(value_name = "ADDRESS")]
     address: Option<PathBuf>,
     #[command(flatten)]
@@ -75,11 +75,11 @@ impl State {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut processes = None;
     let (findings, keeps) = match &args.address {
-        Some(address) => (findings_of_server(address, &args.remote.remote)?, "there keeps lockbox from using it"),
+        Some(address) => (findings_of_server(address, &args.remote.remote)?, "keeps lockbox from using this server"),
         None => {
             let mut findings = host::findings();
             findings.push(host::confinement(processes.insert(host::processes())));
-            (findings, "here keeps lockbox from working")
+            (findings, "keeps lockbox from working")
         }
     };
     let bad = findings.iter().filter(|finding| finding.state == State::Bad).count();
@@ -106,8 +106,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     out.finish()?;
     match bad {
         0 => Ok(()),
-        1 => Err(Failure::new(OTHER, format!("one thing {keeps}; see above"))),
-        count => Err(Failure::new(OTHER, format!("{count} things {}; see above", keeps.replacen("keeps", "keep", 1)))),
+        1 => Err(Failure::new(OTHER, format!("one fault {keeps} (listed above)"))),
+        count => {
+            Err(Failure::new(OTHER, format!("{count} faults {} (listed above)", keeps.replacen("keeps", "keep", 1))))
+        }
     }
 }
 
@@ -117,7 +119,7 @@ const BEGIN: usize = 20;
 fn findings_of_server(address: &Path, how: &Remote) -> Result<Vec<Finding>, Failure> {
     let interrupt = Interrupt::watch()?;
     let probed = remote::probe(address, how, &mut || interrupt.check()).map_err(|error| match error {
-        Error::Interrupted(_) => interrupt::failure(&error, "what was made there to look at it is removed"),
+        Error::Interrupted(_) => interrupt::failure(&error, "the objects made there for the check were removed"),
         error => Failure::at(address, &error),
     })?;
     let mut findings: Vec<Finding> = probed
@@ -142,7 +144,9 @@ fn findings_of_server(address: &Path, how: &Remote) -> Result<Vec<Finding>, Fail
 fn archive(address: &Path, how: &Remote) -> Finding {
     const NAME: &str = "archive";
     let opened = ArchiveLocation::at(address, &how.without_cache()).and_then(|place| {
-        let ArchiveSource::Storage(storage) = place.site() else { return Err(Error::invalid("that is no address")) };
+        let ArchiveSource::Storage(storage) = place.site() else {
+            return Err(Error::invalid("that is not an address"));
+        };
         let length = storage.len()?;
         let mut begin = [0; BEGIN];
         let begin = &mut begin[..BEGIN.min(usize::try_from(length).unwrap_or(BEGIN))];

@@ -78,7 +78,7 @@ pub(super) fn directory_name(path: &Path) -> String {
 /// Refuses a name that the receiver could not see or that is not one part of a path.
 pub(super) fn check_name(name: &str) -> Result<(), Failure> {
     if name.is_empty() || matches!(name, "." | "..") || name.contains(['/', '\0']) {
-        return Err(Failure::usage("it needs a name of one part for its receiver: give it one with --name"));
+        return Err(Failure::usage("it needs a file name without a directory: give it one with --name"));
     }
     Ok(())
 }
@@ -112,7 +112,7 @@ pub(super) fn text(name: String) -> Result<impl Source, Failure> {
         )));
     }
     if std::str::from_utf8(&text).is_err() {
-        return Err(Failure::usage("what came is no text in UTF-8; 'lockbox share -' shares it as a file"));
+        return Err(Failure::usage("the input is not text in UTF-8; 'lockbox share -' shares it as a file"));
     }
     let source = StreamSource::begin(name, ContentKind::Text, Owned { bytes: text, at: 0 });
     source.map_err(|error| serving::failure(&error))

@@ -23,7 +23,7 @@ use crate::output::{Output, Reader, complain, print_json};
 
 /// Share a file, a directory or a text through a one-time link
 ///
-/// It is sealed here; the daemon that keeps it cannot read it, nor its name. Whoever has the link opens it, with 'lockbox receive' or a
+/// It is sealed here; the daemon that keeps it cannot read it, nor its name. The link opens it, with 'lockbox receive' or a
 /// browser.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 enum Command {
     Ls(ListArgs),
-    /// Tell what became of one share
+    /// Show the state of one share
     Info(ShareIdArgs),
     Watch(WatchArgs),
     /// Take a share back: its link opens nothing any more
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// List your shares and what became of them, the newest first
+/// List your shares and their states, the newest first
 #[derive(clap::Args)]
 struct ListArgs {
     /// Only shares with this label
@@ -97,7 +97,7 @@ fn ls(args: &ListArgs) -> Result<(), Failure> {
             Err(error) => {
                 let failure = serving::failure(&error);
                 complain(&failure.message);
-                worst = Some(Failure::new(failure.code, "not every server answered; see above"));
+                worst = Some(Failure::new(failure.code, "some servers did not answer (listed above)"));
             }
         }
     }
@@ -164,7 +164,7 @@ const WAIT: u64 = 30;
 /// Delay after the daemon was out of reach, such as during a restart.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Tell what happens to a share, until it is used up, taken back or expired
+/// Report changes of a share, until it is used up, taken back or expired
 #[derive(clap::Args)]
 struct WatchArgs {
     /// ID or label of the share, as 'lockbox share ls' shows them

@@ -48,10 +48,10 @@ pub(crate) struct Args {
     // Others are taken to be refused in words: left to the parser, they are unknown commands.
     #[arg(required_unless_present = "text")]
     path: Vec<OsString>,
-    /// Share a text: it is asked for on the terminal, where nobody sees it, or read from standard input
+    /// Share a text: typed at a prompt that does not show it, or read from standard input
     #[arg(long, conflicts_with_all = ["path", "archive"])]
     text: bool,
-    /// What it is called at the receiver's; without it the name that it has here
+    /// Name at the receiver's; by default the name that it has here
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// How long the link works: a number and s, m, h or d; without it the server's default
@@ -112,8 +112,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let server = args.server.find()?;
     if !server.is_private() {
         complain(&format!(
-            "{server} is not asked over https: others on the way can see and use what is sent; \
-             whoever runs it gets a certificate with 'lockbox-share setup'"
+            "{server} is not asked over https: an attacker on the network can see and use the sent data; \
+             its administrator gets a certificate with 'lockbox-share setup'"
         ));
     }
     let client = serving::client(&mut serving::book()?, server, args.server.is_named())?;
@@ -204,9 +204,9 @@ fn share(
 fn words(whole: bool) -> &'static str {
     match whole {
         true => {
-            "the server may have made a link that nobody knows, which ends by itself; the same command makes another"
+            "the server may have made a link that was not returned; it expires by itself, and the same command makes another"
         }
-        false => "nothing was shared; the same command begins anew",
+        false => "nothing was shared; the same command starts over",
     }
 }
 

@@ -45,12 +45,12 @@ pub(crate) struct CreateArgs {
     json: bool,
 }
 
-/// List the snapshots of an archive, the oldest first, and what removing them gives back
+/// List the snapshots of an archive, the oldest first, and the space that removing them frees
 #[derive(clap::Args)]
 pub(crate) struct LsArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
-    /// Only these, by names or patterns, and what removing all of them together gives back
+    /// Only these, by names or patterns, and the space that removing all of them together frees
     #[arg(value_name = "NAME")]
     names: Vec<OsString>,
     /// Print JSON, one object a line
@@ -58,17 +58,17 @@ pub(crate) struct LsArgs {
     json: bool,
 }
 
-/// Remove snapshots, and erase what only they show
+/// Remove snapshots, and erase the data that only they hold
 #[derive(clap::Args)]
 pub(crate) struct RmArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
     #[command(flatten)]
     writer: WriterArgs,
-    /// Names of snapshots, or patterns such as 'auto-2026-10-*' for what has no such name
+    /// Names of snapshots, or patterns such as 'auto-2026-10-*' if no snapshot has that name
     #[arg(required = true, value_name = "NAME")]
     names: Vec<OsString>,
-    /// Remove nothing, and tell which ones would go and what that would give back
+    /// Remove nothing, and list the snapshots that would be removed and the space that would be freed
     #[arg(long)]
     dry_run: bool,
     /// Print JSON, one object a line
@@ -179,7 +179,7 @@ impl SnapshotSelector<'_> {
     fn new(names: &[OsString]) -> Result<SnapshotSelector<'_>, Failure> {
         let pattern = |name: &OsStr| {
             let Some(text) = name.to_str().filter(|text| text.contains(['*', '?', '['])) else { return Ok(None) };
-            let wrong = |_| Failure::usage(format!("'{}' is no pattern", display(name.as_bytes())));
+            let wrong = |_| Failure::usage(format!("'{}' is not a pattern", display(name.as_bytes())));
             let mut rules = GitignoreBuilder::new("/");
             // Anchored at the beginning of the name, with any first character.
             rules.add_line(None, &format!("/{text}")).map_err(wrong)?;
@@ -223,7 +223,7 @@ pub(crate) struct PruneArgs {
     writer: WriterArgs,
     #[command(flatten)]
     rules: Rules,
-    /// Tell what would be kept and removed and what that would give back, and remove nothing
+    /// Remove nothing, and list the snapshots that would be kept and removed and the space that would be freed
     #[arg(long)]
     dry_run: bool,
     /// Print JSON, one object a line
@@ -231,7 +231,7 @@ pub(crate) struct PruneArgs {
     json: bool,
 }
 
-/// What is kept; what any of them keeps stays
+/// Retention rules; a snapshot that any of them keeps stays
 #[derive(clap::Args)]
 #[group(required = true, multiple = true)]
 struct Rules {
@@ -339,10 +339,10 @@ fn words(rules: &[RetentionRule]) -> Vec<&'static str> {
 
 fn row_of_planned(snapshot: &Snapshot, rules: &[RetentionRule], out: &mut Output) -> Result<(), Failure> {
     let name = display(&snapshot.name);
-    let what = if rules.is_empty() { "remove" } else { "keep" };
+    let action = if rules.is_empty() { "remove" } else { "keep" };
     let why = if rules.is_empty() { String::new() } else { format!("  ({})", words(rules).join(", ")) };
     let time = out.reader.time(snapshot.time);
-    out.line(&format!("{what:<6}  {time}  {name}{why}"))
+    out.line(&format!("{action:<6}  {time}  {name}{why}"))
 }
 
 fn json_of_planned(snapshot: &Snapshot, rules: &[RetentionRule]) -> Value {

@@ -28,7 +28,7 @@ pub(crate) struct DiffArgs {
     /// The older snapshot
     #[arg(value_name = "A")]
     older: OsString,
-    /// The newer snapshot; by default what is there now
+    /// The newer snapshot; by default the current content
     #[arg(value_name = "B")]
     newer: Option<OsString>,
     /// Print JSON, one object a line
@@ -47,8 +47,7 @@ pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
         mounted.compare(args.older.as_bytes(), newer, &mut |found| {
             found.into_iter().try_for_each(|PathDifference { path, from, change, changed }| {
                 let kind = PathChangeKind::of_name(&change, changed);
-                let kind =
-                    kind.ok_or_else(|| Failure::other("the daemon tells of a change that this program does not know"))?;
+                let kind = kind.ok_or_else(|| Failure::other("the daemon reported an unknown kind of change"))?;
                 tell(&PathChange { path: path.0, kind, from: from.map(|from| from.0) })
             })
         })?;
@@ -102,7 +101,7 @@ fn shown(path: &[u8]) -> &[u8] {
 
 const AT_WORK: &str = "Restoring...";
 
-/// Bring back what a snapshot shows
+/// Restore files and directories from a snapshot
 #[derive(clap::Args)]
 pub(crate) struct RestoreSnapshotArgs {
     #[command(flatten)]
@@ -111,7 +110,7 @@ pub(crate) struct RestoreSnapshotArgs {
     writer: WriterArgs,
     /// The snapshot
     name: OsString,
-    /// Files and directories in it; by default everything, and what else there is now goes
+    /// Files and directories in it; by default everything, and files that it does not have are removed
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
     /// Put them into this directory of the archive, where nothing is replaced
@@ -125,7 +124,7 @@ pub(crate) struct RestoreSnapshotArgs {
 pub(crate) fn restore(args: &RestoreSnapshotArgs) -> Result<(), Failure> {
     // It would stand for the root: of a variable that is not set everything that is newer would go.
     if args.paths.iter().any(|path| path.is_empty()) {
-        return Err(Failure::usage("a path is empty; without any path everything is brought back"));
+        return Err(Failure::usage("a path is empty; without any path everything is restored"));
     }
     let mut before = None;
     let restored = match Mounted::find(&args.archive)? {
@@ -167,7 +166,7 @@ pub(crate) fn restore(args: &RestoreSnapshotArgs) -> Result<(), Failure> {
         // That of a signal.
         code @ 129.. => Failure::new(
             code,
-            "interrupted; each path is as it was or as the snapshot shows it, and the same command brings back the rest",
+            "interrupted; each path is unchanged or restored, and the same command restores the rest",
         ),
         _ => failure,
     })
