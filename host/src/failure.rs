@@ -108,7 +108,7 @@ impl<P: Program> Failure<P> {
     /// Returns the error with its causes, without the host's numbers for them.
     pub fn sentence(error: &Error) -> String {
         let mut text = P::words(error).unwrap_or_else(|| error.to_string());
-        let mut source = error.source();
+        let mut source = error.source().filter(|_| !is_whole(error));
         while let Some(cause) = source {
             text.push_str(": ");
             text.push_str(&cause.to_string());
@@ -133,6 +133,12 @@ impl<P: Program> Failure<P> {
         let sentence = Failure::<P>::sentence(error);
         Failure::new(code(error), if says_it { sentence } else { about::<P>(path, sentence) })
     }
+}
+
+/// Returns whether the source of an error has only a kind, which repeats the sentence: that of a
+/// request.
+fn is_whole(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.raw_os_error().is_none() && source.get_ref().is_none())
 }
 
 pub(crate) fn about<P: Program>(path: &Path, sentence: String) -> String {
@@ -189,6 +195,8 @@ mod tests {
         assert_eq!(Failure::<Named>::sentence(&error), "cannot open a.lbx: Permission denied");
         let failure = Failure::<Named>::from(error);
         assert_eq!((failure.code, &*failure.message), (OTHER, "cannot open a.lbx: Permission denied"));
+        let refused = Error::request("a server refuses; ask another", io::ErrorKind::PermissionDenied);
+        assert_eq!(Failure::<Named>::sentence(&refused), "a server refuses; ask another");
         assert_eq!(Failure::<Named>::from(Error::Older("facts".into())).message, "older copy: facts; accept it");
     }
 

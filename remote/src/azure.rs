@@ -12,15 +12,18 @@ use std::time::SystemTime;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use lockbox::{Error, Result};
+use ureq::Body;
+use ureq::http::Response;
 use url::Url;
 use zeroize::Zeroizing;
 
 use crate::RemoteOptions;
-use crate::address::check_scheme;
+use crate::address::{Cloud, check_scheme};
 use crate::broker::{AccountMessage, Broker};
 use crate::credentials::{self, CredentialCache, File, Variable, section, variable};
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::signing::{HttpHeader, hmac_sha256, percent_encode};
+use crate::store_failure::StoreFailure;
 
 /// API version: old enough for the stores that imitate Azure, and of 2021, since when names that
 /// XML cannot represent are listed in an encoded form.
@@ -275,6 +278,11 @@ impl AzureContainer {
 }
 
 impl AzureSigner<'_> {
+    /// Returns the error of a response without success.
+    pub(crate) fn failure(&self, response: &Response<Body>) -> RemoteError {
+        StoreFailure::from_azure(response).into_error(Cloud::Azure, self.secret.is_some())
+    }
+
     /// Signs a request for a blob, or for the container if `name` is empty. `headers` are the
     /// headers that the signature covers, except the length of the body.
     pub(crate) fn request(

@@ -228,7 +228,7 @@ impl<T: PartialEq> CredentialCache<T> {
     pub(crate) fn with<R>(&self, ask: impl Fn(Option<&T>) -> RemoteResult<R>) -> RemoteResult<R> {
         let credentials = self.get_newer_than(MAX_AGE)?;
         let answer = ask(credentials.as_deref());
-        if let Err(RemoteError::Denied(_)) = &answer {
+        if let Err(RemoteError::Denied(_) | RemoteError::Refused(_)) = &answer {
             let renewed = self.get_newer_than(MIN_REFRESH_INTERVAL)?;
             if renewed != credentials {
                 return ask(renewed.as_deref());

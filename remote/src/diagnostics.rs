@@ -43,20 +43,6 @@ impl ProbeFinding {
     }
 }
 
-fn remedy(error: &RemoteError) -> &'static str {
-    match error {
-        RemoteError::Transient(_) => "see whether the server runs and can be reached from here",
-        RemoteError::Denied(_) => {
-            "see who may read there, and as whom it is asked: lockbox-remote(7) says where credentials are looked for"
-        }
-        RemoteError::NotFound => "see whether the name is right",
-        RemoteError::NoSpace(_) => "make room there",
-        RemoteError::Changed | RemoteError::Damaged(_) | RemoteError::Unsupported(_) => {
-            "use another server, or set this one up as lockbox-remote(7) says"
-        }
-    }
-}
-
 /// Bytes requested from a web server.
 const PROBE_BYTES: u64 = 4096;
 /// Tag that no file has.
@@ -126,7 +112,7 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
         Ok(answer) => answer,
         Err(error) => {
             let name = if matches!(error, RemoteError::Unsupported(_)) { "ranges" } else { "file" };
-            findings.push(ProbeFinding::bad(name, error.message(), remedy(&error)));
+            findings.push(ProbeFinding::bad(name, error.message(), error.remedy()));
             return;
         }
     };
@@ -160,7 +146,7 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
             "If-Match is passed over",
             "nothing has to be done: the tag in each answer is compared",
         ),
-        Err(error) => ProbeFinding::bad("conditions", error.message(), remedy(&error)),
+        Err(error) => ProbeFinding::bad("conditions", error.message(), error.remedy()),
     });
 }
 
@@ -212,6 +198,11 @@ fn content(of: u8) -> Vec<u8> {
     (0..BYTES).map(|at| (at % 251) as u8 ^ of).collect()
 }
 
+/// Returns whether the user lacks a right. Reading may work all the same.
+fn is_about_rights(error: &RemoteError) -> bool {
+    matches!(error, RemoteError::Denied(_)) || error.may_hide_missing()
+}
+
 /// Adds findings about the store. Stops at the first operation that fails entirely.
 ///
 /// # Errors
@@ -225,17 +216,13 @@ pub(crate) fn probe_store(
     // Without retries: an unreachable store is reported at once.
     match objects.list("", "", 1) {
         Ok(_) => findings.push(ProbeFinding::good("lists", "what lies there can be listed")),
-        Err(error @ RemoteError::Denied(_)) => findings.push(ProbeFinding::advice(
+        Err(error) if is_about_rights(&error) => findings.push(ProbeFinding::advice(
             "lists",
             error.message(),
             "give the right to list if there are backups of many objects; an archive that is one object is read without it",
         )),
-        Err(RemoteError::NotFound) => {
-            findings.push(ProbeFinding::bad("lists", "there is no such bucket", remedy(&RemoteError::NotFound)));
-            return Ok(());
-        }
         Err(error) => {
-            findings.push(ProbeFinding::bad("lists", error.message(), remedy(&error)));
+            findings.push(ProbeFinding::bad("lists", error.message(), error.remedy()));
             return Ok(());
         }
     }
@@ -253,7 +240,7 @@ pub(crate) fn probe_store(
             findings.push(ProbeFinding::bad("writes", found, USE_ANOTHER));
             return Ok(());
         }
-        Err(error @ RemoteError::Denied(_)) => {
+        Err(error) if is_about_rights(&error) => {
             findings.push(ProbeFinding::advice(
                 "writes",
                 error.message(),
@@ -262,7 +249,7 @@ pub(crate) fn probe_store(
             return Ok(());
         }
         Err(error) => {
-            findings.push(ProbeFinding::bad("writes", error.message(), remedy(&error)));
+            findings.push(ProbeFinding::bad("writes", error.message(), error.remedy()));
             return Ok(());
         }
     };
@@ -291,7 +278,7 @@ fn report(name: &'static str, done: RemoteResult<Option<String>>, good: &str) ->
         Ok(Some(wrong)) => {
             ProbeFinding::bad(name, wrong, "use another store, or set this one up as lockbox-remote(7) says")
         }
-        Err(error) => ProbeFinding::bad(name, error.message(), remedy(&error)),
+        Err(error) => ProbeFinding::bad(name, error.message(), error.remedy()),
     }
 }
 
@@ -331,7 +318,7 @@ fn probe_race(created: &mut ProbeObjects<'_>) -> ProbeFinding {
         .collect();
     let there = match created.request(|objects| objects.get(name, ObjectRange::All(BYTES as u64))) {
         Ok(there) => there,
-        Err(error) => return ProbeFinding::bad(NAME, error.message(), remedy(&error)),
+        Err(error) => return ProbeFinding::bad(NAME, error.message(), error.remedy()),
     };
     match winners[..] {
         [winner] if there == content(winner) => {

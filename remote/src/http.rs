@@ -27,7 +27,7 @@ use crate::azure::{AzureContainer, AzureRequest};
 use crate::broker::Broker;
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
-use crate::s3::{self, S3Bucket};
+use crate::s3::S3Bucket;
 use crate::signing::HttpHeader;
 use crate::transport::{self, STALL};
 
@@ -104,30 +104,17 @@ impl HttpSource {
         let headers = range_headers(range, version);
         let length = range.end - range.start;
         match &self.target {
-            Target::Bucket { signer, key } => {
-                let response = signer.with(|signer| {
-                    let (url, mut signed) = signer.get(key);
-                    signed.extend(headers.iter().cloned());
-                    let response = self.send(&url, &signed, length)?;
-                    let response = signer.check_provenance(RequestKind::Read, response)?;
-                    // The caller handles all other responses.
-                    match refusal(&response) {
-                        Some(error) => Err(error),
-                        None if response.status() == StatusCode::BAD_REQUEST => Err(s3::bad_request(response)),
-                        None => Ok(response),
-                    }
-                })?;
-                if response.status().is_redirection() {
-                    return Err(RemoteError::Denied(
-                        "the bucket is in another region; AWS_REGION names the one to ask".into(),
-                    ));
-                }
-                Ok(response)
-            }
+            Target::Bucket { signer, key } => signer.with(|signer| {
+                let (url, mut signed) = signer.get(key);
+                signed.extend(headers.iter().cloned());
+                let response = self.send(&url, &signed, length)?;
+                let response = signer.check_provenance(RequestKind::Read, response)?;
+                if is_about_the_object(response.status()) { Ok(response) } else { Err(signer.failure(response)) }
+            }),
             Target::Container { container, name } => container.with(|signer| {
                 let AzureRequest { url, headers } = signer.request("GET", name, &[], &headers, 0);
                 let response = provenance::check_azure(RequestKind::Read, self.send(&url, &headers, length)?)?;
-                refusal(&response).map_or(Ok(response), Err)
+                if is_about_the_object(response.status()) { Ok(response) } else { Err(signer.failure(&response)) }
             }),
             Target::Web { address, current } => {
                 let known = current.lock().clone();
@@ -269,6 +256,11 @@ impl RangeResponse {
         };
         Ok(RangeResponse { version, end })
     }
+}
+
+/// Returns whether the caller of a range request interprets a store's response itself.
+fn is_about_the_object(status: StatusCode) -> bool {
+    status.is_success() || [StatusCode::PRECONDITION_FAILED, StatusCode::RANGE_NOT_SATISFIABLE].contains(&status)
 }
 
 /// Returns an error if the response denies access.

@@ -29,6 +29,7 @@ mod remote_file;
 mod s3;
 mod signing;
 mod slot_cache;
+mod store_failure;
 #[cfg(test)]
 mod tests;
 mod throughput;

@@ -33,21 +33,57 @@ pub(crate) enum RemoteError {
     NotFound,
     /// The store has no space.
     NoSpace(String),
-    /// The server denies access.
+    /// Access is denied before a store answers, or by a web server.
     Denied(String),
+    /// The store refuses the request.
+    Refused(StoreRefusal),
+    /// The store does not have the bucket.
+    NoBucket(String),
     /// The response is unusable, and a retry will not help.
     Unsupported(String),
 }
 
+/// Refusal of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoreRefusal {
+    pub(crate) why: String,
+    pub(crate) remedy: &'static str,
+    /// The object may not exist: a user without the right to list is refused missing objects.
+    pub(crate) hides_missing: bool,
+}
+
 impl RemoteError {
+    /// Returns whether the refusal may mean that the object does not exist.
+    pub(crate) fn may_hide_missing(&self) -> bool {
+        matches!(self, RemoteError::Refused(refusal) if refusal.hides_missing)
+    }
+
+    pub(crate) fn remedy(&self) -> &'static str {
+        match self {
+            RemoteError::Transient(_) => "see whether the server runs and can be reached from here",
+            RemoteError::Denied(_) => {
+                "see who may read there, and as whom it is asked: lockbox-remote(7) says where credentials are looked for"
+            }
+            RemoteError::Refused(refusal) => refusal.remedy,
+            RemoteError::NoBucket(_) => "create it, or correct its name or the address of the store",
+            RemoteError::NotFound => "see whether the name is right",
+            RemoteError::NoSpace(_) => "make room there",
+            RemoteError::Changed | RemoteError::Damaged(_) | RemoteError::Unsupported(_) => {
+                "use another server, or set this one up as lockbox-remote(7) says"
+            }
+        }
+    }
+
     /// Returns a description with the server as its subject.
     pub(crate) fn message(&self) -> String {
         match self {
             RemoteError::Transient(why) => format!("it does not answer: {why}"),
             RemoteError::Changed => "the file was changed meanwhile".into(),
             RemoteError::NotFound => "there is nothing of this name".into(),
+            RemoteError::Refused(refusal) => refusal.why.clone(),
             RemoteError::Damaged(why)
             | RemoteError::NoSpace(why)
+            | RemoteError::NoBucket(why)
             | RemoteError::Denied(why)
             | RemoteError::Unsupported(why) => why.clone(),
         }
@@ -57,6 +93,9 @@ impl RemoteError {
     pub(crate) fn into_error(self, name: &str) -> Error {
         match self {
             RemoteError::NotFound => Error::request(format!("cannot open {name}"), io::ErrorKind::NotFound),
+            RemoteError::NoBucket(ref why) => {
+                Error::request(format!("cannot open {name}: {why}; {}", self.remedy()), io::ErrorKind::NotFound)
+            }
             other => other.into_deferred_error(name),
         }
     }
@@ -64,11 +103,16 @@ impl RemoteError {
     pub(crate) fn into_deferred_error(self, name: &str) -> Error {
         // A directory has none.
         let server = if name.starts_with("file:") { name.to_owned() } else { format!("the server of {name}") };
+        let remedy = self.remedy();
         match self {
             RemoteError::Transient(why) => {
                 Error::request(format!("{server} does not answer: {why}"), io::ErrorKind::TimedOut)
             }
             RemoteError::NoSpace(why) => Error::NoSpace(format!("{name}: {why}")),
+            RemoteError::Refused(StoreRefusal { why, .. }) => {
+                Error::request(format!("{server} cannot be asked: {why}; {remedy}"), io::ErrorKind::PermissionDenied)
+            }
+            RemoteError::NoBucket(why) => stale(format!("{name} was removed from its server: {why}")),
             RemoteError::Denied(why) => {
                 Error::request(format!("{server} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
             }

@@ -5,7 +5,6 @@
 //! together with Amazon's headers. Requests to Google therefore have and sign Google's own headers
 //! (`signing.rs`).
 
-use std::io::Read;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -23,6 +22,7 @@ use crate::credentials::{self, CredentialCache, variable};
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::signing::{self, HttpHeader, UnsignedRequest};
+use crate::store_failure::StoreFailure;
 
 /// Bucket with its credentials.
 pub(crate) struct S3Bucket {
@@ -65,28 +65,6 @@ impl S3Bucket {
     /// Calls `ask` with a signer; see [`CredentialCache::with`].
     pub(crate) fn with<T>(&self, ask: impl Fn(&S3Signer<'_>) -> RemoteResult<T>) -> RemoteResult<T> {
         self.credentials.with(|credentials| ask(&S3Signer { bucket: &self.bucket, cloud: self.cloud, credentials }))
-    }
-}
-
-/// Maximum length of an error response in bytes.
-const MAX_ERROR: u64 = 16 << 10;
-
-/// Classifies status 400: Amazon returns it for an expired token, and also for a request that was
-/// too slow or cut off. Only the body tells which.
-pub(crate) fn bad_request(response: Response<Body>) -> RemoteError {
-    let mut text = Vec::new();
-    // Without it, or with a part of it, less is known.
-    let _ = response.into_body().into_reader().take(MAX_ERROR).read_to_end(&mut text);
-    let text = String::from_utf8_lossy(&text);
-    let code = text.split_once("<Code>").and_then(|(_, text)| text.split_once("</Code>")).map_or("", |(code, _)| code);
-    let is_code = code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    match if is_code { code } else { "" } {
-        "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" | "RequestExpired" => {
-            RemoteError::Denied(format!("it refuses the request (status 400 {code})"))
-        }
-        "RequestTimeout" | "IncompleteBody" | "BadDigest" => RemoteError::Transient(format!("status 400 {code}")),
-        "" => RemoteError::Unsupported("it answers with status 400".into()),
-        code => RemoteError::Unsupported(format!("it answers with status 400 {code}")),
     }
 }
 
@@ -162,6 +140,11 @@ impl S3Signer<'_> {
             Cloud::Google => provenance::check_google(asked, response),
             _ => provenance::check_s3(asked, response),
         }
+    }
+
+    /// Returns the error of a response without success.
+    pub(crate) fn failure(&self, response: Response<Body>) -> RemoteError {
+        StoreFailure::from_document(response).into_error(self.cloud, self.credentials.is_some())
     }
 
     pub(crate) fn get(&self, key: &str) -> (Url, Vec<HttpHeader>) {

@@ -628,7 +628,10 @@ fn a_token_that_has_expired_is_renewed_for_a_file_in_a_bucket_too() {
     let signer = S3Bucket::of(Cloud::S3, bucket.unwrap(), CredentialCache::new(look));
     let http = HttpSource::of_bucket(signer, "a.lbx", &options());
     let message = http.request_range(&(0..10), None).err();
-    assert!(matches!(&message, Some(RemoteError::Denied(why)) if why.contains("ExpiredToken")), "{message:?}");
+    assert!(
+        matches!(&message, Some(RemoteError::Refused(refusal)) if refusal.why.contains("ExpiredToken")),
+        "{message:?}"
+    );
     assert_eq!(server.served.load(Ordering::SeqCst), 2);
 }
 

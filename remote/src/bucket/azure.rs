@@ -23,6 +23,7 @@ use crate::http;
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::s3::with_headers;
+use crate::store_failure::azure_code;
 
 /// Maximum list pages skipped to reach a name: the maximum of objects that are walked.
 const MAX_SKIPPED_PAGES: usize = 4000;
@@ -111,7 +112,7 @@ impl AzureStore {
         let request = request.config().timeout_global(request_timeout(bytes.len() as u64)).build();
         let response = request.send(bytes).map_err(|error| http::transport_error(&error))?;
         let response = provenance::check_azure(RequestKind::Create(hash), response)?;
-        match (response.status(), error_code(&response)) {
+        match (response.status(), azure_code(&response)) {
             (StatusCode::CREATED, _) => Ok(ObjectCreation::Created(response::store_time(&response))),
             (StatusCode::CONFLICT, "BlobAlreadyExists") | (StatusCode::PRECONDITION_FAILED, _) => {
                 Ok(ObjectCreation::Exists)
@@ -124,8 +125,10 @@ impl AzureStore {
             (StatusCode::BAD_REQUEST, "Md5Mismatch") => {
                 Err(RemoteError::Transient("it got other bytes than were sent".into()))
             }
-            (StatusCode::NOT_FOUND, _) => Err(RemoteError::Unsupported("there is no such container".into())),
-            _ => Err(refusal(&response)),
+            _ => Err(match signer.failure(&response) {
+                RemoteError::NotFound => RemoteError::NoBucket("there is no such container (status 404)".into()),
+                error => error,
+            }),
         }
     }
 
@@ -145,8 +148,12 @@ impl AzureStore {
         };
         let headers = [("range", range), ("accept-encoding", "identity".to_owned())];
         let response = self.call(signer.request("GET", &self.key(name), &[], &headers, 0), most)?;
-        let refused = refusal(&response);
-        response::read_part(response, part, most).unwrap_or(Err(refused))
+        match response.status() {
+            status if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE => {
+                response::read_part(response, part, most)
+            }
+            _ => Err(signer.failure(&response)),
+        }
     }
 
     fn get_last_signed(&self, signer: &AzureSigner<'_>, name: &str, most: u64) -> RemoteResult<Vec<u8>> {
@@ -238,8 +245,7 @@ impl AzureStore {
         let response = self.call(signer.request("GET", "", &query, &[], 0), MAX_LIST)?;
         match response.status() {
             StatusCode::OK => {}
-            StatusCode::NOT_FOUND => return Err(RemoteError::NotFound),
-            _ => return Err(refusal(&response)),
+            _ => return Err(signer.failure(&response)),
         }
         parse_list(&response::read_list(response)?, &self.prefix)
     }
@@ -252,7 +258,7 @@ impl AzureStore {
         let response = provenance::check_azure(RequestKind::Remove, response)?;
         match response.status() {
             StatusCode::OK | StatusCode::ACCEPTED | StatusCode::NOT_FOUND => Ok(()),
-            _ => Err(refusal(&response)),
+            _ => Err(signer.failure(&response)),
         }
     }
 
@@ -261,28 +267,6 @@ impl AzureStore {
         let request = request.config().timeout_global(request_timeout(bytes)).build();
         let response = request.call().map_err(|error| http::transport_error(&error))?;
         provenance::check_azure(RequestKind::Read, response)
-    }
-}
-
-/// Returns Azure's error code, or an empty string.
-fn error_code(response: &Response<Body>) -> &str {
-    let code = response.headers().get("x-ms-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
-    if code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric()) { code } else { "" }
-}
-
-fn refusal(response: &Response<Body>) -> RemoteError {
-    let status = response.status();
-    match (status, error_code(response)) {
-        (StatusCode::CONFLICT, "PublicAccessNotPermitted") => {
-            RemoteError::Denied("it is not public (status 409), and no key of the account was found".into())
-        }
-        (StatusCode::FORBIDDEN, code) if !code.is_empty() => {
-            RemoteError::Denied(format!("it refuses the request (status 403 {code})"))
-        }
-        (StatusCode::CONFLICT | StatusCode::BAD_REQUEST, code) if !code.is_empty() => {
-            RemoteError::Unsupported(format!("it answers with status {} {code}", status.as_u16()))
-        }
-        _ => response::status_error(status),
     }
 }
 

@@ -273,7 +273,7 @@ pub(crate) fn verify_objects(
     match store.find_archive() {
         Ok(Some(found)) => check_incarnation(&store, &found?.0, true, step).map(Some),
         Ok(None) => Ok(None),
-        Err(RemoteError::Denied(_)) if store.objects.can_hide_missing() => Ok(None),
+        Err(error) if error.may_hide_missing() && store.objects.can_hide_missing() => Ok(None),
         Err(error) => Err(store.to_error(error)),
     }
 }

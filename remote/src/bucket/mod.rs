@@ -61,7 +61,7 @@ pub(crate) use self::version::Follower;
 use self::version::{BucketVersion, PartialReader, VersionReader};
 pub(crate) use self::writable::BucketWriter;
 use crate::RemoteOptions;
-use crate::range_source::{Metered, RemoteError, RequestMetrics};
+use crate::range_source::{Metered, RequestMetrics};
 use crate::remote_file::RemoteFile;
 
 /// Time limit of removing uploads when a backup is abandoned.
@@ -134,7 +134,7 @@ fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOpti
     let (incarnation, number) = match store.find_archive() {
         Ok(Some(found)) => found?,
         Ok(None) => return Ok(None),
-        Err(RemoteError::Denied(_)) if store.objects.can_hide_missing() => return Ok(None),
+        Err(error) if error.may_hide_missing() && store.objects.can_hide_missing() => return Ok(None),
         Err(error) => return Err(store.to_error(error)),
     };
     let version =

@@ -21,14 +21,13 @@ pub(super) fn request_timeout(bytes: u64) -> Option<Duration> {
 }
 
 /// Reads a response with a part of an object; also returns the object's length if the response has
-/// it. None for a response that is neither bytes nor an absence.
+/// it.
 pub(super) fn read_part(
     response: Response<Body>,
     part: ObjectRange,
     most: u64,
-) -> Option<RemoteResult<(Vec<u8>, Option<u64>)>> {
-    let wrong =
-        || Some(Err(RemoteError::Unsupported("its answer is not about the range that it was asked for".into())));
+) -> RemoteResult<(Vec<u8>, Option<u64>)> {
+    let wrong = || Err(RemoteError::Unsupported("its answer is not about the range that it was asked for".into()));
     let declared = http::text(response.headers(), header::CONTENT_RANGE).and_then(http::content_range);
     match (response.status(), part, declared) {
         (StatusCode::PARTIAL_CONTENT, ObjectRange::Range(offset, length), Some((first, last, _))) => {
@@ -44,41 +43,26 @@ pub(super) fn read_part(
         (StatusCode::OK, ObjectRange::All(_) | ObjectRange::Last(_), _) => {}
         (StatusCode::OK, ObjectRange::Range(0, _), _) => {}
         (StatusCode::OK, ..) => {
-            return Some(Err(RemoteError::Unsupported("it does not serve parts of objects (ranges)".into())));
+            return Err(RemoteError::Unsupported("it does not serve parts of objects (ranges)".into()));
         }
-        (StatusCode::NOT_FOUND, ..) => return Some(Err(RemoteError::NotFound)),
         // The object ends before the range begins.
-        (StatusCode::RANGE_NOT_SATISFIABLE, ..) => return Some(Ok((Vec::new(), None))),
-        _ => return None,
+        (StatusCode::RANGE_NOT_SATISFIABLE, ..) => return Ok((Vec::new(), None)),
+        (status, ..) => return Err(RemoteError::Unsupported(format!("it answers with status {}", status.as_u16()))),
     }
     // Where an answer says no length of its own, its end looks as the end of its connection does.
     let promised = declared.filter(|_| response.status() == StatusCode::PARTIAL_CONTENT);
     let promised = promised.map(|(first, last, _)| (last + 1).saturating_sub(first));
-    Some(read_body(response, most).and_then(|bytes| match promised {
+    read_body(response, most).and_then(|bytes| match promised {
         Some(promised) if promised > bytes.len() as u64 => Err(cut_off()),
         Some(promised) if promised < bytes.len() as u64 => {
             Err(RemoteError::Unsupported("it sends more than it was asked for".into()))
         }
         _ => Ok((bytes, declared.map(|(_, _, length)| length))),
-    }))
+    })
 }
 
 fn cut_off() -> RemoteError {
     RemoteError::Transient("its answer was cut off".into())
-}
-
-/// Maps an unexpected status to an error.
-pub(super) fn status_error(status: StatusCode) -> RemoteError {
-    match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
-            RemoteError::Denied(format!("it refuses the request (status {})", status.as_u16()))
-        }
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-            RemoteError::Transient(format!("status {}", status.as_u16()))
-        }
-        _ if status.is_server_error() => RemoteError::Transient(format!("status {}", status.as_u16())),
-        _ => RemoteError::Unsupported(format!("it answers with status {}", status.as_u16())),
-    }
 }
 
 /// Reads a whole body of bounded length.

@@ -10,8 +10,8 @@ use base64::engine::general_purpose::STANDARD;
 use lockbox::Result;
 use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
-use ureq::http::{Response, StatusCode, header};
-use ureq::{Agent, Body};
+use ureq::Agent;
+use ureq::http::{StatusCode, header};
 
 use super::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore};
 use super::response::{self, MAX_LIST, MAX_PAGES, request_timeout};
@@ -97,8 +97,10 @@ impl S3Store {
             StatusCode::NOT_IMPLEMENTED => Err(RemoteError::Unsupported(
                 "it does not know conditional requests (If-None-Match), without which two writers could destroy each other's work".into(),
             )),
-            StatusCode::NOT_FOUND => Err(RemoteError::Unsupported("there is no such bucket".into())),
-            _ => Err(refusal(response)),
+            _ => Err(match signer.failure(response) {
+                RemoteError::NotFound => RemoteError::NoBucket("there is no such bucket (status 404)".into()),
+                error => error,
+            }),
         }
     }
 
@@ -115,10 +117,10 @@ impl S3Store {
         let response = request.call().map_err(|error| http::transport_error(&error))?;
         let response = signer.check_provenance(RequestKind::Read, response)?;
         match response.status() {
-            StatusCode::BAD_REQUEST => Err(refusal(response)),
-            status => response::read_part(response, part, most)
-                .unwrap_or_else(|| Err(refused(status)))
-                .map(|(bytes, _)| bytes),
+            status if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE => {
+                response::read_part(response, part, most).map(|(bytes, _)| bytes)
+            }
+            _ => Err(signer.failure(response)),
         }
     }
 
@@ -150,8 +152,7 @@ impl S3Store {
             let response = signer.check_provenance(RequestKind::List, response)?;
             match response.status() {
                 StatusCode::OK => {}
-                StatusCode::NOT_FOUND => return Err(RemoteError::NotFound),
-                _ => return Err(refusal(response)),
+                _ => return Err(signer.failure(response)),
             }
             let text = to_aws_namespace(response::read_list(response)?);
             let parsed = ListObjectsV2::parse_response(&text).map_err(|_| response::invalid_list())?;
@@ -191,23 +192,9 @@ impl S3Store {
         };
         match response.status() {
             StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND => Ok(()),
-            _ => Err(refusal(response)),
+            _ => Err(signer.failure(response)),
         }
     }
-}
-
-fn refusal(response: Response<Body>) -> RemoteError {
-    match response.status() {
-        StatusCode::BAD_REQUEST => s3::bad_request(response),
-        status => refused(status),
-    }
-}
-
-fn refused(status: StatusCode) -> RemoteError {
-    if status.is_redirection() {
-        return RemoteError::Denied("the bucket is in another region; AWS_REGION names the one to ask".into());
-    }
-    response::status_error(status)
 }
 
 /// Replaces the older XML namespace of Google's store by Amazon's.

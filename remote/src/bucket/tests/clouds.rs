@@ -424,7 +424,7 @@ fn what_azure_answers_is_taken_for_what_it_is() {
         assert!(message.contains(why) && !message.contains("s3cr3t") && !message.contains('<'), "{message}");
     }
     server.scripted.lock().push((404, "ContainerNotFound"));
-    assert_eq!(azure.list("", "", 1), Err(RemoteError::NotFound));
+    assert!(matches!(azure.list("", "", 1), Err(RemoteError::NoBucket(_))));
     assert_eq!(azure.remove("none"), Ok(()));
     server.scripted.lock().push((409, "SnapshotsPresent"));
     assert!(matches!(azure.remove("none"), Err(RemoteError::Unsupported(why)) if why.contains("SnapshotsPresent")));
@@ -447,12 +447,12 @@ fn who_is_refused_is_asked_for_another_token_once() {
     server.asked.lock().clear();
     // The same once more is not sent.
     let message = container(&["sv=1&sig=old", "sv=1&sig=old"]).create("two", b"x").unwrap_err();
-    assert!(matches!(&message, RemoteError::Denied(why) if !why.contains("sig")), "{message:?}");
+    assert!(matches!(&message, RemoteError::Refused(refusal) if !refusal.why.contains("sig")), "{message:?}");
     assert_eq!((looks.load(Ordering::Relaxed), server.asked.lock().len()), (2, 1));
 }
 
 #[test]
-fn a_token_that_has_expired_is_a_refusal_and_a_cut_request_passes() {
+fn the_code_of_a_failure_decides_at_each_request() {
     let (server, endpoint) = Server::start(Cloud::S3);
     let objects = objects(Cloud::S3, &endpoint);
     let ask = [
@@ -468,14 +468,20 @@ fn a_token_that_has_expired_is_a_refusal_and_a_cut_request_passes() {
         };
         for code in ["ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestExpired"] {
             let message = asked(code);
-            assert!(matches!(&message, Err(RemoteError::Denied(why)) if why.contains(code)), "{code}: {message:?}");
+            assert!(
+                matches!(&message, Err(RemoteError::Refused(refusal)) if refusal.why.contains(code)),
+                "{code}: {message:?}"
+            );
         }
         for code in ["RequestTimeout", "IncompleteBody", "BadDigest"] {
             let message = asked(code);
             assert!(matches!(&message, Err(RemoteError::Transient(why)) if why.contains(code)), "{code}: {message:?}");
         }
-        let message = asked("AuthorizationHeaderMalformed");
-        assert!(matches!(&message, Err(RemoteError::Unsupported(why)) if why.contains("Malformed")), "{message:?}");
+        for (status, code) in [(403, "SignatureDoesNotMatch"), (403, "QuotaExceeded")] {
+            server.scripted.lock().push((status, code));
+            let message = ask(&*objects).unwrap_err().message();
+            assert!(message.contains(&format!("(status {status} {code})")), "{message}");
+        }
         let message = asked("\u{1b}[31m");
         assert_eq!(message, Err(RemoteError::Unsupported("it answers with status 400".into())));
     }
