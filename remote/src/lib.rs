@@ -26,6 +26,7 @@ mod http;
 mod provenance;
 mod range_source;
 mod remote_file;
+mod retry_clock;
 mod s3;
 mod signing;
 mod slot_cache;

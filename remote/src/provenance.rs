@@ -44,6 +44,7 @@
 //! (THREATS).
 
 use std::io::{Cursor, Read};
+use std::time::{Duration, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -51,10 +52,13 @@ use ureq::Body;
 use ureq::http::{HeaderMap, Response, StatusCode, header};
 
 use crate::hex;
+use crate::http;
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// Bytes of a document that contain its first element and the code of an error.
 const MAX_PREFIX: u64 = 16 << 10;
+/// Longest pause that a server can ask for: a wrong clock there does not stop a mount for days.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 /// Request ids of stores that speak S3.
 const S3_IDS: [&str; 2] = ["x-amz-request-id", "x-amz-id-2"];
 const GOOGLE_IDS: [&str; 3] = ["x-guploader-uploadid", "x-goog-generation", "x-goog-hash"];
@@ -172,12 +176,24 @@ fn check_s3_interface(kind: RequestKind<'_>, has_id: bool, response: Response<Bo
 fn check_retry_after(response: Response<Body>) -> RemoteResult<Response<Body>> {
     let status = response.status();
     let is_failure = status.is_client_error() || status.is_server_error();
-    match is_failure && response.headers().contains_key(header::RETRY_AFTER) {
-        true => {
-            Err(RemoteError::Transient(format!("status {}, and that it can be asked again later", status.as_u16())))
+    match response.headers().get(header::RETRY_AFTER).filter(|_| is_failure) {
+        Some(value) => {
+            let now = http::text(response.headers(), header::DATE).and_then(http::date);
+            let now = now.unwrap_or_else(|| UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs()));
+            let after = parse_retry_after(value.to_str().unwrap_or_default(), now);
+            let status = status.as_u16();
+            let why = format!("status {status}, and that it can be asked again in {} seconds", after.as_secs());
+            Err(RemoteError::Busy { why, after })
         }
-        false => Ok(response),
+        None => Ok(response),
     }
+}
+
+/// Parses seconds or an HTTP date; `now` is the server's time in seconds since 1970. Zero for an
+/// invalid value.
+fn parse_retry_after(value: &str, now: u64) -> Duration {
+    let seconds = value.trim().parse().ok().or_else(|| http::date(value.trim()).map(|date| date.saturating_sub(now)));
+    Duration::from_secs(seconds.unwrap_or(0)).min(MAX_RETRY_AFTER)
 }
 
 fn foreign_response(status: StatusCode) -> RemoteError {
@@ -278,7 +294,7 @@ mod tests {
                 assert_eq!(response.into_body().read_to_string().unwrap(), body, "what was looked at is lost");
                 true
             }
-            Err(RemoteError::Transient(why)) => {
+            Err(RemoteError::Transient(why) | RemoteError::Busy { why, .. }) => {
                 assert!(why.contains(&format!("status {status}")), "{why}");
                 false
             }
@@ -384,6 +400,23 @@ mod tests {
             }
         }
         assert!(is_accepted(check_s3, RequestKind::Read, 206, &later, ""));
+    }
+
+    #[test]
+    fn a_pause_is_seconds_or_a_date_by_the_clock_of_the_server() {
+        let date = ("date", "Thu, 26 Nov 2026 01:00:00 GMT");
+        for (value, seconds) in [
+            ("60", 60),
+            ("Thu, 26 Nov 2026 01:02:00 GMT", 120),
+            ("Thu, 26 Nov 2026 00:00:00 GMT", 0),
+            ("x", 0),
+            ("86400", 3600),
+        ] {
+            let busy = check_web(response(503, &[date, ("retry-after", value)], "")).unwrap_err();
+            assert_eq!(busy.retry_after(), Some(Duration::from_secs(seconds)), "{value}");
+            assert!(busy.message().contains(&format!("again in {seconds} seconds")), "{busy:?}");
+        }
+        assert_eq!(parse_retry_after("Thu, 26 Nov 2026 01:00:07 GMT", 1_795_654_800), Duration::from_secs(7));
     }
 
     #[test]

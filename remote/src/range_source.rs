@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockbox::Error;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,8 @@ pub(crate) struct FileVersion {
 pub(crate) enum RemoteError {
     /// Temporary failure: no connection, no response, a truncated one, an overloaded server.
     Transient(String),
+    /// The server asks for a pause before the next request.
+    Busy { why: String, after: Duration },
     /// The file was replaced by another version.
     Changed,
     /// The content cannot be the content that was written: a sentence about it.
@@ -53,6 +55,16 @@ pub(crate) struct StoreRefusal {
 }
 
 impl RemoteError {
+    /// Returns whether the request may succeed later without a change by a user.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, RemoteError::Transient(_) | RemoteError::Busy { .. })
+    }
+
+    /// Returns the pause that the server asks for.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        if let RemoteError::Busy { after, .. } = self { Some(*after) } else { None }
+    }
+
     /// Returns whether the refusal may mean that the object does not exist.
     pub(crate) fn may_hide_missing(&self) -> bool {
         matches!(self, RemoteError::Refused(refusal) if refusal.hides_missing)
@@ -60,7 +72,9 @@ impl RemoteError {
 
     pub(crate) fn remedy(&self) -> &'static str {
         match self {
-            RemoteError::Transient(_) => "see whether the server runs and can be reached from here",
+            RemoteError::Transient(_) | RemoteError::Busy { .. } => {
+                "see whether the server runs and can be reached from here"
+            }
             RemoteError::Denied(_) => {
                 "see who may read there, and as whom it is asked: lockbox-remote(7) says where credentials are looked for"
             }
@@ -77,7 +91,7 @@ impl RemoteError {
     /// Returns a description with the server as its subject.
     pub(crate) fn message(&self) -> String {
         match self {
-            RemoteError::Transient(why) => format!("it does not answer: {why}"),
+            RemoteError::Transient(why) | RemoteError::Busy { why, .. } => format!("it does not answer: {why}"),
             RemoteError::Changed => "the file was changed meanwhile".into(),
             RemoteError::NotFound => "there is nothing of this name".into(),
             RemoteError::Refused(refusal) => refusal.why.clone(),
@@ -105,7 +119,7 @@ impl RemoteError {
         let server = if name.starts_with("file:") { name.to_owned() } else { format!("the server of {name}") };
         let remedy = self.remedy();
         match self {
-            RemoteError::Transient(why) => {
+            RemoteError::Transient(why) | RemoteError::Busy { why, .. } => {
                 Error::request(format!("{server} does not answer: {why}"), io::ErrorKind::TimedOut)
             }
             RemoteError::NoSpace(why) => Error::NoSpace(format!("{name}: {why}")),
@@ -257,7 +271,7 @@ impl RequestMetrics {
 
     /// Records whether the server responded.
     pub(crate) fn record_outcome<T>(&self, answer: RemoteResult<T>) -> RemoteResult<T> {
-        if matches!(answer, Err(RemoteError::Transient(_))) {
+        if answer.as_ref().is_err_and(RemoteError::is_transient) {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()).max(1);
             let _ = self.offline.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         } else {

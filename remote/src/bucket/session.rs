@@ -456,7 +456,7 @@ impl WriterSession {
         uploaded.append(&mut self.uploaded);
         let (left, error) = self.store.remove(&self.incarnation, &uploaded, Some(until));
         self.orphans.extend(left.into_iter().chain(sending));
-        !matches!(error, Some(RemoteError::Transient(_)))
+        !error.is_some_and(|error| error.is_transient())
     }
 
     /// Removes objects that durable records declared dead for longer than the grace period, by the

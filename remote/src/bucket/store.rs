@@ -22,7 +22,8 @@ use super::objects::{
 use super::spool::{SpoolOverlay, UploadSpool};
 use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::remote_file::with_retry_since;
+use crate::remote_file::{Backoff, with_retry_on};
+use crate::retry_clock::{HostClock, RetryClock};
 use crate::transport::AttemptClock;
 
 pub(super) const MARKER: &str = "lockbox";
@@ -32,7 +33,7 @@ const TAIL_BYTES: u64 = 256 << 10;
 const OPEN_TAIL_BYTES: u64 = 768 << 10;
 /// Maximum objects walked: four thousand lists, which take some minutes.
 const MAX_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
-/// Pause between rounds of attempts in the mode `forever`.
+/// First pause between rounds of attempts in the mode `forever`.
 const RETRY_INTERVAL: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(1) };
 /// Interval for checking whether spooling has started.
 const TIMEOUT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -51,6 +52,7 @@ pub(crate) struct BucketStore {
     pub(super) name: String,
     pub(super) timeout: Option<Duration>,
     retry_mode: Arc<RetryMode>,
+    clock: Arc<dyn RetryClock>,
     /// Spool, once the archive's incarnation is known.
     spool: Arc<OnceLock<UploadSpool>>,
     spool_directory: Option<PathBuf>,
@@ -67,6 +69,8 @@ struct RetryMode {
     forever: AtomicBool,
     /// Time since which creates are spooled after the timeout.
     spool_since: OnceLock<Instant>,
+    /// Time until which the store asked for no requests.
+    quiet_until: Mutex<Option<Instant>>,
 }
 
 /// Incarnation of an archive, and the sequence of its newest record if it is known.
@@ -126,10 +130,16 @@ impl BucketStore {
             name,
             timeout,
             retry_mode,
+            clock: Arc::new(HostClock::default()),
             spool,
             spool_directory: None,
             tail: Arc::default(),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_clock(self, clock: Arc<dyn RetryClock>) -> BucketStore {
+        BucketStore { clock, ..self }
     }
 
     /// Sets the directory of the spool for writers.
@@ -157,6 +167,7 @@ impl BucketStore {
     /// Stops retrying.
     pub(super) fn retry_once(&self) {
         self.retry_mode.once.store(true, Ordering::Relaxed);
+        self.clock.wake();
     }
 
     /// Repeats creates until the store has decided, or [`Self::retry_once`] is called.
@@ -169,6 +180,7 @@ impl BucketStore {
     pub(super) fn spool_on_timeout(&self) {
         if self.timeout.is_some() && self.spool().is_some() {
             self.retry_mode.spool_since.get_or_init(Instant::now);
+            self.clock.wake();
         }
     }
 
@@ -182,7 +194,15 @@ impl BucketStore {
 
     /// Makes an idempotent request with retries.
     fn request<T>(&self, call: &mut dyn FnMut(&dyn ObjectStore) -> RemoteResult<T>) -> RemoteResult<T> {
-        self.with_retry(&mut || call(&*self.objects))
+        self.request_within(self.timeout, call)
+    }
+
+    fn request_within<T>(
+        &self,
+        timeout: Option<Duration>,
+        call: &mut dyn FnMut(&dyn ObjectStore) -> RemoteResult<T>,
+    ) -> RemoteResult<T> {
+        self.with_retry_within(timeout, &mut || call(&*self.objects))
     }
 
     /// Retries transient errors. After [`Self::retry_once`], the running attempt is the last,
@@ -198,8 +218,34 @@ impl BucketStore {
         silent_since: Option<Instant>,
         attempt: &mut dyn FnMut() -> RemoteResult<T>,
     ) -> RemoteResult<T> {
-        let timeout = || if self.is_retrying_once() { Some(Duration::ZERO) } else { self.timeout };
-        with_retry_since(silent_since, &timeout, attempt)
+        self.with_retry_within(silent_since, self.timeout, attempt)
+    }
+
+    /// A pause that the store asked for in any response holds for all requests of this store. The
+    /// last attempt of a writer that closes is made all the same.
+    fn with_retry_within<T>(
+        &self,
+        silent_since: Option<Instant>,
+        timeout: Option<Duration>,
+        attempt: &mut dyn FnMut() -> RemoteResult<T>,
+    ) -> RemoteResult<T> {
+        let quiet_until = &self.retry_mode.quiet_until;
+        let timeout = || if self.is_retrying_once() { Some(Duration::ZERO) } else { timeout };
+        with_retry_on(silent_since, &*self.clock, &timeout, &mut || {
+            let now = self.clock.now();
+            let left = quiet_until.lock().and_then(|until| until.checked_duration_since(now));
+            if let Some(after) = left.filter(|left| !left.is_zero() && !self.is_retrying_once()) {
+                let why = format!("it asked for a pause, of which {} seconds are left", after.as_secs());
+                return Err(RemoteError::Busy { why, after });
+            }
+            let answer = attempt();
+            if let Err(RemoteError::Busy { after, .. }) = &answer {
+                let until = Some(self.clock.now() + *after);
+                let mut quiet_until = quiet_until.lock();
+                *quiet_until = until.max(*quiet_until);
+            }
+            answer
+        })
     }
 
     pub(super) fn to_error(&self, error: RemoteError) -> Error {
@@ -297,8 +343,9 @@ impl BucketStore {
     }
 
     fn try_create(&self, name: &str, bytes: &[u8], creation: Creation) -> Result<Option<CreateOutcome>> {
+        let (mut backoff, mut timeout) = (Backoff::from_pause(RETRY_INTERVAL), self.timeout);
         loop {
-            match self.create_once(name, bytes, creation) {
+            match self.create_once(name, bytes, creation, timeout) {
                 // No error is final. Access may be granted again, a full store may get space, and
                 // an expired token, a slow connection or a bucket in migration can look like a
                 // permanent failure.
@@ -311,15 +358,25 @@ impl BucketStore {
                     }
                     let why = error.message();
                     tracing::warn!("{}: nothing is durable until the store takes it: {why}", self.name);
-                    thread::sleep(RETRY_INTERVAL);
+                    let is_leaving = || self.retry_mode.spool_since.get().is_some();
+                    let pause = backoff.next_pause(error.retry_after());
+                    self.clock.sleep(pause, &|| self.is_retrying_once() || is_leaving());
+                    // One attempt a round, unless the mount ends and waits once more.
+                    timeout = if is_leaving() { self.timeout } else { Some(Duration::ZERO) };
                 }
                 outcome => return outcome.map_err(|error| self.to_error(error)),
             }
         }
     }
 
-    fn create_once(&self, name: &str, bytes: &[u8], creation: Creation) -> RemoteResult<Option<CreateOutcome>> {
-        let created = self.request(&mut |objects| match objects.create(name, bytes) {
+    fn create_once(
+        &self,
+        name: &str,
+        bytes: &[u8],
+        creation: Creation,
+        timeout: Option<Duration>,
+    ) -> RemoteResult<Option<CreateOutcome>> {
+        let created = self.request_within(timeout, &mut |objects| match objects.create(name, bytes) {
             Err(RemoteError::Transient(_)) if creation == Creation::Divisible && AttemptClock::is_interrupted() => {
                 Ok(None)
             }
@@ -331,7 +388,7 @@ impl BucketStore {
         }
         // The end of each object has a hash or a nonce, and the hash of a record's pages.
         let most = bytes.len().min(TRAILER_BYTES) as u64;
-        let there = self.request(&mut |objects| objects.get(name, ObjectRange::Last(most)))?;
+        let there = self.request_within(timeout, &mut |objects| objects.get(name, ObjectRange::Last(most)))?;
         // A shorter object ends as any does that it is the end of.
         let is_ours = there.len() as u64 == most && bytes.ends_with(&there);
         Ok(Some(if is_ours { CreateOutcome::Created(None) } else { CreateOutcome::Conflict }))

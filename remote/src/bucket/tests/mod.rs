@@ -13,6 +13,7 @@ mod partial_reader;
 mod probe;
 mod replacement;
 mod request_counts;
+mod retries;
 mod schedules;
 mod simulated;
 mod slow_links;
