@@ -30,13 +30,16 @@ pub struct ServeOptions {
     pub snapshot_dir: SnapshotDir,
 }
 
+/// Free space of a store: a PiB, which all programs display and can add to.
+const STORE_FREE: u64 = 1 << 50;
+
 /// Serves one archive to the kernel.
 pub struct Adapter {
     pub(super) fs: Arc<FileSystem>,
     pub(super) cache: Arc<KernelCache>,
     pub(super) activity: Arc<Activity>,
     /// Directory of the archive file, opened before mounting because a path could lead through the
-    /// mount itself. None for a remote archive, for which the host's free space does not matter.
+    /// mount itself. None for a remote archive, which needs no space of the host.
     pub(super) host: Option<OwnedFd>,
     pub(super) process_info: Arc<ProcessInfoClient>,
     pub(super) profile: SyncProfile,
@@ -144,11 +147,51 @@ impl Adapter {
         }
     }
 
-    /// Returns the host's free space. If the host does not report it, only the archive's own free
-    /// blocks can be promised.
     pub(super) fn host_free(&self) -> u64 {
-        let host = self.host.as_ref().and_then(|host| nix::sys::statvfs::fstatvfs(host).ok());
-        host.map_or(0, |s| s.blocks_available() * s.fragment_size())
+        free_bytes(self.host.as_ref())
+    }
+}
+
+/// Returns the free space of the archive's host. If the host does not report it, only the archive's
+/// own free blocks can be promised. A store (None) has no free space to report, so that of
+/// `size-limit=` alone counts.
+pub(super) fn free_bytes(host: Option<&OwnedFd>) -> u64 {
+    let Some(host) = host else { return STORE_FREE };
+    nix::sys::statvfs::fstatvfs(host).map_or(0, |s| s.blocks_available() * s.fragment_size())
+}
+
+#[cfg(test)]
+mod tests {
+    use lockbox::Error;
+    use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
+    use lockbox::crypto::Passphrase;
+    use lockbox::format::ROOT_INO;
+    use lockbox::fs::mode;
+    use lockbox::keys;
+
+    use super::*;
+    use crate::snapshot_requests::tests::CREATOR;
+
+    #[test]
+    fn a_store_has_the_room_that_the_size_limit_leaves() {
+        let place = tempfile::tempdir().unwrap();
+        let (path, passphrase) = (place.path().join("a.lbx"), Passphrase::new(b"a passphrase".to_vec()));
+        Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator: CREATOR }).unwrap();
+        let key = keys::unlock(&path, &passphrase).unwrap();
+        for (size_limit, fits, exceeds) in
+            [(None, 1 << 40, u64::from(u32::MAX) << 30), (Some(1 << 30), 900 << 20, 1 << 30)]
+        {
+            let archive = Archive::open(&path, &key, &OpenOptions { size_limit, ..OpenOptions::default() }).unwrap();
+            let fs = archive.file_system();
+            let available = fs.statistics(free_bytes(None)).unwrap().available;
+            assert!(available > fits && available < exceeds, "{size_limit:?}: {available}");
+            let file = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+            let allocate = |length| fs.allocate(file, 0, length, false, false, free_bytes(None));
+            allocate(fits).unwrap();
+            assert!(matches!(allocate(exceeds), Err(Error::NoSpace(_))));
+            fs.unlink(ROOT_INO, b"file").unwrap();
+            archive.close().unwrap();
+        }
     }
 }
 
