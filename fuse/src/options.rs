@@ -170,7 +170,8 @@ impl MountOptions {
     /// Parses lists, and returns the names of unknown options as well. A wrong value of a known
     /// option is an error.
     pub fn parse_sloppily<S: AsRef<str>>(lists: &[S]) -> Result<(MountOptions, Vec<String>), Failure> {
-        let mut options = MountOptions::default();
+        let remote = Remote::from_environment().map_err(Failure::usage)?;
+        let mut options = MountOptions { remote, ..MountOptions::default() };
         let unknown = options.apply(lists)?;
         Ok((options, unknown))
     }

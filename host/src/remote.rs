@@ -1,6 +1,7 @@
 //! Remote archives: calls `lockbox_remote`, which implements access to an address, with the options
 //! and directories of this user.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,9 @@ use lockbox_remote::{
 use lockbox_terminal::quantity;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
+
+/// Options for requests to servers, which commands and mounts of this user have without typing them.
+const VARIABLE: &str = "LOCKBOX_REMOTE";
 
 /// Options for requests to servers (`--remote`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +55,30 @@ impl Remote {
     /// Returns whether pending uploads of this host are read.
     pub fn is_unsent(&self) -> bool {
         self.unsent
+    }
+
+    /// Returns the options of the environment variable `LOCKBOX_REMOTE`, a list as of `--remote`.
+    ///
+    /// # Errors
+    /// A sentence about a wrong list.
+    pub fn from_environment() -> std::result::Result<Remote, String> {
+        Remote::from_variable(std::env::var_os(VARIABLE).as_deref())
+    }
+
+    fn from_variable(list: Option<&OsStr>) -> std::result::Result<Remote, String> {
+        let Some(list) = list else { return Ok(Remote::default()) };
+        let list = list.to_str().ok_or_else(|| format!("{VARIABLE} is not valid UTF-8"))?;
+        Remote::default().with_list(list).map_err(|why| format!("{VARIABLE}: {why}"))
+    }
+
+    fn with_list(mut self, list: &str) -> std::result::Result<Remote, String> {
+        for option in list.split(',').filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
+            if !self.set(name, value)? {
+                return Err(format!("'{option}' is not an option for requests to servers"));
+            }
+        }
+        Ok(self)
     }
 
     /// Takes a word of a list of options; whether it is one of these.
@@ -249,15 +277,9 @@ pub struct RemoteArgs {
     pub remote: Remote,
 }
 
+/// Parses a list, which adds to that of the environment and goes before it.
 fn parse_list(list: &str) -> std::result::Result<Remote, String> {
-    let mut remote = Remote::default();
-    for option in list.split(',').filter(|option| !option.is_empty()) {
-        let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
-        if !remote.set(name, value)? {
-            return Err(format!("'{option}' is not an option for requests to servers"));
-        }
-    }
-    Ok(remote)
+    Remote::from_environment()?.with_list(list)
 }
 
 /// Directory of pending uploads, in the state directory of the user.
@@ -429,5 +451,16 @@ mod tests {
         for wrong in ["allow-all", "unsent=yes", "timeout=0", "timeout=x", "cache-size=-1", "allow-http=yes"] {
             assert!(parse_list(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_variable_is_a_list_that_the_command_line_adds_to() {
+        let variable = |list: &str| Remote::from_variable(Some(list.as_ref()));
+        let named = variable("allow-http,timeout=2m").unwrap();
+        assert_eq!(named, parse_list("allow-http,timeout=2m").unwrap());
+        let both = named.with_list("allow-private,timeout=hard").unwrap();
+        assert_eq!(both, parse_list("allow-http,allow-private,timeout=hard").unwrap());
+        assert_eq!(Remote::from_variable(None), Ok(Remote::default()));
+        assert!(variable("allow-all").unwrap_err().starts_with("LOCKBOX_REMOTE: 'allow-all' says nothing"));
     }
 }

@@ -203,7 +203,7 @@ pub(crate) fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
         "https" => Ok(()),
         "http" if allow_http => Ok(()),
         "http" => Err(Error::invalid(format!(
-            "{url}: plain http shows everybody on the way what is read; it needs allow-http"
+            "{url}: plain http shows every host on the way what is read; it needs allow-http, and at a private address allow-private too; use --remote allow-http,allow-private, or set LOCKBOX_REMOTE to these"
         ))),
         _ => Err(Error::invalid(format!("{}: this kind of address cannot be read", display(url.as_str().as_bytes())))),
     }

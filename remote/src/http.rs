@@ -435,7 +435,9 @@ pub(crate) fn transport_error(error: &ureq::Error) -> RemoteError {
         _ => None,
     };
     if inner.is_some_and(|inner| inner.to_string() == PRIVATE_ADDRESS) {
-        return RemoteError::Denied("it is at a private address, which needs allow-private".into());
+        return RemoteError::Denied(
+            "it is at a private address, which needs allow-private (in --remote, -o or LOCKBOX_REMOTE)".into(),
+        );
     }
     let tls = match error {
         ureq::Error::Rustls(error) => Some(error),

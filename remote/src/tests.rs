@@ -521,7 +521,12 @@ fn redirections_are_followed_a_few_times_and_never_off_tls_or_into_the_house() {
     let message = untouched.open(&strict).err().unwrap().to_string();
     assert!(message.contains("needs allow-private"), "{message}");
     let message = untouched.open(&RemoteOptions { allow_http: false, ..options() }).err().unwrap().to_string();
-    assert!(message.contains("needs allow-http"), "{message}");
+    assert!(
+        message.contains("needs allow-http")
+            && message.contains("allow-http,allow-private")
+            && message.contains("LOCKBOX_REMOTE"),
+        "{message}"
+    );
     assert_eq!(untouched.served.load(Ordering::SeqCst), 0);
 }
 
