@@ -204,6 +204,8 @@ impl ArchiveLocation {
                 disk_hits: told.disk_hits,
                 offline_since: told.offline_since.and_then(|since| since.try_into().ok()),
                 unsent: told.unsent,
+                refused_since: told.refusal.as_ref().and_then(|(since, _)| (*since).try_into().ok()),
+                refusal: told.refusal.map(|(_, why)| why),
             })
         };
         let name = address.to_owned();

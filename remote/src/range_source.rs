@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockbox::Error;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 /// Version of a file as reported by its server.
@@ -209,7 +210,7 @@ impl<S: RangeSource + ?Sized> RangeSource for Arc<S> {
 }
 
 /// Request statistics since the open.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestStats {
     /// Requests for parts of files and objects, including failed ones.
     pub reads: u64,
@@ -224,6 +225,8 @@ pub struct RequestStats {
     pub offline_since: Option<u64>,
     /// Bytes spooled on this host because the store did not take them.
     pub unsent: u64,
+    /// Time since which the store refuses reads or writes, in seconds since 1970, and its reason.
+    pub refusal: Option<(u64, String)>,
 }
 
 /// Live counters behind [`RequestStats`].
@@ -235,6 +238,9 @@ pub(crate) struct RequestMetrics {
     memory_hits: AtomicU64,
     /// Start of the outage in seconds since 1970; 0 while the server responds.
     offline: AtomicU64,
+    /// Refusals of writes and of reads: a store that is full still serves reads.
+    refused_writes: Mutex<Option<(u64, String)>>,
+    refused_reads: Mutex<Option<(u64, String)>>,
 }
 
 impl RequestMetrics {
@@ -253,7 +259,13 @@ impl RequestMetrics {
             disk_hits,
             offline_since: (offline > 0).then_some(offline),
             unsent: 0,
+            refusal: self.refused_writes.lock().clone().or_else(|| self.refused_reads.lock().clone()),
         }
+    }
+
+    pub(crate) fn count_write<T>(&self, answer: RemoteResult<T>) -> RemoteResult<T> {
+        note_refusal(&self.refused_writes, &answer);
+        self.record_outcome(answer)
     }
 
     pub(crate) fn count_read<T>(&self, answer: RemoteResult<T>, bytes: impl FnOnce(&T) -> usize) -> RemoteResult<T> {
@@ -261,6 +273,7 @@ impl RequestMetrics {
         if let Ok(answer) = &answer {
             self.bytes.fetch_add(bytes(answer) as u64, Ordering::Relaxed);
         }
+        note_refusal(&self.refused_reads, &answer);
         self.record_outcome(answer)
     }
 
@@ -272,13 +285,37 @@ impl RequestMetrics {
     /// Records whether the server responded.
     pub(crate) fn record_outcome<T>(&self, answer: RemoteResult<T>) -> RemoteResult<T> {
         if answer.as_ref().is_err_and(RemoteError::is_transient) {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()).max(1);
-            let _ = self.offline.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.offline.compare_exchange(0, now(), Ordering::Relaxed, Ordering::Relaxed);
         } else {
             self.offline.store(0, Ordering::Relaxed);
         }
         answer
     }
+}
+
+/// Keeps the time of the first refusal until a request succeeds, with the last reason. A missing
+/// object is an answer, and silence is an outage.
+fn note_refusal<T>(noted: &Mutex<Option<(u64, String)>>, answer: &RemoteResult<T>) {
+    let mut noted = noted.lock();
+    match answer {
+        Ok(_) => *noted = None,
+        Err(
+            error @ (RemoteError::Denied(_)
+            | RemoteError::Refused(_)
+            | RemoteError::NoBucket(_)
+            | RemoteError::NoSpace(_)
+            | RemoteError::Unsupported(_)),
+        ) => {
+            let since = noted.as_ref().map_or_else(now, |(since, _)| *since);
+            *noted = Some((since, error.message()));
+        }
+        Err(_) => {}
+    }
+}
+
+/// Returns the time in seconds since 1970, at least 1.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()).max(1)
 }
 
 /// Source or store that counts its requests.
@@ -310,5 +347,32 @@ impl<T: RangeSource + ?Sized> RangeSource for Metered<T> {
 
     fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
         self.metrics.count_read(self.inner.read_range(version, range), Vec::len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_lasts_from_its_first_request_to_a_success_of_its_kind() {
+        let metrics = RequestMetrics::default();
+        let reason = || metrics.stats(0).refusal.map(|(_, why)| why);
+        let full = || RemoteError::NoSpace("full (status 403 QuotaExceeded)".into());
+        let read = |answer: RemoteResult<Vec<u8>>| drop(metrics.count_read(answer, Vec::len));
+        drop(metrics.count_write::<()>(Err(full())));
+        let first = metrics.stats(0).refusal.unwrap();
+        assert_eq!(first.1, "full (status 403 QuotaExceeded)");
+        // Reads go on, and an outage is not a change of mind.
+        read(Ok(Vec::new()));
+        drop(metrics.count_write::<()>(Err(RemoteError::Transient("no answer".into()))));
+        assert_eq!(metrics.stats(0).refusal, Some(first));
+        assert!(metrics.count_write(Ok(())).is_ok() && reason().is_none());
+        read(Err(RemoteError::Denied("status 403".into())));
+        read(Err(RemoteError::NotFound));
+        assert!(metrics.count_write(Ok(())).is_ok());
+        assert_eq!(reason().as_deref(), Some("status 403"));
+        read(Ok(Vec::new()));
+        assert_eq!(reason(), None);
     }
 }

@@ -340,7 +340,7 @@ pub struct ReplicaStatus {
 }
 
 /// Request metrics of the server since the mount began, as counted by lockbox-remote.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RemoteTraffic {
     /// Range reads of files or objects, and list requests.
@@ -356,6 +356,9 @@ pub struct RemoteTraffic {
     pub offline_since: Option<i64>,
     /// Bytes pending upload, stored on this machine.
     pub unsent: u64,
+    /// Time since which the store refuses reads or writes, in seconds since 1970, and its reason.
+    pub refused_since: Option<i64>,
+    pub refusal: Option<String>,
 }
 
 /// Snapshot schedule of a mount.

@@ -3,7 +3,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lockbox::control::{self, Status};
+use lockbox::control::{self, RemoteTraffic, Status};
 use lockbox::error::{CacheStats, Timestamp};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{daemons, located, shown};
@@ -201,7 +201,7 @@ fn as_json(found: &Found) -> Value {
         })),
         "latched": status.latched,
         "fallback": status.fallback,
-        "remote": status.remote.map(|remote| json!({
+        "remote": status.remote.as_ref().map(|remote| json!({
             "reads": remote.reads,
             "lists": remote.lists,
             "bytes": remote.bytes,
@@ -209,6 +209,8 @@ fn as_json(found: &Found) -> Value {
             "disk_hits": remote.disk_hits,
             "offline_since": remote.offline_since.map(moment),
             "unsent": remote.unsent,
+            "refused_since": remote.refused_since.map(moment),
+            "refusal": remote.refusal,
         })),
         "follows": status.follows.as_ref().map(|follows| json!({
             "committed": moment(follows.committed),
@@ -265,8 +267,12 @@ fn state(served: &Served, reader: Reader) -> String {
     if status.uid != geteuid().as_raw() {
         state += &format!(", user {}", daemons::user_name(status.uid));
     }
-    if let Some(since) = status.remote.and_then(|remote| remote.offline_since) {
-        state += &format!(", its server does not answer since {}", reader.time(Timestamp { seconds: since, nanos: 0 }));
+    let time = |seconds| reader.time(Timestamp { seconds, nanos: 0 });
+    if let Some(since) = status.remote.as_ref().and_then(|remote| remote.offline_since) {
+        state += &format!(", its server does not answer since {}", time(since));
+    }
+    if let Some((since, why)) = status.remote.as_ref().and_then(refusal) {
+        state += &format!("; store refuses since {}: {why}", time(since));
     }
     let stays = status.follows.as_ref().and_then(|follows| follows.failure.as_ref());
     let snapshot = status.schedule.as_ref().and_then(|schedule| schedule.failure.as_ref());
@@ -280,6 +286,11 @@ fn state(served: &Served, reader: Reader) -> String {
         state.extend(why.map(|why| format!("; {what} {why}")));
     }
     state
+}
+
+/// Returns the time since which the store refuses requests, and its reason.
+fn refusal(remote: &RemoteTraffic) -> Option<(i64, &str)> {
+    remote.refused_since.zip(remote.refusal.as_deref())
 }
 
 fn count_of(number: u64, one: &str, more: &str) -> String {
@@ -377,6 +388,7 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
             format!("{} in memory, {} on disk", count(remote.memory_hits, "piece"), remote.disk_hits),
         ));
         lines.extend(remote.offline_since.map(|since| ("No answer since", time(since))));
+        lines.extend(refusal(remote).map(|(since, why)| ("Store refuses", format!("since {}: {why}", time(since)))));
         lines.extend((remote.unsent > 0).then(|| ("Kept here, not sent", size(remote.unsent))));
     }
     if let Some(follows) = &status.follows {
@@ -394,7 +406,7 @@ fn count(number: u64, thing: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockbox::control::{RemoteTraffic, ScheduleStatus};
+    use lockbox::control::ScheduleStatus;
 
     use super::*;
 
@@ -425,6 +437,24 @@ mod tests {
         let away = Some(RemoteTraffic { offline_since: Some(0), ..RemoteTraffic::default() });
         let remote = Status { remote: away, read_only: true, ..mine() };
         assert!(said(remote, true).starts_with("mounted read-only, its server does not answer since 1970-01-01 "));
+        let full = RemoteTraffic {
+            refused_since: Some(0),
+            refusal: Some("quota exceeded".into()),
+            ..RemoteTraffic::default()
+        };
+        let remote = Status { remote: Some(full), ..mine() };
+        let line = said(remote.clone(), true);
+        assert!(
+            line.starts_with("mounted; store refuses since 1970-01-01 ") && line.ends_with(": quota exceeded"),
+            "{line}"
+        );
+        let served = Served { status: remote, attached: true, users: Vec::new(), held: None };
+        let found = Found::Served(Box::new(served));
+        let object = &as_json(&found)["remote"];
+        assert_eq!(object["refusal"], "quota exceeded");
+        assert!(object["refused_since"].as_str().is_some_and(|since| since.starts_with("1970-01-01T00:00:00")));
+        let (_, shown) = lines(&found, Reader::Program).into_iter().find(|(name, _)| *name == "Store refuses").unwrap();
+        assert!(shown.ends_with(": quota exceeded"), "{shown}");
         let fallback = Status { fallback: Some("commit 7 is incomplete".into()), ..mine() };
         assert_eq!(said(fallback, true), "mounted; when mounted: commit 7 is incomplete");
     }

@@ -114,7 +114,7 @@ pub(crate) trait ObjectStore: Send + Sync {
 
 impl ObjectStore for Metered<dyn ObjectStore> {
     fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
-        self.metrics.record_outcome(self.inner.create(name, bytes))
+        self.metrics.count_write(self.inner.create(name, bytes))
     }
 
     fn can_hide_missing(&self) -> bool {
