@@ -1,17 +1,22 @@
 //! Prompts and reports errors in a window where there is no terminal, with zenity, kdialog or
-//! pinentry.
+//! pinentry. Only the first two can ask for the name of a file.
 //!
 //! The typed secret is read from a pipe, and is in no argument and no variable. The shown text may
 //! hold untrusted names; each of these programs gives some characters a meaning, and gets them
 //! escaped in its own syntax.
 
+use std::ffi::OsStr;
 use std::io::{ErrorKind, Write};
-use std::process::{Child, Command, Stdio};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use lockbox_terminal::display;
 
-use super::read::PASSPHRASE;
-use super::{Bytes, Error, Result, read};
+use super::read::{PASSPHRASE, SecretKind};
+use super::sources::{TYPED, checked};
+use super::{Bytes, Error, Result, prompt, read};
+use crate::shown;
 
 /// Index of pinentry's answer to the question: it sends a greeting, and then answers each line of
 /// the [`conversation`].
@@ -24,6 +29,13 @@ const CLOSED: [u32; 2] = [99, 198];
 const COLUMNS: usize = 64;
 /// Title of the windows, and beginning of the title where a program shows no text.
 const TITLE: &str = "lockbox";
+
+/// Path with a line end: at most PATH_MAX bytes, which counts a final zero byte.
+const FILE_NAME: SecretKind = SecretKind { name: "file name", most: 4096 };
+
+const NO_WINDOW: &str = "no program can ask in a window: install zenity, kdialog or pinentry";
+const NO_CHOOSER: &str = "no program can ask for a file name: install zenity or kdialog, as pinentry asks for \
+                          passphrases only, or name the archive with 'lockbox create --desktop ARCHIVE'";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dialog {
@@ -39,7 +51,7 @@ enum Dialog {
 /// nothing is there to ask with.
 pub(crate) fn ask(question: &str) -> Result<Bytes> {
     let question = lockbox_terminal::sentence(question.trim_end_matches([':', ' ']));
-    let (dialog, mut window) = open(|dialog| dialog.question(&question))?;
+    let (dialog, mut window) = open(NO_WINDOW, |dialog| Some(dialog.question(&question)))?;
     if let Some(mut input) = window.stdin.take() {
         // A program that ended already reports the reason by its exit.
         let _ = input.write_all(conversation(&question).as_bytes());
@@ -47,11 +59,56 @@ pub(crate) fn ask(question: &str) -> Result<Bytes> {
     let (answer, status) = read::answer_of(&mut window, dialog.name(), &PASSPHRASE)?;
     match dialog {
         Dialog::Pinentry => pin(&answer),
-        // Both exit with this code when their window was closed, and when they could not open it,
-        // which they report themselves.
-        _ if status.code() == Some(1) => Err(Error::left()),
-        _ if !status.success() => Err(Error::source(format!("{} failed: {status}", dialog.name()))),
-        _ => Ok(answer),
+        _ => dialog.check(status).map(|()| answer),
+    }
+}
+
+/// Asks for the path of a new file, and suggests `name` in the user's home directory.
+///
+/// # Errors
+/// As [`ask`]; one sentence when the answer is not an absolute path, such as the address of a
+/// server.
+pub fn ask_new_file(title: &str, name: &str) -> Result<PathBuf> {
+    let suggestion = std::env::home_dir().unwrap_or_default().join(name);
+    let (dialog, mut window) = open(NO_CHOOSER, |dialog| dialog.chooser(title, &suggestion.to_string_lossy()))?;
+    let (answer, status) = read::answer_of(&mut window, dialog.name(), &FILE_NAME)?;
+    dialog.check(status)?;
+    // A name may end with a line end of its own.
+    let path = Path::new(OsStr::from_bytes(answer.strip_suffix(b"\n").unwrap_or(&answer)));
+    match path.is_absolute() {
+        true => Ok(path.to_owned()),
+        false => Err(Error::source(format!("cannot save to '{}': it is not a path on this machine", shown(path)))),
+    }
+}
+
+/// Asks for a new passphrase of the archive at `path` until it is typed twice. With `advice` the
+/// second window warns of a weak one.
+///
+/// # Errors
+/// As [`ask`]; when the first window is answered with nothing.
+pub(crate) fn choose_passphrase(path: &Path, advice: bool) -> Result<Bytes> {
+    typed_twice(path, advice, ask)
+}
+
+fn typed_twice(path: &Path, advice: bool, mut ask: impl FnMut(&str) -> Result<Bytes>) -> Result<Bytes> {
+    let mut notice = "";
+    loop {
+        let question =
+            format!("{notice}If you lose the passphrase, the files are lost. New passphrase of {}", shown(path));
+        let first = checked(ask(&question)?, TYPED)?;
+        let warning = if advice { prompt::warning(&first, path) } else { None };
+        let again = match &warning {
+            Some(warning) => {
+                format!("{warning} Repeat it to use it anyway, or leave this empty to choose another one")
+            }
+            None => "Repeat the new passphrase".into(),
+        };
+        let second = read::without_line_end(ask(&again)?);
+        if *first == *second {
+            return Ok(first);
+        }
+        let is_refused = warning.is_some() && second.is_empty();
+        notice = if is_refused { "" } else { "The two passphrases differ. " };
     }
 }
 
@@ -59,7 +116,8 @@ pub(crate) fn ask(question: &str) -> Result<Bytes> {
 /// without a desktop.
 pub fn tell(sentence: &str) {
     let sentence = lockbox_terminal::sentence(sentence);
-    let Ok((_, mut window)) = open(|dialog| dialog.complaint(&sentence)) else { return notify(&sentence) };
+    let complaint = |dialog: Dialog| Some(dialog.complaint(&sentence));
+    let Ok((_, mut window)) = open(NO_WINDOW, complaint) else { return notify(&sentence) };
     if let Some(mut input) = window.stdin.take() {
         let _ = input.write_all(format!("SETTITLE {TITLE}\nSETDESC {}\nMESSAGE\nBYE\n", percent(&sentence)).as_bytes());
     }
@@ -92,23 +150,24 @@ pub fn is_there() -> bool {
     ["WAYLAND_DISPLAY", "DISPLAY"].iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
 
-/// Starts the first installed program of them.
-fn open(arguments: impl Fn(Dialog) -> Vec<String>) -> Result<(Dialog, Child)> {
+/// Starts the first installed program that has arguments; without one the error is `lacking`.
+fn open(lacking: &str, arguments: impl Fn(Dialog) -> Option<Vec<String>>) -> Result<(Dialog, Child)> {
     if !is_there() {
         return Err(Error::source("there is no desktop to ask on: neither DISPLAY nor WAYLAND_DISPLAY is set"));
     }
     let desktop = std::env::var("XDG_CURRENT_DESKTOP").unwrap_or_default();
     for dialog in order(&desktop) {
+        let Some(arguments) = arguments(dialog) else { continue };
         let input = if dialog == Dialog::Pinentry { Stdio::piped() } else { Stdio::null() };
         let mut command = Command::new(dialog.name());
-        command.args(arguments(dialog)).stdin(input).stdout(Stdio::piped());
+        command.args(arguments).stdin(input).stdout(Stdio::piped());
         match command.spawn() {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(Error::host(format!("{} failed", dialog.name()), &error)),
             Ok(window) => return Ok((dialog, window)),
         }
     }
-    Err(Error::source("no program can ask in a window: install zenity, kdialog or pinentry"))
+    Err(Error::source(lacking))
 }
 
 /// A program of the user's own desktop before one of another.
@@ -128,6 +187,17 @@ impl Dialog {
         }
     }
 
+    /// Fails unless the program ended with an answer; pinentry reports that in its answer.
+    fn check(self, status: ExitStatus) -> Result<()> {
+        match status.code() {
+            Some(0) => Ok(()),
+            // Both others exit with this code when their window was closed, and when they could not
+            // open it, which they report themselves.
+            Some(1) => Err(Error::left()),
+            _ => Err(Error::source(format!("{} failed: {status}", self.name()))),
+        }
+    }
+
     /// Returns the arguments of the question. Zenity's `--password` shows no text except in the
     /// title, so an entry with hidden text is used.
     fn question(self, text: &str) -> Vec<String> {
@@ -143,6 +213,23 @@ impl Dialog {
             }
             Dialog::Kdialog => vec![title, "--password".into(), rich(text)],
             Dialog::Pinentry => Vec::new(),
+        }
+    }
+
+    /// Returns the arguments of the question where to save a file, if the program has one. Neither
+    /// interprets the title or the path.
+    fn chooser(self, title: &str, suggestion: &str) -> Option<Vec<String>> {
+        let title = format!("--title={TITLE}: {title}");
+        match self {
+            Dialog::Zenity => Some(vec![
+                "--file-selection".into(),
+                "--save".into(),
+                "--confirm-overwrite".into(),
+                title,
+                format!("--filename={suggestion}"),
+            ]),
+            Dialog::Kdialog => Some(vec![title, "--getsavefilename".into(), suggestion.into()]),
+            Dialog::Pinentry => None,
         }
     }
 
@@ -263,6 +350,14 @@ mod tests {
         for arguments in [Dialog::Kdialog.question(hostile), Dialog::Kdialog.complaint(hostile)] {
             assert_eq!(arguments[2], "<qt>&lt;b&gt;x&lt;/b&gt; &amp; \\\\n \\\\101 %0AMESSAGE _y</qt>");
         }
+        let path = format!("/home/-x/{hostile}");
+        let chooser = |dialog: Dialog| dialog.chooser("New", &path);
+        assert_eq!(
+            chooser(Dialog::Zenity).unwrap()[3..],
+            ["--title=lockbox: New".into(), format!("--filename={path}")]
+        );
+        assert_eq!(chooser(Dialog::Kdialog).unwrap(), ["--title=lockbox: New", "--getsavefilename", &path]);
+        assert_eq!(chooser(Dialog::Pinentry), None);
         let [(_, notification), (_, window)] = notices("-x <b>");
         assert_eq!(notification[2..], ["lockbox", "-x &lt;b&gt;"]);
         assert_eq!(window[1], "lockbox: -x <b>");
@@ -314,6 +409,48 @@ mod tests {
             assert_eq!(read(b"D x\n"), failed("it ended without an answer"));
         }
         assert_eq!(conversation("x").lines().nth(TO_QUESTION - 1), Some("GETPIN"));
+    }
+
+    /// Returns the questions of a new passphrase and its result, with the answers of the user; a
+    /// user without further answers closes the window.
+    fn asked_for_new(name: &str, advice: bool, answers: &[&str]) -> (Vec<String>, std::result::Result<String, Kind>) {
+        let mut questions = Vec::new();
+        let mut answers = answers.iter();
+        let chosen = typed_twice(Path::new(name), advice, |question| {
+            questions.push(question.to_owned());
+            answers.next().map(|answer| Bytes::new(format!("{answer}\n").into_bytes())).ok_or_else(Error::left)
+        });
+        let chosen = chosen.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).map_err(|error| error.kind);
+        (questions, chosen)
+    }
+
+    #[test]
+    fn a_new_passphrase_is_asked_for_until_it_is_typed_twice() {
+        let strong = "mural stardust acid pluck";
+        let new = "If you lose the passphrase, the files are lost. New passphrase of x\\x1b.lbx";
+        let differ = format!("The two passphrases differ. {new}");
+        let repeat = "Repeat the new passphrase";
+        let asked = |answers: &[&str]| asked_for_new("x\x1b.lbx", true, answers);
+        assert_eq!(asked(&[strong, strong]), (vec![new.into(), repeat.into()], Ok(strong.into())));
+        let (questions, chosen) = asked(&[strong, "mural", strong, "", strong, strong]);
+        assert_eq!(questions, [new, repeat, &differ, repeat, &differ, repeat]);
+        assert_eq!(chosen, Ok(strong.into()));
+        for closed in [&[][..], &[strong], &[strong, "mural"], &[strong, "mural", strong]] {
+            assert_eq!(asked(closed), (questions[..=closed.len()].to_vec(), Err(Kind::Left)));
+        }
+        assert_eq!(asked(&[""]).1, Err(Kind::Source), "nothing was typed");
+    }
+
+    #[test]
+    fn a_weak_passphrase_is_taken_when_it_is_repeated_and_only_then() {
+        let asked = |answers: &[&str]| asked_for_new("Tax.lbx", true, answers);
+        let (questions, chosen) = asked(&["hunter2", "", "hunter2", "hunter3", "hunter2", "hunter2"]);
+        assert_eq!(chosen, Ok("hunter2".into()));
+        assert!(questions[1].starts_with("This passphrase is weak: some thousand guesses find it. "), "{questions:?}");
+        assert_eq!((&questions[2], &questions[3], &questions[5]), (&questions[0], &questions[1], &questions[1]));
+        assert!(questions[4].starts_with("The two passphrases differ. "));
+        let (questions, chosen) = asked_for_new("Tax.lbx", false, &["hunter2", "hunter2"]);
+        assert_eq!((&*questions[1], chosen), ("Repeat the new passphrase", Ok("hunter2".into())));
     }
 
     #[test]

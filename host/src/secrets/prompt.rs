@@ -229,7 +229,8 @@ pub(crate) fn choose_passphrase(path: &Path, advice: bool) -> Result<Bytes> {
         if typed.is_empty() {
             return generated();
         }
-        if is_wanted(guesses(&typed, path)) {
+        let is_wanted = |warning| ask_openly(&format!("{warning} Use it anyway? [y/N] ")).is_some_and(|it| is_yes(&it));
+        if warning(&typed, path).is_none_or(is_wanted) {
             return again(typed);
         }
     }
@@ -252,17 +253,16 @@ fn generated() -> Result<Bytes> {
     Err(Error::source("the typed passphrase is not the generated one; nothing was changed"))
 }
 
-/// Returns whether a passphrase is strong enough, or its user takes it nevertheless.
-fn is_wanted(guesses: u64) -> bool {
-    let weak = |many| format!("This passphrase is weak: {many} guesses find it. Use it anyway? [y/N] ");
-    let question = match guesses {
-        ENOUGH.. => return true,
-        1_000_000_000.. => weak("some billion"),
-        1_000_000.. => weak("some million"),
-        1_000.. => weak("some thousand"),
-        _ => weak("a few"),
+/// Returns the sentence about a weak passphrase of the archive at `path`.
+pub(crate) fn warning(typed: &[u8], path: &Path) -> Option<String> {
+    let many = match guesses(typed, path) {
+        ENOUGH.. => return None,
+        1_000_000_000.. => "some billion",
+        1_000_000.. => "some million",
+        1_000.. => "some thousand",
+        _ => "a few",
     };
-    ask_openly(&question).is_some_and(|answer| is_yes(&answer))
+    Some(format!("This passphrase is weak: {many} guesses find it."))
 }
 
 /// Estimates the number of guesses that find a passphrase of the archive at `path`.

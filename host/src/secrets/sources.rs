@@ -274,13 +274,14 @@ impl PassphraseSources {
         self.source()?.asked(&format!("{why}. {}", question(path)))
     }
 
-    /// Returns a passphrase to be set: typed twice at a prompt.
+    /// Returns a passphrase to be set: typed twice at a prompt or in windows.
     ///
     /// # Errors
-    /// As [`PassphraseSources::passphrase`]; when the two differ.
+    /// As [`PassphraseSources::passphrase`]; when the two differ at a prompt.
     pub fn new_passphrase(&self, path: &Path) -> Result<Bytes> {
         match self.source()? {
             Source::Prompt => self.chosen(path),
+            Source::Window => unmarked(desktop::choose_passphrase(path, !self.quiet)?),
             source => unmarked(self.read(&source, path)?),
         }
     }
@@ -449,7 +450,7 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
 }
 
 /// Message for an empty passphrase.
-const TYPED: &str = "nothing was typed";
+pub(super) const TYPED: &str = "nothing was typed";
 const PASSFILE: &str = "LOCKBOX_PASSFILE";
 const PASSCOMMAND: &str = "LOCKBOX_PASSCOMMAND";
 
