@@ -103,6 +103,12 @@ answer() {
     xdotool key Return
 }
 
+# step PICTURE TEXT: what a window of lockbox is told, and a picture of it before.
+step() {
+    window "$1"
+    answer "$2"
+}
+
 unmount_by_the_menu() {
     in_background gtk-launch lockbox-unmount
 }
@@ -184,3 +190,18 @@ await in_front others
 double_click 1
 window text
 xdotool key Escape
+await in_front others
+# By the menu: a place, and the passphrase twice. The first window is the desktop's own, with another title.
+in_background gtk-launch lockbox-new
+await in_front 'lockbox: new encrypted archive'
+picture new-archive-name
+xdotool key ctrl+a
+answer "$HOME/Documents/diary"
+step new-archive hunter2
+step new-archive-weak ''
+step new-archive-again "$passphrase"
+step new-archive-repeat "$passphrase"
+await in_front diary
+picture new-archive-opened
+unmount_by_the_menu
+await test ! -e Documents/diary

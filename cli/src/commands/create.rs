@@ -1,4 +1,10 @@
 //! `lockbox create`: makes an empty archive.
+//!
+//! With `--desktop` every question is asked before the archive is made, so a window that is closed
+//! leaves nothing. With `--open` the mount point is checked before too: an archive that could not
+//! be opened by a double click is not made.
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
@@ -6,11 +12,12 @@ use lockbox::archive::{Archive, CreateOptions};
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::keys::{self, KeyAccess, NewKey, Secrets, SeenOptions};
 use lockbox::storage::ArchiveSource;
+use lockbox_host::proc::CoreLimit;
 use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};
-use lockbox_host::secrets::PassphraseSources;
+use lockbox_host::secrets::{PassphraseSources, desktop};
 use lockbox_host::{Spinner, shown};
 
-use crate::commands::key;
+use crate::commands::{key, mount};
 use crate::exit::Failure;
 use crate::open_archive::{WriterArgs, creator};
 use crate::output;
@@ -20,7 +27,14 @@ use crate::secrets::{self, KdfArgs, SeenArgs};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The archive: a file, which must not exist, or the address of a place for one: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
-    archive: PathBuf,
+    #[arg(required_unless_present = "desktop")]
+    archive: Option<PathBuf>,
+    /// Ask for the passphrase in windows, with zenity, kdialog or pinentry, and without ARCHIVE for its file
+    #[arg(long, conflicts_with_all = ["generate_passphrase", "generate_recovery_code"])]
+    desktop: bool,
+    /// Mount the archive and show it in the file manager
+    #[arg(long, requires = "desktop")]
+    open: bool,
     #[command(flatten)]
     sources: PassphraseSources,
     #[command(flatten)]
@@ -37,15 +51,53 @@ pub(crate) struct Args {
     kdf: KdfArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let path = &args.archive;
+/// Extension of a file that was chosen in a window without one.
+const EXTENSION: &str = ".lbx";
+
+pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
+    let (path, passphrase) = ask_and_create(args).inspect_err(|failure| {
+        if args.desktop && !failure.message.is_empty() {
+            desktop::tell(&failure.message);
+        }
+    })?;
+    if args.open { mount::open_new(&path, &passphrase, args.sources.quiet, cores) } else { Ok(()) }
+}
+
+/// Returns the archive and its passphrase.
+fn ask_and_create(args: &Args) -> Result<(PathBuf, Passphrase), Failure> {
+    let path = match &args.archive {
+        Some(path) => path.clone(),
+        None => with_extension(desktop::ask_new_file("new encrypted archive", &format!("Archive{EXTENSION}"))?),
+    };
+    let passphrase = create(args, &path)?;
+    Ok((path, passphrase))
+}
+
+/// Adds the extension to a name without one. Text with a space is not an extension, as in
+/// `Letters to Dr. Smith`.
+fn with_extension(path: PathBuf) -> PathBuf {
+    let is_extension = |text: &OsStr| !text.is_empty() && !text.as_bytes().contains(&b' ');
+    if path.extension().is_some_and(is_extension) {
+        return path;
+    }
+    let mut path = path.into_os_string();
+    path.push(EXTENSION);
+    path.into()
+}
+
+/// Returns the passphrase.
+fn create(args: &Args, path: &Path) -> Result<Passphrase, Failure> {
     args.writer.check(path)?;
     // Checked before the passphrase prompt; the creation itself refuses an existing archive too.
-    let bucket = match remote::is_remote(path) {
-        true => Some(come(args)?),
-        false if path.symlink_metadata().is_ok() => return Err(exists(path)),
-        false => None,
-    };
+    let is_file = !remote::is_remote(path);
+    if is_file && path.symlink_metadata().is_ok() {
+        return Err(exists(path));
+    }
+    if args.open {
+        mount::check_new(path)?;
+    }
+    let bucket = if is_file { None } else { Some(come(args, path)?) };
+    let sources = PassphraseSources { desktop: args.desktop, ..args.sources.clone() };
     let passphrase = match args.generate_passphrase {
         true => {
             let words = keys::new_passphrase()?;
@@ -54,19 +106,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             output::print(&words)?;
             Passphrase::new(words.as_bytes().to_vec())
         }
-        false => secrets::to_set(&args.sources, path)?,
+        false => secrets::to_set(&sources, path)?,
     };
     let sees = args.sources.advises();
-    let is_file = bucket.is_none();
     let options = CreateOptions { kdf: args.kdf.cost(sees)?, creator: creator() };
     let code = match bucket {
-        None => make_file(args, passphrase, &options)?,
-        Some(bucket) => make_elsewhere(args, bucket, passphrase, &options)?,
+        None => make_file(args, path, &passphrase, &options)?,
+        Some(bucket) => make_elsewhere(args, path, bucket, &passphrase, &options)?,
     };
     if let Some((slot, code)) = &code {
         key::print_recovery_code(path, *slot, code)?;
     }
-    if sees {
+    if sees && !args.open {
         let name = shown(path);
         if args.generate_recovery_code {
             output::show("If you lose the passphrase and the recovery code, the files are lost.");
@@ -83,7 +134,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             output::show(&format!("Put files into it: lockbox add {name} FILE"));
         }
     }
-    Ok(())
+    Ok(passphrase)
 }
 
 fn exists(path: &Path) -> Failure {
@@ -91,8 +142,8 @@ fn exists(path: &Path) -> Failure {
 }
 
 /// Opens a place without an archive as a writer.
-fn come(args: &Args) -> Result<Bucket, Failure> {
-    let (path, remote) = (&args.archive, &args.remote.remote);
+fn come(args: &Args, path: &Path) -> Result<Bucket, Failure> {
+    let remote = &args.remote.remote;
     remote::check_writable(path).map_err(|error| Failure::at(path, &error))?;
     match ArchiveLocation::at(path, remote) {
         Ok(_) => return Err(exists(path)),
@@ -111,16 +162,17 @@ fn come(args: &Args) -> Result<Bucket, Failure> {
 
 type Code = Option<(u8, RecoveryCode)>;
 
-fn make_file(args: &Args, passphrase: Passphrase, options: &CreateOptions) -> Result<Code, Failure> {
-    let path = &args.archive;
+fn make_file(args: &Args, path: &Path, passphrase: &Passphrase, options: &CreateOptions) -> Result<Code, Failure> {
     let working = Spinner::deriving(args.sources.advises());
-    Archive::create_seen(path, &passphrase, options, &seen(args)).map_err(|error| match error {
+    Archive::create_seen(path, passphrase, options, &seen(path)).map_err(|error| match error {
         Error::Exists => exists(path),
         error => Failure::at(path, &error),
     })?;
     drop(working);
-    let code =
-        args.generate_recovery_code.then(|| add_recovery_code(args, ArchiveSource::File(path), passphrase)).transpose();
+    let code = args
+        .generate_recovery_code
+        .then(|| add_recovery_code(args, path, ArchiveSource::File(path), passphrase))
+        .transpose();
     code.inspect_err(|_| {
         output::complain("the archive was created without a recovery code: 'lockbox key recovery' adds one");
     })
@@ -129,17 +181,19 @@ fn make_file(args: &Args, passphrase: Passphrase, options: &CreateOptions) -> Re
 /// One commit makes all of it visible.
 fn make_elsewhere(
     args: &Args,
+    path: &Path,
     mut bucket: Bucket,
-    passphrase: Passphrase,
+    passphrase: &Passphrase,
     options: &CreateOptions,
 ) -> Result<Code, Failure> {
-    let failed = |error: Error| Failure::at(&args.archive, &error);
+    let failed = |error: Error| Failure::at(path, &error);
     let storage = bucket.create_empty().map_err(failed)?;
     let working = Spinner::deriving(args.sources.advises());
-    let created = Archive::create_in_seen(&storage, &passphrase, options, &seen(args)).map_err(failed)?;
+    let created = Archive::create_in_seen(&storage, passphrase, options, &seen(path)).map_err(failed)?;
     drop(working);
-    let code =
-        args.generate_recovery_code.then(|| add_recovery_code(args, ArchiveSource::Storage(&storage), passphrase));
+    let code = args
+        .generate_recovery_code
+        .then(|| add_recovery_code(args, path, ArchiveSource::Storage(&storage), passphrase));
     let code = code.transpose()?;
     bucket.publish().map_err(failed)?;
     created.remember();
@@ -147,21 +201,43 @@ fn make_elsewhere(
 }
 
 /// Options of the user's memory for the place.
-fn seen(args: &Args) -> SeenOptions {
-    SeenArgs::default().options(&args.archive)
+fn seen(path: &Path) -> SeenOptions {
+    SeenArgs::default().options(path)
 }
 
 fn add_recovery_code(
     args: &Args,
+    path: &Path,
     site: ArchiveSource<'_>,
-    passphrase: Passphrase,
+    passphrase: &Passphrase,
 ) -> Result<(u8, RecoveryCode), Failure> {
     let _working = Spinner::deriving(args.sources.advises());
     let code = keys::new_recovery_code()?;
-    let secrets = Secrets::from(passphrase);
+    let secrets = Secrets::from(Passphrase::new(passphrase.bytes().to_vec()));
     let limits = lockbox_host::unlock_limits(None);
     // The archive was just created, so remembered state of the place does not apply.
-    let access = KeyAccess { secrets: &secrets, limits, seen: SeenOptions { places: Vec::new(), ..seen(args) } };
+    let access = KeyAccess { secrets: &secrets, limits, seen: SeenOptions { places: Vec::new(), ..seen(path) } };
     let slot = keys::add(site, &access, &NewKey::RecoveryCode(&code), "");
-    slot.map(|slot| (slot, code)).map_err(|error| Failure::at(&args.archive, &error))
+    slot.map(|slot| (slot, code)).map_err(|error| Failure::at(path, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_without_an_extension_gets_one() {
+        for (chosen, made) in [
+            ("/a/Taxes", "/a/Taxes.lbx"),
+            ("/a/Taxes.lbx", "/a/Taxes.lbx"),
+            ("/a/Taxes.img", "/a/Taxes.img"),
+            ("/a.b/Taxes", "/a.b/Taxes.lbx"),
+            ("/a/.taxes", "/a/.taxes.lbx"),
+            ("/a/Letters to Dr. Smith", "/a/Letters to Dr. Smith.lbx"),
+            ("/a/x.", "/a/x..lbx"),
+            ("/a/-x\n", "/a/-x\n.lbx"),
+        ] {
+            assert_eq!(with_extension(chosen.into()), Path::new(made));
+        }
+    }
 }

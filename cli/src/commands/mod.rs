@@ -79,7 +79,7 @@ pub(crate) enum Command {
 
 pub(crate) fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
     match command {
-        Command::Create(args) => create::run(args),
+        Command::Create(args) => create::run(args, cores),
         Command::Mount(args) => mount::run(args, cores),
         Command::Umount(args) => umount::run(args),
         Command::Status(args) => status::run(args),

@@ -1,12 +1,13 @@
 //! `lockbox mount`: runs the mount program in its own place.
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
+use lockbox::crypto::Passphrase;
 use lockbox_host::located::Located;
 use lockbox_host::proc::CoreLimit;
-use lockbox_host::secrets::{Cache, Sources, desktop};
+use lockbox_host::secrets::{Cache, PassphraseSources, Sources, desktop};
 use lockbox_host::{IN_USE, OTHER, daemons, mounts, remote, shown};
 use nix::unistd::{AccessFlags, access, geteuid};
 
@@ -62,7 +63,46 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
-    mount(args, cores).inspect_err(|failure| {
+    run_with(args, None, cores)
+}
+
+/// Mounts a new archive and shows it, as a double click does, without asking for its passphrase.
+pub(crate) fn open_new(archive: &Path, passphrase: &Passphrase, quiet: bool, cores: CoreLimit) -> Result<(), Failure> {
+    // Standard input of the mount program.
+    let sources = PassphraseSources { passfd: Some(0), quiet, ..PassphraseSources::default() };
+    let args = Args {
+        archive: archive.to_owned(),
+        directory: None,
+        options: Vec::new(),
+        foreground: false,
+        open: true,
+        desktop: true,
+        sources: Sources { passphrase: sources, ..Sources::default() },
+        cache: Cache::default(),
+    };
+    run_with(&args, Some(passphrase), cores)
+}
+
+/// Fails when [`open_new`] could not mount an archive that is going to be made at this path.
+pub(crate) fn check_new(archive: &Path) -> Result<(), Failure> {
+    let directory = beside(archive)?;
+    let is_free = !is_mount_point(&directory)
+        && match directory.read_dir() {
+            Ok(mut entries) => entries.next().is_none(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+    if is_free {
+        return Ok(());
+    }
+    Err(Failure::mount(format!(
+        "cannot show {} at {}, which is not an empty directory; choose another name for the archive",
+        shown(archive),
+        shown(&directory)
+    )))
+}
+
+fn run_with(args: &Args, passphrase: Option<&Passphrase>, cores: CoreLimit) -> Result<(), Failure> {
+    mount(args, passphrase, cores).inspect_err(|failure| {
         // The mount program has reported its own failures already.
         if args.desktop && !failure.message.is_empty() {
             desktop::tell(&failure.message);
@@ -70,7 +110,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     })
 }
 
-fn mount(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
+fn mount(args: &Args, passphrase: Option<&Passphrase>, cores: CoreLimit) -> Result<(), Failure> {
     args.sources.check()?;
     if !args.open {
         let (mut command, _) = prepared(args)?;
@@ -85,7 +125,7 @@ fn mount(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
         Some(point) => point,
         None => {
             let (mut command, directory) = prepared(args)?;
-            let status = command.status().map_err(|error| cannot_run(&command, &error))?;
+            let status = status(&mut command, passphrase).map_err(|error| cannot_run(&command, &error))?;
             if !status.success() {
                 // As shells say of a program that a signal ended.
                 let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or_default();
@@ -107,6 +147,19 @@ fn mount(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Runs the mount program to its end, with the passphrase on its standard input.
+fn status(command: &mut Command, passphrase: Option<&Passphrase>) -> io::Result<ExitStatus> {
+    let Some(passphrase) = passphrase.map(Passphrase::bytes) else { return command.status() };
+    let mut child = command.stdin(Stdio::piped()).spawn()?;
+    if let Some(mut input) = child.stdin.take() {
+        // The reader cuts one line end. A program that ended already reports the reason by its
+        // exit.
+        let end = if passphrase.ends_with(b"\n") { "\n" } else { "" };
+        let _ = input.write_all(passphrase).and_then(|()| input.write_all(end.as_bytes()));
+    }
+    child.wait()
 }
 
 fn cannot_run(command: &Command, error: &io::Error) -> Failure {

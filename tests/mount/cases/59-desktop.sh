@@ -124,6 +124,86 @@ case_windows_ask_three_times_and_tell_what_fails() {
     expect 2 'there is no desktop' env -u DISPLAY -u WAYLAND_DISPLAY "$lockbox" mount --desktop "$name" box
 }
 
+# windows PATTERN: how many windows have shown it; programs break their lines.
+windows() {
+    { tr -d '\n' <told | grep -oF -- "$1" || true; } | wc -l
+}
+
+case_a_new_archive_is_made_in_windows() {
+    local name='a<b>&_%0A\n' program lockbox place=$WORK/new strong='mural stardust acid pluck' answers code
+    lockbox=$(type -P lockbox)
+    cd "$WORK"
+    printf '%s\n' "$strong" >"$PASSFILE"
+    made() {
+        at_desk HOME=/home/-a "$lockbox" create --desktop --weak-kdf --kdf-memory 1 "$@" </dev/null
+    }
+    for program in zenity kdialog; do
+        stand_in "$program"
+        mkdir "$place"
+        # The second time the passphrases agree; root has no file manager.
+        printf '%s\n' "$place/$name" "$strong" other "$strong" "$strong" >answers
+        expect 0 'is mounted, but cannot be shown: root has no file manager' made --open
+        same "$(ls "$place")" "$name"$'\n'"$name.lbx"
+        mountpoint -q "$place/$name"
+        case $program in
+        zenity)
+            same "$(head -n 5 told)" $'--file-selection\n--save\n--confirm-overwrite\n--title=lockbox: new encrypted archive\n--filename=/home/-a/Archive.lbx'
+            same "$(windows "--text=If you lose the passphrase, the files are lost. New passphrase of ${place//_/__}/a<b>&__%0A\\\\n.lbx")" 1 "$(cat told)"
+            ;;
+        kdialog)
+            same "$(head -n 3 told)" $'--title=lockbox: new encrypted archive\n--getsavefilename\n/home/-a/Archive.lbx'
+            same "$(windows "<qt>If you lose the passphrase, the files are lost. New passphrase of $place/a&lt;b&gt;&amp;_%0A\\\\n.lbx</qt>")" 1 "$(cat told)"
+            ;;
+        esac
+        same "$(windows 'The two passphrases differ. If you lose the passphrase, the files are lost. ') $(windows 'Repeat the new passphrase') $(windows weak)" '1 2 0'
+        "$lockbox" umount "$place/$name.lbx"
+        "$lockbox" ls --passfile "$PASSFILE" "$place/$name.lbx"
+        # A window that is closed leaves nothing, and nothing is told.
+        for answers in cancel "$place/b"$'\n'cancel "$place/b"$'\n'"$strong"$'\n'cancel "$place/b"$'\nhunter2\ncancel'; do
+            : >told
+            printf '%s\n' "$answers" >answers
+            code=0
+            made --open >out 2>&1 || code=$?
+            same "$code $(cat out) $(ls "$place")" "130  $name.lbx"
+        done
+        # The last one was about a weak passphrase, which is taken when it is repeated.
+        same "$(windows 'This passphrase is weak: some thousand guesses find it. Repeat it to use it anyway')" 1 "$(cat told)"
+        same "$(windows --error)" 0
+        # A file that exists stays, with the suffix that was not typed too, and no passphrase is asked for.
+        cp "$place/$name.lbx" before
+        for answers in "$place/$name" "$place/$name.lbx"; do
+            : >told
+            printf '%s\n' "$answers" "$strong" "$strong" >answers
+            expect 2 'exists already; it was left as it is' made --open
+            same "$(windows --error) $(wc -l <answers)" '1 2' "$(cat told)"
+        done
+        same_file before "$place/$name.lbx"
+        # Nor is an archive made that could not be shown, or that is not on this machine.
+        mkdir "$place/c"
+        touch "$place/c/file" "$place/d"
+        for answers in 15:choose.another.name:"$place/c" 15:choose.another.name:"$place/d.lbx" 2:not.a.path.on.this.machine:file:///c; do
+            : >told
+            echo "${answers#*:*:}" >answers
+            answers=${answers%":${answers#*:*:}"}
+            expect "${answers%%:*}" "${answers#*:}" made --open
+            same "$(windows --error)" 1 "$(cat told)"
+        done
+        same "$(ls "$place")" "$name.lbx"$'\nc\nd'
+        rm -r "$place"
+    done
+    stand_in pinentry
+    expect 2 'install zenity or kdialog' made --open
+    same "$(grep -cFx MESSAGE told) $(grep -cFx GETPIN told || true)" '1 0'
+    printf '%s\n' hunter2 hunter2 >answers
+    made d.lbx
+    echo hunter2 | "$lockbox" ls d.lbx
+    same "$(grep -cFx GETPIN told)" 2
+    ! grep -qF -e "$strong" -e hunter2 seen told || fail 'a passphrase is in an argument or a variable'
+    expect 1 'ARCHIVE' "$lockbox" create --weak-kdf --kdf-memory 1
+    expect 1 'desktop' "$lockbox" create --open e.lbx
+    expect 1 'cannot be used with' "$lockbox" create --desktop --generate-passphrase e.lbx
+}
+
 case_mount_open_shows_the_directory_in_the_file_manager() {
     need_user
     mkdir "$WORK/user" "$WORK/desk"
@@ -297,6 +377,14 @@ case_a_double_click_shows_what_can_only_be_read() {
     # At a terminal an option says so, and it is said that one is missing.
     expect 2 'for writing: Permission denied' as_user lockbox mount --passfile user/pass shut/box.lbx user/empty
     umount medium
+    # A new one is shown like one that was there.
+    printf '%s\n' "$WORK/user/new" "$PASSPHRASE" "$PASSPHRASE" >user/answers
+    at_desktop lockbox create --desktop --open --weak-kdf --kdf-memory 1 </dev/null
+    await test -e user/shown
+    same "$(cat user/shown)" "$WORK/user/new"
+    as_user touch user/new/file
+    at_desktop lockbox umount --desktop -- "$WORK/user/new.lbx"
+    same "$(as_user lockbox ls --passfile user/pass user/new.lbx)" file
 }
 
 case_a_desktop_knows_archives_and_what_opens_them() {
