@@ -203,5 +203,5 @@ step new-archive-again "$passphrase"
 step new-archive-repeat "$passphrase"
 await in_front diary
 picture new-archive-opened
-unmount_by_the_menu
+in_background gtk-launch lockbox_close "$HOME/Documents/diary.lbx"
 await test ! -e Documents/diary

@@ -204,6 +204,26 @@ case_a_new_archive_is_made_in_windows() {
     expect 1 'cannot be used with' "$lockbox" create --desktop --generate-passphrase e.lbx
 }
 
+case_an_archive_is_closed_by_its_file() {
+    local lockbox
+    lockbox=$(type -P lockbox)
+    new_archive box
+    cd "$WORK"
+    stand_in zenity
+    expect 2 'box.lbx is not mounted' at_desk "$lockbox" umount --desktop -- "$WORK/box.lbx"
+    same "$(windows "$WORK/box.lbx is not mounted") $(windows --error)" '1 1' "$(cat told)"
+    : >told
+    attach box
+    exec 7<box
+    expect 13 'is busy' at_desk "$lockbox" umount --desktop -- "$WORK/box.lbx"
+    same "$(windows "$WORK/box is busy: ") $(windows --error)" '1 1' "$(cat told)"
+    exec 7<&-
+    : >told
+    at_desk "$lockbox" umount --desktop -- "$WORK/box.lbx"
+    ! mountpoint -q box || fail 'still mounted'
+    same "$(cat told)" ''
+}
+
 case_mount_open_shows_the_directory_in_the_file_manager() {
     need_user
     mkdir "$WORK/user" "$WORK/desk"
@@ -418,6 +438,9 @@ assert all(name.startswith("application-x-lockbox") for name in names), names
 opener = Gio.AppInfo.get_default_for_type("application/x-lockbox", False)
 assert opener.get_id() == "lockbox.desktop", opener.get_id()
 assert opener.list_actions() == ["unmount-all"]
+# The program that closes it is offered, and never run by a double click.
+offered = [program.get_id() for program in Gio.AppInfo.get_all_for_type("application/x-lockbox")]
+assert offered == ["lockbox.desktop", "lockbox_close.desktop"], offered
 END
     # What the entries run is understood; help has it end there.
     for entry in "$repository"/packaging/desktop/*.desktop; do
