@@ -7,10 +7,11 @@ use std::path::{Component, PathBuf};
 
 use lockbox::{Error, Result};
 use lockbox_terminal::display;
+use serde::{Deserialize, Serialize};
 use url::Url;
 
 /// Protocol of an object store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cloud {
     /// S3, at Amazon or at the endpoint that the environment names.
     S3,

@@ -6,7 +6,9 @@
 //! load libraries and talks to other daemons; credentials come from files and from a program
 //! (`credential_process`). The broker does both. Of data from servers it reads only DNS responses,
 //! and it takes its settings from its environment: a request names a host, or one of a few kinds,
-//! and nothing else.
+//! and nothing else. The first message of the fetcher, which it sends before it is confined, is the
+//! [`BrokerScope`] of its archive: a fetcher that is compromised later gets no credentials of other
+//! stores.
 //!
 //! Each request has a connection of its own: the fetcher creates a socket pair and sends one end. A
 //! slow lookup delays no other one, and a late response is dropped.
@@ -30,6 +32,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
+use crate::address::{Address, Cloud};
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// Maximum response length in bytes: credentials, or the addresses of a host.
@@ -46,6 +49,50 @@ pub(crate) enum BrokerRequest {
     /// The account of Azure.
     Account,
 }
+
+/// Requests that the broker answers for one archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum BrokerScope {
+    /// None: a directory of this host.
+    Nothing,
+    /// Addresses of hosts.
+    Hosts,
+    /// Addresses of hosts, and the credentials of this protocol.
+    Store(Cloud),
+}
+
+impl BrokerScope {
+    pub(crate) fn of(address: Option<&Address>) -> BrokerScope {
+        match address {
+            Some(Address::Bucket { cloud, .. }) => BrokerScope::Store(*cloud),
+            Some(Address::Web(_)) => BrokerScope::Hosts,
+            Some(Address::Directory(_)) | None => BrokerScope::Nothing,
+        }
+    }
+
+    pub(crate) fn allows(self, request: &BrokerRequest) -> bool {
+        match *request {
+            BrokerRequest::Addresses { .. } => self != BrokerScope::Nothing,
+            BrokerRequest::Place | BrokerRequest::Keys { google: false } => self == BrokerScope::Store(Cloud::S3),
+            BrokerRequest::Keys { google: true } => self == BrokerScope::Store(Cloud::Google),
+            BrokerRequest::Account => self == BrokerScope::Store(Cloud::Azure),
+        }
+    }
+
+    /// Returns the variables with credentials of other protocols, which the fetcher does not
+    /// inherit.
+    pub(crate) fn foreign_secrets(self) -> impl Iterator<Item = &'static str> {
+        let others = SECRET_VARIABLES.iter().filter(move |(cloud, _)| self != BrokerScope::Store(*cloud));
+        others.flat_map(|(_, names)| names.iter().copied())
+    }
+}
+
+/// Variables of the environment with credentials, by protocol.
+const SECRET_VARIABLES: [(Cloud, &[&str]); 3] = [
+    (Cloud::S3, &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]),
+    (Cloud::Google, &["GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY"]),
+    (Cloud::Azure, &["AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"]),
+];
 
 /// Region and endpoint of a profile of the AWS tools.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +135,11 @@ impl Broker {
     /// Creates a client that sends to [`crate::serve_broker`] at the other end of `control`.
     pub fn new(control: UnixStream) -> Broker {
         Broker(Arc::new(Mutex::new(control)))
+    }
+
+    /// Sends the scope of all later requests, before the first one.
+    pub(crate) fn set_scope(&self, scope: BrokerScope) -> io::Result<()> {
+        send(&self.0.lock(), &scope, &[])
     }
 
     fn request<T: DeserializeOwned>(&self, question: &BrokerRequest, limit: Option<Duration>) -> io::Result<T> {

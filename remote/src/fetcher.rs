@@ -31,7 +31,7 @@ use zeroize::Zeroizing;
 use crate::RemoteOptions;
 use crate::address::{Address, Cloud};
 use crate::azure;
-use crate::broker::{Broker, BrokerRequest, MAX_SOCKETS, receive, send, socket_pairs};
+use crate::broker::{Broker, BrokerRequest, BrokerScope, MAX_SOCKETS, receive, send, socket_pairs};
 use crate::bucket::{BucketWriter, Follower};
 use crate::cache::create_private_dir;
 use crate::credentials::{self, variable};
@@ -257,6 +257,9 @@ pub fn open_in_fetcher(
     access: Access,
 ) -> Result<FetcherConnection> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
+    for variable in BrokerScope::of(Some(address)).foreign_secrets() {
+        command.env_remove(variable);
+    }
     let (control, theirs) = UnixStream::pair().map_err(cannot)?;
     let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().map_err(cannot)?;
     let process = Arc::new(FetcherProcess { control: Arc::new(control), child: Mutex::new(child) });
@@ -334,6 +337,9 @@ pub fn serve_fetcher(
     let mut line = vec![first];
     BufReader::new(&control).take(1 << 20).read_until(b'\n', &mut line)?;
     let mut request: OpenRequest = serde_json::from_slice(&line)?;
+    if let Some(broker) = &broker {
+        broker.set_scope(BrokerScope::of(Address::parse(request.address.as_ref()).ok().flatten().as_ref()))?;
+    }
     request.options.broker = broker;
     confine(&FetcherReach::of(&request.address, &request.options, request.access != Access::Read));
     let OpenArchive { storage, stats, follower, writer } = match OpenArchive::open(&request) {
@@ -494,11 +500,15 @@ const MAX_REQUEST: u64 = 4096;
 /// Maximum concurrent requests; more are dropped.
 const MAX_CONCURRENT: usize = 64;
 
-/// Serves requests until the fetcher exits.
+/// Serves requests within the scope that the fetcher sends first, until the fetcher exits.
 ///
 /// # Errors
-/// The errors of starting a thread.
+/// The errors of starting a thread, and a first message that is not a scope.
 pub fn serve_broker(control: UnixStream) -> io::Result<()> {
+    let Ok((first, _)) = receive(&control, 0) else { return Ok(()) };
+    let mut line = vec![first];
+    BufReader::with_capacity(1, &control).take(MAX_REQUEST).read_until(b'\n', &mut line)?;
+    let scope: BrokerScope = serde_json::from_slice(&line)?;
     let active = Arc::new(AtomicUsize::new(0));
     while let Ok((_, mut sockets)) = receive(&control, 1) {
         // The rest of the line.
@@ -513,7 +523,7 @@ pub fn serve_broker(control: UnixStream) -> io::Result<()> {
         let count = Arc::clone(&active);
         let work = move || {
             // The client may have exited.
-            let _ = answer_request(&socket);
+            let _ = answer_request(&socket, scope);
             count.fetch_sub(1, Ordering::SeqCst);
         };
         thread::Builder::new().name("question".into()).spawn(work)?;
@@ -521,10 +531,14 @@ pub fn serve_broker(control: UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-fn answer_request(mut socket: &UnixStream) -> io::Result<()> {
+fn answer_request(mut socket: &UnixStream, scope: BrokerScope) -> io::Result<()> {
     let mut question = Vec::new();
     socket.take(MAX_REQUEST).read_to_end(&mut question)?;
-    let answer = match serde_json::from_slice(&question)? {
+    let request = serde_json::from_slice(&question)?;
+    if !scope.allows(&request) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let answer = match request {
         BrokerRequest::Addresses { host, port } => {
             let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
             serde_json::to_vec(&found.map_err(|error| error.to_string()))
@@ -625,6 +639,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let answering = thread::spawn(move || serve_broker(theirs));
         let broker = Broker::new(ours);
+        broker.set_scope(BrokerScope::Store(Cloud::S3)).unwrap();
         let limit = Some(Duration::from_secs(60));
         let found = broker.addresses("127.0.0.1", 80, limit).unwrap();
         assert_eq!(found, ["127.0.0.1:80".parse().unwrap()]);
@@ -641,6 +656,41 @@ mod tests {
                 });
             }
         });
+        drop(broker);
+        answering.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_broker_answers_within_the_scope_of_its_archive_alone() {
+        let scope_of = |address: &str| BrokerScope::of(Address::parse(address.as_ref()).unwrap().as_ref());
+        let requests = [
+            BrokerRequest::Addresses { host: "127.0.0.1".into(), port: 80 },
+            BrokerRequest::Place,
+            BrokerRequest::Keys { google: false },
+            BrokerRequest::Keys { google: true },
+            BrokerRequest::Account,
+        ];
+        for (address, expected) in [
+            ("file:///srv/a", [false; 5]),
+            ("https://host.example/a.lbx", [true, false, false, false, false]),
+            ("s3://bucket/a", [true, true, true, false, false]),
+            ("gs://bucket/a", [true, false, false, true, false]),
+            ("az://bucket/a", [true, false, false, false, true]),
+        ] {
+            assert_eq!(requests.each_ref().map(|request| scope_of(address).allows(request)), expected, "{address}");
+        }
+        assert_eq!(scope_of("file:///srv/a").foreign_secrets().count(), 8);
+        assert_eq!(scope_of("s3://bucket/a").foreign_secrets().filter(|name| name.starts_with("AWS_")).count(), 0);
+        assert!(scope_of("s3://bucket/a").foreign_secrets().any(|name| name == "GS_SECRET_ACCESS_KEY"));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let answering = thread::spawn(move || serve_broker(theirs));
+        let broker = Broker::new(ours);
+        broker.set_scope(scope_of("https://host.example/a.lbx")).unwrap();
+        broker.addresses("127.0.0.1", 80, None).unwrap();
+        assert!(broker.region_endpoint().is_err() && broker.account().is_err());
+        assert!(s3::credential_lookup(Cloud::S3, Some(broker.clone()))().is_err());
+        broker.set_scope(BrokerScope::Store(Cloud::S3)).unwrap();
+        assert!(s3::credential_lookup(Cloud::S3, Some(broker.clone()))().is_err(), "the scope does not change");
         drop(broker);
         answering.join().unwrap().unwrap();
     }
