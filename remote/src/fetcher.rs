@@ -463,7 +463,7 @@ impl FetcherReach {
         }
         let mut read: Vec<PathBuf> = LIVENESS_PATHS.iter().map(PathBuf::from).collect();
         match &address {
-            Some(Address::Directory(url)) => written.extend(url.to_file_path()),
+            Some(Address::Directory(url)) => if writes { &mut written } else { &mut read }.extend(url.to_file_path()),
             _ => {
                 let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(variable);
                 let named = named.flat_map(|list| list.split(':').map(PathBuf::from).collect::<Vec<_>>());
@@ -629,6 +629,10 @@ mod tests {
         assert_eq!(found.written, [at("a/cache"), at("a/unsent"), at("objects")]);
         assert_eq!(found.ports, Some(Vec::new()));
         assert!(at("a/cache").is_dir() && at("a/unsent").is_dir() && !at("objects").exists());
+        create_private_dir(&at("objects")).unwrap();
+        let reading = reach(&directory, &options, false);
+        assert_eq!(reading.written, [at("a/cache")]);
+        assert!(reading.read.contains(&at("objects")));
         let reading = reach("https://host.example/a.lbx", &RemoteOptions { cache_bytes: Some(0), ..options }, false);
         assert_eq!((reading.written, reading.ports), (Vec::new(), None));
         assert!(reading.read.contains(&PathBuf::from("/proc")));
