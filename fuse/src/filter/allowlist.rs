@@ -258,6 +258,8 @@ pub(crate) enum ConfinedProcess {
 const NETWORKS: &[u32] = &[2, 10];
 const STREAM: &[u32] = &[1, 1 | 0x800, 1 | 0x8_0000, 1 | 0x800 | 0x8_0000];
 const UNIX: &[u32] = &[1];
+/// The default protocol and IPPROTO_TCP. Landlock restricts no ports of MPTCP, SCTP and SMC.
+const TCP: &[u32] = &[0, 6];
 /// SOL_SOCKET, IPPROTO_TCP and IPPROTO_IPV6.
 const LEVELS: &[u32] = &[SOL_SOCKET, 6, 41];
 /// A message with this flag would connect.
@@ -279,8 +281,15 @@ const FETCHER_LEGACY_CALLS: &[c_long] = &[libc::SYS_mkdir, libc::SYS_readlink];
 const FETCHER_LEGACY_CALLS: &[c_long] = &[];
 
 const FETCHER_CONDITIONAL: &[(c_long, ArgumentRule)] = &[
-    (libc::SYS_socket, ArgumentRule::Both(&ArgumentRule::OneOf(0, NETWORKS), &ArgumentRule::OneOf(1, STREAM))),
-    (libc::SYS_socketpair, ArgumentRule::OneOf(0, UNIX)),
+    (
+        libc::SYS_socket,
+        ArgumentRule::Both(
+            &ArgumentRule::OneOf(0, NETWORKS),
+            &ArgumentRule::Both(&ArgumentRule::OneOf(1, STREAM), &ArgumentRule::OneOf(2, TCP)),
+        ),
+    ),
+    // A datagram socket of a pair could be connected to any Unix socket with a path.
+    (libc::SYS_socketpair, ArgumentRule::Both(&ArgumentRule::OneOf(0, UNIX), &ArgumentRule::OneOf(1, STREAM))),
     (libc::SYS_sendmsg, ArgumentRule::Without(2, FAST_OPEN)),
     (libc::SYS_setsockopt, ArgumentRule::OneOf(1, LEVELS)),
     // Checks without a signal that a process exists: it may be another writer on this machine.

@@ -128,6 +128,13 @@ const TRIED: &[(c_long, [c_ulong; 6])] = &[
     (libc::SYS_socket, [1, 1, 0, 0, 0, 0]),
     (libc::SYS_socket, [16, 3, 0, 0, 0, 0]),
     (libc::SYS_socket, [2, 2, 0, 0, 0, 0]),
+    // MPTCP, SCTP and SMC, of which Landlock restricts no ports.
+    (libc::SYS_socket, [2, 1, 262, 0, 0, 0]),
+    (libc::SYS_socket, [10, 1, 262, 0, 0, 0]),
+    (libc::SYS_socket, [2, 1, 132, 0, 0, 0]),
+    (libc::SYS_socket, [2, 1, 256, 0, 0, 0]),
+    (libc::SYS_socketpair, [1, 2, 0, 1, 0, 0]),
+    (libc::SYS_socketpair, [1, 5, 0, 1, 0, 0]),
     (libc::SYS_bind, [1, 1, 1, 0, 0, 0]),
     (libc::SYS_listen, [1, 1, 0, 0, 0, 0]),
     (libc::SYS_io_uring_setup, [8, 1, 0, 0, 0, 0]),

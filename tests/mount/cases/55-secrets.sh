@@ -290,6 +290,8 @@ file_setattr_immutable 469 -100 s:$2 s:xxxxxxxxxxxxxxxxxxxxxxxxxx 24 0
 socket_unix 41 1 1 0
 socket_netlink 41 16 3 0
 socket_udp 41 2 2 0
+socket_mptcp 41 2 1 262
+pair_of_datagrams 53 1 2 0 s:xxxxxxxx
 io_uring_setup 425 8 s:xxxxxxxxxxxxxxxxxxxxxxxxxxxx
 ptrace 101 0x4200 $1 0 0
 process_vm_readv 310 $1 s:x 1 s:x 1 0
