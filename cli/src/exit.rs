@@ -1,5 +1,6 @@
 //! Exit codes of the program, and the remedies that it adds to errors of the library.
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use lockbox::Error;
@@ -11,6 +12,7 @@ use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::remote;
 use lockbox_host::{OTHER, Program, USAGE, code, shown};
+use lockbox_terminal::advice;
 
 /// The compared objects differ; diff(1) has 1 for that, which is wrong usage here.
 pub(crate) const DIFFERENT: u8 = 3;
@@ -76,7 +78,8 @@ impl Program for Lockbox {
             let how = if hidden {
                 "has it mounted in another namespace, as for 'lockbox exec', until the last program there ends"
             } else {
-                &format!("serves it at {point}; use the files there, or end that with 'lockbox umount {point}'")
+                let end = advice("lockbox umount", status.mount_point_path().as_os_str().as_bytes());
+                &format!("serves it at {point}; use the files there, or end that with {end}")
             };
             let sentence = format!("{} is in use: process {} {how}", shown(path), status.pid);
             return Failure::new(code(&error), sentence);

@@ -1,6 +1,7 @@
 //! Daemons of mounted archives: their sockets, the holder of an archive, and the daemon named by an
 //! argument.
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, ScopedJoinHandle};
 
@@ -9,6 +10,7 @@ pub(crate) use lockbox_host::located::canonical;
 use lockbox_host::located::{Located, real_path, root_at};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{daemons, shown};
+use lockbox_terminal::advice;
 use nix::unistd::geteuid;
 
 use crate::exit::Failure;
@@ -120,7 +122,8 @@ pub(crate) fn unanswered(mounted: &Mounted) -> Failure {
             Failure::other(format!("{point} was mounted by user {user}: only {user} and root may ask its daemon"))
         }
         None => Failure::other(format!(
-            "no daemon answers for {point}: it died, is stopped or cannot be reached from here; 'lockbox umount {point}' shows which"
+            "no daemon answers for {point}: it died, is stopped or cannot be reached from here; {} shows which",
+            advice("lockbox umount", mounted.point.as_os_str().as_bytes())
         )),
     }
 }

@@ -108,6 +108,17 @@ pub fn display(bytes: &[u8]) -> String {
     shown
 }
 
+/// Returns the advice to run a command on a path, in quotes. The command contains the path only if
+/// a shell takes it as one word: a copied line must run nothing that the author of a name wrote.
+pub fn advice(command: &str, path: &[u8]) -> String {
+    let shown = display(path);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || !byte.is_ascii() || b"/._-+,:@%=".contains(&byte);
+    match shown.as_bytes() == path && shown.bytes().all(plain) {
+        true => format!("'{command} {shown}'"),
+        false => format!("'{command}' with that path"),
+    }
+}
+
 /// Escapes a line of JSON without changing its meaning to any parser: such characters are in
 /// strings only, where they may be `\uNNNN`.
 pub fn json(line: &str) -> String {
@@ -139,6 +150,18 @@ fn escape(bytes: &[u8], shown: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advice_contains_no_path_that_a_shell_would_take_apart() {
+        assert_eq!(advice("lockbox umount", "/mnt/a-b_c.é".as_bytes()), "'lockbox umount /mnt/a-b_c.é'");
+        for path in
+            ["/a b", "/a;id", "/a$(id)", "/a`id`", "/a'", "/a\"", "/a\\", "/a*", "/a~b", "/a\n", "/a&", "/a#", "/a!"]
+        {
+            assert_eq!(advice("lockbox umount", path.as_bytes()), "'lockbox umount' with that path", "{path}");
+        }
+        assert_eq!(advice("lockbox umount", b"/a\xff"), "'lockbox umount' with that path");
+        assert_eq!(advice("lockbox umount", "/a\u{202e}b".as_bytes()), "'lockbox umount' with that path");
+    }
 
     /// Runs only as a child of the test below.
     #[test]

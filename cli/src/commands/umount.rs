@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::fs;
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use lockbox_host::mounts::PinnedMount;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::secrets::desktop;
 use lockbox_host::{IN_USE, OTHER, daemons, shown};
-use lockbox_terminal::quantity;
+use lockbox_terminal::{advice, quantity};
 use nix::errno::Errno;
 use nix::unistd::geteuid;
 
@@ -396,9 +397,10 @@ fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
         }
         (_, Some(_)) | (Probe::Serves, None) if root && (plainly || twin.is_some()) => (lazy, String::new()),
         (_, Some(other)) => {
-            let other = shown(&other.point);
+            let end = advice("lockbox umount", other.point.as_os_str().as_bytes());
             return Err(Failure::other(format!(
-                "{at} is a bind mount of {other}; only root can unmount it separately ('lockbox umount {other}' unmounts both)"
+                "{at} is a bind mount of {}; only root can unmount it separately ({end} unmounts both)",
+                shown(&other.point)
             )));
         }
         (Probe::Serves, None) => {
