@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::message::ErrorBody;
 use serde::Serialize;
@@ -29,7 +29,8 @@ const MAX_MESSAGE: usize = 400;
 /// Longest JSON answer: a batch of a hundred shares with their claims has about 100 KiB.
 const MAX_ANSWER: u64 = 4 << 20;
 const CONNECT: Duration = Duration::from_secs(10);
-/// Silence on a connection: longer than the longest wait of a watch.
+/// Silence on a connection, and time of a whole head and of a whole JSON answer: longer than the
+/// longest wait of a watch.
 const SILENCE: Duration = Duration::from_secs(75);
 /// How long a server may take to say that it wants a body. One that never says so, as HTTP allows,
 /// gets it then.
@@ -99,6 +100,8 @@ impl fmt::Display for ServerAddress {
 pub struct ShareClient {
     agent: Agent,
     server: ServerAddress,
+    /// Longest silence, and longest time of a head and of a JSON answer.
+    patience: Duration,
 }
 
 impl ShareClient {
@@ -110,13 +113,19 @@ impl ShareClient {
 
     /// The same of a socket for which a user is noted: this one may listen there, too.
     pub fn with_listener(server: ServerAddress, expected_uid: Option<u32>) -> ShareClient {
+        ShareClient::with_patience(server, expected_uid, SILENCE)
+    }
+
+    fn with_patience(server: ServerAddress, expected_uid: Option<u32>, patience: Duration) -> ShareClient {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .user_agent(concat!("lockbox/", env!("CARGO_PKG_VERSION")))
             .timeout_connect(Some(CONNECT))
-            .timeout_per_read(Some(SILENCE))
-            .timeout_per_write(Some(SILENCE))
+            .timeout_per_read(Some(patience))
+            .timeout_per_write(Some(patience))
+            // A server that sends a byte now and then is never silent.
+            .timeout_recv_response(Some(patience))
             .timeout_await_100(Some(WANTED))
             .input_buffer_size(BUFFER)
             .output_buffer_size(BUFFER);
@@ -138,7 +147,7 @@ impl ShareClient {
                 config.build().new_agent()
             }
         };
-        ShareClient { agent, server }
+        ShareClient { agent, server, patience }
     }
 
     /// Returns the server.
@@ -258,7 +267,7 @@ impl ShareClient {
         if status.is_success() {
             return Ok(response);
         }
-        let body = read_body(response).unwrap_or_default();
+        let body = read_body(response.into_body().into_reader(), self.patience).unwrap_or_default();
         match serde_json::from_slice::<ErrorBody>(&body) {
             Ok(mut failure) => {
                 failure.message.truncate(failure.message.floor_char_boundary(MAX_MESSAGE));
@@ -273,7 +282,8 @@ impl ShareClient {
     }
 
     fn parse_response<T: DeserializeOwned>(&self, response: Response<Body>) -> Result<T> {
-        let body = read_body(response).map_err(|error| self.interrupted_error(plain_reason(&error.to_string())))?;
+        let body = read_body(response.into_body().into_reader(), self.patience);
+        let body = body.map_err(|error| self.interrupted_error(plain_reason(&error.to_string())))?;
         // The message of the parser may repeat parts of what it read.
         serde_json::from_slice(&body).map_err(|_| self.protocol_error("its response is malformed".into()))
     }
@@ -302,10 +312,24 @@ impl ShareClient {
     }
 }
 
-fn read_body(response: Response<Body>) -> io::Result<Zeroizing<Vec<u8>>> {
-    let mut bytes = Zeroizing::new(Vec::with_capacity(16 << 10));
-    response.into_body().into_reader().take(MAX_ANSWER).read_to_end(&mut bytes)?;
-    Ok(bytes)
+/// Reads a JSON answer to its end, or up to its longest length.
+///
+/// # Errors
+/// `TimedOut` for an answer that takes longer than `patience`.
+fn read_body(body: impl Read, patience: Duration) -> io::Result<Zeroizing<Vec<u8>>> {
+    let (mut bytes, begun) = (Zeroizing::new(Vec::with_capacity(16 << 10)), Instant::now());
+    let (mut body, mut part) = (body.take(MAX_ANSWER), Zeroizing::new([0; 4096]));
+    loop {
+        match body.read(&mut part[..]) {
+            Ok(0) => return Ok(bytes),
+            Ok(length) => bytes.extend_from_slice(&part[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if begun.elapsed() > patience {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "its answer does not end"));
+        }
+    }
 }
 
 fn header_value(text: &str) -> Result<header::HeaderValue> {
@@ -415,6 +439,27 @@ mod tests {
             "{refused:?}"
         );
         assert!(!was_read.get());
+    }
+
+    /// Without a limit of the whole answer, the client would wait until the server is tired of it.
+    #[test]
+    fn an_answer_that_comes_in_drops_is_given_up() {
+        for begin in ["HTTP/1.1 200 OK\r\nX: ", "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let server = ServerAddress::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+            let dripping = thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(begin.as_bytes()).unwrap();
+                while stream.write_all(b" ").is_ok() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let client = ShareClient::with_patience(server, None, Duration::from_millis(200));
+            let given_up = client.get::<serde_json::Value>("/v1/x", None);
+            assert!(matches!(given_up, Err(Error::Unreachable { may_have_arrived: true, .. })), "{given_up:?}");
+            drop(client);
+            dripping.join().unwrap();
+        }
     }
 
     #[test]
