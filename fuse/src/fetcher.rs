@@ -79,7 +79,6 @@ pub fn run() -> io::Result<()> {
 
 /// Enters the sandbox. If the machine refuses a part of it, fetching continues with a log line.
 fn confine(reach: &FetcherReach, refusals: &UnixStream) {
-    let another = reach.written.iter().any(|path| has_other_owner(path));
     let bounded = match sandbox::enter_fetcher(reach) {
         Ok(true) => true,
         Ok(false) => {
@@ -91,15 +90,26 @@ fn confine(reach: &FetcherReach, refusals: &UnixStream) {
             false
         }
     };
-    // Objects in a directory of another user, which only root can name: within Landlock's limits.
-    let kept_capabilities = if another && bounded { CapabilitySet::DAC_OVERRIDE } else { CapabilitySet::empty() };
-    if let Err(error) = sandbox::keep_capabilities(kept_capabilities) {
+    let kept = if bounded { needed_capabilities(reach) } else { CapabilitySet::empty() };
+    if let Err(error) = sandbox::keep_capabilities(kept) {
         tracing::warn!("the fetcher keeps its capabilities: {error}");
     }
     if let Err(error) =
         filter::enter(filter::ConfinedProcess::Fetcher, |listener| send_descriptor(refusals, listener.as_fd()))
     {
         tracing::warn!("the filter of the fetcher's system calls was refused: {error}");
+    }
+}
+
+/// Returns the capabilities for objects in a directory of another user, which only root can name.
+/// Landlock limits them to the paths of `reach`.
+fn needed_capabilities(reach: &FetcherReach) -> CapabilitySet {
+    if reach.written.iter().any(|path| has_other_owner(path)) {
+        CapabilitySet::DAC_OVERRIDE
+    } else if reach.objects.as_deref().is_some_and(has_other_owner) {
+        CapabilitySet::DAC_READ_SEARCH
+    } else {
+        CapabilitySet::empty()
     }
 }
 
@@ -153,4 +163,27 @@ pub fn run_broker() -> io::Result<()> {
     let refusals = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     thread::Builder::new().name("listener".into()).spawn(move || filter::log_refusals(&refusals, "fetcher"))?;
     remote::answer_fetcher(UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_another_user_is_read_or_written_by_the_right_to_do_that() {
+        let (own, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (own, mut other) = (own.path().to_owned(), place.path().to_owned());
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&other, Some(1), None).unwrap();
+        } else {
+            other = "/".into();
+        }
+        let needed = |written: &Path, objects: &Path| {
+            let (written, objects) = (vec![written.to_owned()], Some(objects.to_owned()));
+            needed_capabilities(&FetcherReach { written, objects, ..FetcherReach::default() })
+        };
+        assert_eq!(needed(&own, &own), CapabilitySet::empty());
+        assert_eq!(needed(&own, &other), CapabilitySet::DAC_READ_SEARCH);
+        assert_eq!(needed(&other, &other), CapabilitySet::DAC_OVERRIDE);
+    }
 }

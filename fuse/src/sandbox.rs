@@ -225,6 +225,7 @@ mod tests {
             written: vec![at("cache"), at("missing")],
             read: vec![at("read/bundle.pem")],
             ports: Some(vec![address(&server).port()]),
+            ..FetcherReach::default()
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -445,6 +445,8 @@ pub struct FetcherReach {
     pub written: Vec<PathBuf>,
     /// Files and directory trees that are read.
     pub read: Vec<PathBuf>,
+    /// Directory of the archive's objects, which is also one of the paths above.
+    pub objects: Option<PathBuf>,
     /// TCP ports of servers; None for all, since a web server may redirect anywhere.
     pub ports: Option<Vec<u16>>,
 }
@@ -462,8 +464,13 @@ impl FetcherReach {
             let _ = create_private_dir(directory);
         }
         let mut read: Vec<PathBuf> = LIVENESS_PATHS.iter().map(PathBuf::from).collect();
+        let mut objects = None;
         match &address {
-            Some(Address::Directory(url)) => if writes { &mut written } else { &mut read }.extend(url.to_file_path()),
+            Some(Address::Directory(url)) => {
+                objects = url.to_file_path().ok();
+                let granted = if writes { &mut written } else { &mut read };
+                granted.extend(objects.clone());
+            }
             _ => {
                 let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(variable);
                 let named = named.flat_map(|list| list.split(':').map(PathBuf::from).collect::<Vec<_>>());
@@ -472,7 +479,7 @@ impl FetcherReach {
         }
         read.retain(|path| Path::new(path).exists());
         let ports = address.and_then(|address| ports(&address, options));
-        FetcherReach { written, read, ports }
+        FetcherReach { written, read, objects, ports }
     }
 }
 
@@ -631,7 +638,7 @@ mod tests {
         assert!(at("a/cache").is_dir() && at("a/unsent").is_dir() && !at("objects").exists());
         create_private_dir(&at("objects")).unwrap();
         let reading = reach(&directory, &options, false);
-        assert_eq!(reading.written, [at("a/cache")]);
+        assert_eq!((reading.written, reading.objects), (vec![at("a/cache")], Some(at("objects"))));
         assert!(reading.read.contains(&at("objects")));
         let reading = reach("https://host.example/a.lbx", &RemoteOptions { cache_bytes: Some(0), ..options }, false);
         assert_eq!((reading.written, reading.ports), (Vec::new(), None));
