@@ -17,7 +17,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -27,9 +26,9 @@ use lockbox::fs::FileSystem;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::adapter::Activity;
-use crate::dbus::{self, LogindClient};
 use crate::kernel_cache::KernelCache;
 use crate::shutdown::{ARRIVAL, MountEvent, MountHandle, SuspendReply};
+use crate::sleep_relay::SleepClient;
 use crate::ticker::Ticker;
 
 /// Interval between attempts that the kernel refuses, unless `idle=` is shorter.
@@ -113,25 +112,20 @@ pub(crate) struct SuspendTarget {
 }
 
 /// Subscription to logind, with the inhibitor lock that delays the next sleep.
-pub(crate) struct SleepSubscription {
-    login: LogindClient,
+struct SleepSubscription {
+    login: SleepClient,
     lock: OwnedFd,
 }
 
-/// Subscribes via D-Bus, before the mount can shadow the socket.
-pub(crate) fn subscribe_to_sleeps() -> io::Result<SleepSubscription> {
-    dbus::connect_system_bus().and_then(subscribe)
-}
-
-fn subscribe(stream: UnixStream) -> io::Result<SleepSubscription> {
-    let mut login = LogindClient::subscribe(stream)?;
+fn subscribe(mount: &MountHandle) -> io::Result<SleepSubscription> {
+    let mut login = mount.watch_sleeps()?;
     Ok(SleepSubscription { lock: login.delay_sleep()?, login })
 }
 
 /// Starts the waiting thread. Returns a sentence for the user if this machine does not announce its
 /// sleeps.
-pub(crate) fn lock_on_suspend(target: SuspendTarget, subscribed: io::Result<SleepSubscription>) -> Option<String> {
-    let subscribed = match subscribed {
+pub(crate) fn lock_on_suspend(target: SuspendTarget) -> Option<String> {
+    let subscribed = match subscribe(&target.mount) {
         Ok(subscribed) => subscribed,
         Err(error) => {
             return Some(format!(
@@ -148,10 +142,14 @@ fn run(target: &SuspendTarget, mut subscribed: SleepSubscription) {
     loop {
         let SleepSubscription { mut login, lock } = subscribed;
         let Err(error) = serve(target, &mut login, Some(lock));
+        // The relay ends with the agent, which ends before this process.
+        if target.mount.is_dismissed() {
+            return;
+        }
         tracing::warn!("logind was lost, so the archive stays mounted when the machine sleeps: {error}");
         subscribed = loop {
             thread::sleep(RECONNECT_PERIOD);
-            if let Ok(again) = target.mount.connect_bus().and_then(subscribe) {
+            if let Ok(again) = subscribe(&target.mount) {
                 tracing::warn!("logind is available again");
                 break again;
             }
@@ -162,7 +160,7 @@ fn run(target: &SuspendTarget, mut subscribed: SleepSubscription) {
 /// Locks before each sleep until the connection fails.
 fn serve(
     target: &SuspendTarget,
-    login: &mut LogindClient,
+    login: &mut SleepClient,
     mut lock: Option<OwnedFd>,
 ) -> io::Result<std::convert::Infallible> {
     loop {

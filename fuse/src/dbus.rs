@@ -428,17 +428,28 @@ pub(crate) struct LogindClient {
     bus: Bus,
 }
 
-pub(crate) fn connect_system_bus() -> io::Result<UnixStream> {
+/// Subscribes to logind at the system bus.
+///
+/// # Errors
+/// Fails if no bus answers, or it has no logind.
+pub(crate) fn subscribe_to_sleeps() -> io::Result<LogindClient> {
+    connect_system_bus().and_then(LogindClient::subscribe)
+}
+
+fn connect_system_bus() -> io::Result<UnixStream> {
     let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").ok().filter(|address| !address.is_empty());
     connect(address.as_deref().unwrap_or(SYSTEM_BUS))
 }
 
 impl LogindClient {
+    /// Wraps a connection that was authenticated and subscribed.
+    #[cfg(test)]
+    pub(crate) fn subscribed(stream: UnixStream) -> LogindClient {
+        LogindClient { bus: Bus { stream, serial: 0, queued_signals: VecDeque::new() } }
+    }
+
     /// Subscribes over a new connection.
-    ///
-    /// # Errors
-    /// Fails if no bus answers, or it has no logind.
-    pub(crate) fn subscribe(stream: UnixStream) -> io::Result<LogindClient> {
+    fn subscribe(stream: UnixStream) -> io::Result<LogindClient> {
         let mut bus = Bus::handshake(stream)?;
         let rule = format!(
             "type='signal',sender='{LOGIND}',path='{LOGIND_PATH}',interface='{LOGIND_INTERFACE}',member='{SLEEP_SIGNAL}'"

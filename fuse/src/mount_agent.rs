@@ -12,6 +12,8 @@
 //!   because root could read the memory of the whole machine there. A flush occupies the order
 //!   connection for as long as the event loops accept pages, and the event loops make these
 //!   queries: hence a second socket.
+//! - With `lock-on-suspend` the agent subscribes to logind, and relays its sleep signals: see
+//!   [`SleepRelay`].
 //! - The agent receives the listener of the daemon's system call filter, and answers and logs the
 //!   refused calls ([`crate::filter`]).
 //! - It ends when the daemon closes the sockets, however the daemon ends. A daemon that closed the
@@ -30,21 +32,24 @@ use nix::sys::signal::SigSet;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::filter;
 use crate::logging::{self, LogTarget};
 use crate::mount::{self, UnmountError};
-use crate::{dbus, filter};
+use crate::sleep_relay::{SleepClient, SleepRelay};
 
 /// Hidden argument that runs the program as the mount agent.
 pub const ARGUMENT: &str = "--unmounter";
 /// Argument that has the agent remove the mount point after the unmount.
 const REMOVE_POINT: &str = "made";
+/// Argument that has the agent subscribe to logind's sleep signals.
+const WATCH_SLEEPS: &str = "sleeps";
 
 const UNMOUNT: u8 = b'u';
 const DETACH: u8 = b'd';
 const FLUSH: u8 = b'f';
 const PROBE: u8 = b'l';
-/// Reply: a byte, with a descriptor if there is a bus.
-const CONNECT_BUS: u8 = b's';
+/// Reply: a byte, with a socket of the [`SleepRelay`] if the agent watches sleeps.
+const OPEN_RELAY: u8 = b's';
 /// Followed by a byte with the listener of the daemon's filter; no reply.
 const FILTER_LISTENER: u8 = b'r';
 /// No reply.
@@ -128,6 +133,15 @@ fn probe(mount: Numbers) -> UnmountOutcome {
     }
 }
 
+/// Optional tasks of the agent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AgentTasks {
+    /// Removes the mount point once the archive is closed.
+    pub(crate) remove_point: bool,
+    /// Relays logind's sleep signals.
+    pub(crate) watch_sleeps: bool,
+}
+
 /// Daemon's side of the connection to the agent.
 pub(crate) struct MountAgent {
     child: Child,
@@ -137,16 +151,17 @@ pub(crate) struct MountAgent {
 
 impl MountAgent {
     /// Starts the agent and returns when it is ready. `log` is where it logs a daemon that died.
-    /// With `remove_point` it removes the mount point once the archive is closed.
     pub(crate) fn start(
         point: &Path,
-        remove_point: bool,
+        tasks: AgentTasks,
         log: &LogTarget<'_>,
     ) -> io::Result<(MountAgent, ProcessInfoClient)> {
         let (orders, their_orders) = UnixStream::pair()?;
         let (questions, their_questions) = UnixStream::pair()?;
-        let remove_point = if remove_point { REMOVE_POINT } else { "" };
-        let child = logging::process_command(&[ARGUMENT.as_ref(), point.as_os_str(), remove_point.as_ref()], log)
+        let remove_point = if tasks.remove_point { REMOVE_POINT } else { "" };
+        let watch_sleeps = if tasks.watch_sleeps { WATCH_SLEEPS } else { "" };
+        let arguments = [ARGUMENT.as_ref(), point.as_os_str(), remove_point.as_ref(), watch_sleeps.as_ref()];
+        let child = logging::process_command(&arguments, log)
             .stdin(OwnedFd::from(their_orders))
             .stdout(OwnedFd::from(their_questions))
             .spawn()?;
@@ -196,11 +211,12 @@ impl MountAgent {
         Ok(self.ask(FLUSH)? == UnmountOutcome::Busy)
     }
 
-    /// Connects to the system bus, which the daemon's sandbox does not allow.
-    pub(crate) fn connect_bus(&mut self) -> io::Result<UnixStream> {
+    /// Connects to the agent's relay of sleep signals.
+    pub(crate) fn watch_sleeps(&mut self) -> io::Result<SleepClient> {
         let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
-        (&mut &*orders).write_all(&[CONNECT_BUS])?;
-        mount::receive_descriptor(orders).map(UnixStream::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
+        (&mut &*orders).write_all(&[OPEN_RELAY])?;
+        let relay = mount::receive_descriptor(orders).ok_or(io::ErrorKind::NotConnected)?;
+        Ok(SleepClient::new(relay.into()))
     }
 
     /// Sends the listener of the daemon's system call filter. The agent answers and logs refused
@@ -240,6 +256,7 @@ pub fn run() -> io::Result<()> {
     let mut arguments = std::env::args_os().skip(2);
     let point = arguments.next().map(PathBuf::from).ok_or(io::ErrorKind::InvalidInput)?;
     let remove_point = arguments.next().is_some_and(|word| word == REMOVE_POINT);
+    let watch_sleeps = arguments.next().is_some_and(|word| word == WATCH_SLEEPS);
     let log = arguments.next().map(PathBuf::from);
     // Opened while nothing is mounted on it.
     let remove_point = remove_point.then(|| CreatedMountpoint::of(&point)).transpose()?;
@@ -250,6 +267,7 @@ pub fn run() -> io::Result<()> {
     // Not joined: it ends with this process, and without it the daemon's queries are answered as
     // unknown.
     thread::Builder::new().name("callers".into()).spawn(move || serve_process_info(questions))?;
+    let mut relay = watch_sleeps.then(SleepRelay::prepare);
     orders.write_all(b"ready\n")?;
     let (mut id, mut device) = ([0; 8], [0; 8]);
     if orders.read_exact(&mut id).and_then(|()| orders.read_exact(&mut device)).is_err() {
@@ -257,7 +275,7 @@ pub fn run() -> io::Result<()> {
         return Ok(());
     }
     let mount = Numbers { id: u64::from_le_bytes(id), device: u64::from_le_bytes(device) };
-    let exit = serve_orders(&mut orders, |order| match order {
+    let exit = serve_orders(&mut orders, relay.as_mut(), |order| match order {
         FLUSH if flush(mount) => UnmountOutcome::Busy,
         FLUSH => UnmountOutcome::Gone,
         PROBE => probe(mount),
@@ -281,13 +299,18 @@ enum PeerExit {
     Lost,
 }
 
-fn serve_orders(orders: &mut UnixStream, mut execute: impl FnMut(u8) -> UnmountOutcome) -> PeerExit {
+fn serve_orders(
+    orders: &mut UnixStream,
+    mut relay: Option<&mut SleepRelay>,
+    mut execute: impl FnMut(u8) -> UnmountOutcome,
+) -> PeerExit {
     let mut order = [0];
     loop {
         match orders.read(&mut order) {
             Ok(1) if order[0] == GOODBYE => return PeerExit::Orderly,
-            Ok(1) if order[0] == CONNECT_BUS => {
-                if send_connection(orders, dbus::connect_system_bus()).is_err() {
+            Ok(1) if order[0] == OPEN_RELAY => {
+                let connection = relay.as_mut().ok_or(io::ErrorKind::PermissionDenied.into());
+                if send_connection(orders, connection.and_then(|relay| relay.open())).is_err() {
                     return PeerExit::Lost;
                 }
             }
@@ -431,7 +454,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         daemon(ours);
         let mut orders_seen = Vec::new();
-        let exit = serve_orders(&mut theirs, |order| {
+        let exit = serve_orders(&mut theirs, None, |order| {
             orders_seen.push(order);
             UnmountOutcome::Busy
         });
@@ -448,6 +471,14 @@ mod tests {
             drop(MountAgent { child, orders: Some(BufReader::new(orders)) });
         };
         assert_eq!(peer_exit(orderly), (PeerExit::Orderly, vec![]));
+    }
+
+    #[test]
+    fn an_agent_that_watches_no_sleeps_lends_no_connection() {
+        let (daemon, mut agent) = UnixStream::pair().unwrap();
+        (&daemon).write_all(&[OPEN_RELAY, GOODBYE]).unwrap();
+        assert_eq!(serve_orders(&mut agent, None, |_| UnmountOutcome::Busy), PeerExit::Orderly);
+        assert!(mount::receive_descriptor(&daemon).is_none());
     }
 
     #[test]

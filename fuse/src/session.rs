@@ -7,8 +7,8 @@
 //! [`crate::deadlock_watchdog`]). After the mount it opens no paths except in /proc, /sys and /dev,
 //! which no mount covers ([`mount::check_covered_files`]).
 //! 1  The fetcher process. The namespaces of the mount, which a process with a second thread cannot
-//!    join. The archive with its directory and rollback state, the control socket, the bus, and the
-//!    mount agent.
+//!    join. The archive with its directory and rollback state, the control socket, and the mount
+//!    agent, which connects to the bus.
 //! 2  The mount, and the kernel's files for it.
 //! 3  The sandbox, before any other thread.
 //! 4  The event loops, and the other threads.
@@ -62,7 +62,7 @@ use crate::fetcher;
 use crate::kernel_cache::KernelCache;
 use crate::logging::LogTarget;
 use crate::mount::{self, Mount};
-use crate::mount_agent::{MountAgent, ProcessInfoClient};
+use crate::mount_agent::{AgentTasks, MountAgent, ProcessInfoClient};
 use crate::options::{DaemonConfig, MountOptions};
 use crate::replica::{self, ReplicaConfig, ReplicaFailure};
 use crate::sandbox::{self, SandboxPaths};
@@ -125,11 +125,10 @@ pub fn serve(
         .zip(place.ending())
         .map(|(leave, end)| RemoteShutdown { stop_waiting: leave, stop_fetcher: end });
     let mut end = Shutdown::new(Arc::clone(&slot), inbox, elsewhere);
-    let bus = config.options.lock_on_suspend.then(auto_unmount::subscribe_to_sleeps);
     let point_owner = mount::required_owner(owner, &config.options);
     let host = ArchiveHost { directory: host, point_owner, remote_status: place.telling(), replica };
     let served = start(config, &slot, host, signals, &events, &mut end).and_then(|running| {
-        if let Some(bus) = bus {
+        if config.options.lock_on_suspend {
             let (cache, mount) = (Arc::clone(&running.cache), Arc::clone(&running.mount));
             let file_systems: auto_unmount::FileSystems = match running.current_version.clone() {
                 Some(current_version) => Arc::new(move || current_version.file_systems()),
@@ -138,10 +137,8 @@ pub fn serve(
                     Arc::new(move || vec![Arc::clone(&fs)])
                 }
             };
-            notices.extend(auto_unmount::lock_on_suspend(
-                auto_unmount::SuspendTarget { file_systems, cache, mount, events: events.clone() },
-                bus,
-            ));
+            let target = auto_unmount::SuspendTarget { file_systems, cache, mount, events: events.clone() };
+            notices.extend(auto_unmount::lock_on_suspend(target));
         }
         for sentence in &notices {
             tracing::warn!("{sentence}");
@@ -212,7 +209,8 @@ fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation,
     let listening = control::listen(&daemons::ready_directory()?, &name)?;
     let own_status = File::open("/proc/self/status").ok();
     let seen = config.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
-    let (agent, process_info) = MountAgent::start(config.point(), config.made, &LogTarget::of(&config.options))
+    let tasks = AgentTasks { remove_point: config.made, watch_sleeps: config.options.lock_on_suspend };
+    let (agent, process_info) = MountAgent::start(config.point(), tasks, &LogTarget::of(&config.options))
         .map_err(|e| Failure::system(format!("cannot start the process that unmounts: {e}")))?;
     let open_path = |path: &Path| openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
     let (log, program) = (config.options.log.as_deref().and_then(open_path), open_path(Path::new("/proc/self/exe")));

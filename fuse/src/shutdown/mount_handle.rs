@@ -10,7 +10,6 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
@@ -25,6 +24,7 @@ use crate::kernel::{self, ReadAhead};
 use crate::kernel_cache::KernelCache;
 use crate::mount::{self, Mount};
 use crate::mount_agent::{MountAgent, UnmountOutcome};
+use crate::sleep_relay::SleepClient;
 
 /// Limit of a flush that has to wait: locking before a sleep must fit into logind's five seconds.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
@@ -121,12 +121,17 @@ impl MountHandle {
         }
     }
 
-    /// Opens a new connection to the system bus.
+    /// Connects to the agent's relay of logind's sleep signals.
     ///
     /// # Errors
-    /// Fails if the bus does not answer.
-    pub(crate) fn connect_bus(&self) -> io::Result<UnixStream> {
-        self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.connect_bus()
+    /// Fails if the agent is gone or does not watch sleeps.
+    pub(crate) fn watch_sleeps(&self) -> io::Result<SleepClient> {
+        self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.watch_sleeps()
+    }
+
+    /// Returns whether the agent was dismissed, or is about to be.
+    pub(crate) fn is_dismissed(&self) -> bool {
+        self.state.lock().agent.is_none()
     }
 
     /// Sends the listener of this process's system call filter to the agent.
