@@ -22,7 +22,8 @@ use lockbox_terminal::quantity;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-/// Options for requests to servers, which commands and mounts of this user have without typing them.
+/// Options for requests to servers, which commands and mounts of this user have without typing
+/// them.
 const VARIABLE: &str = "LOCKBOX_REMOTE";
 
 /// Options for requests to servers (`--remote`).

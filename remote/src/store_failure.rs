@@ -1,8 +1,9 @@
 //! Failures that a store reports: the code in the response, its meaning and the remedy.
 //!
-//! A status does not distinguish a wrong clock from a wrong key, nor a missing bucket from a missing
-//! object: the code does. Amazon's and Google's interface have it in a document, Azure's in a
-//! header. A code of an unknown meaning is displayed with the status; nothing else of a response is.
+//! A status does not distinguish a wrong clock from a wrong key, nor a missing bucket from a
+//! missing object: the code does. Amazon's and Google's interface have it in a document, Azure's in
+//! a header. A code of an unknown meaning is displayed with the status; nothing else of a response
+//! is.
 
 use std::io::Read;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -29,7 +29,8 @@ pub(crate) struct Args {
     /// The archive: a file, which must not exist, or the address of a place for one: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
     #[arg(required_unless_present = "desktop")]
     archive: Option<PathBuf>,
-    /// Ask for the passphrase in windows, with zenity, kdialog or pinentry, and without ARCHIVE for its file
+    /// Ask for the passphrase in windows, with zenity, kdialog or pinentry, and without ARCHIVE for
+    /// its file
     #[arg(long, conflicts_with_all = ["generate_passphrase", "generate_recovery_code"])]
     desktop: bool,
     /// Mount the archive and show it in the file manager

@@ -1,7 +1,7 @@
 //! Block fetches of an archive in a bucket, and an in-memory cache of uploaded blocks.
 //!
-//! Adjacent blocks of an object are fetched together, and several requests run concurrently. The cache
-//! has the inline blocks of a writer's last records, and prefetched ones.
+//! Adjacent blocks of an object are fetched together, and several requests run concurrently. The
+//! cache has the inline blocks of a writer's last records, and prefetched ones.
 //!
 //! # Invariants
 //! NEAR-1  A block is keyed by its object and its position there, and an object never changes
