@@ -110,14 +110,9 @@ impl Error {
         }
     }
 
-    /// Creates the error of a remote request of which only the kind is known.
+    /// Creates the error of a remote request of which only the kind is known; `context` says all.
     pub fn request(context: impl Into<String>, kind: io::ErrorKind) -> Self {
-        let source = match kind {
-            // Uses the wording of the host's own files.
-            io::ErrorKind::NotFound => Errno::NOENT.into(),
-            other => other.into(),
-        };
-        Error::Io { context: context.into(), source: Arc::new(source) }
+        Error::Io { context: context.into(), source: Arc::new(kind.into()) }
     }
 
     /// Creates the error of a structure that failed to decode or authenticate.
