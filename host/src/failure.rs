@@ -156,12 +156,6 @@ impl<P: Program> Failure<P> {
     }
 }
 
-/// Returns whether the source of an error has only a kind, which repeats the sentence: that of a
-/// request.
-fn is_whole(error: &Error) -> bool {
-    matches!(error, Error::Io { source, .. } if source.raw_os_error().is_none() && source.get_ref().is_none())
-}
-
 pub(crate) fn about<P: Program>(path: &Path, sentence: String) -> String {
     if P::NAMES_ARCHIVE { format!("{}: {sentence}", crate::shown(path)) } else { sentence }
 }

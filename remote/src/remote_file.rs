@@ -20,7 +20,7 @@ use crate::RemoteOptions;
 use crate::address::Address;
 use crate::cache::DiskCache;
 use crate::http::HttpSource;
-use crate::range_source::{FileVersion, Metered, RangeSource, RemoteError, RemoteResult, RequestMetrics, RequestStats};
+use crate::range_source::{FileVersion, Metered, RangeSource, RemoteResult, RequestMetrics, RequestStats};
 use crate::retry_clock::{HostClock, RetryClock};
 use crate::slot_cache::{CAPACITY, CacheSlot, SLOT, SlotCache, request_slots};
 use crate::throughput::Throughput;

@@ -160,48 +160,6 @@ pub(super) fn free_bytes(host: Option<&OwnedFd>) -> u64 {
     nix::sys::statvfs::fstatvfs(host).map_or(0, |s| s.blocks_available() * s.fragment_size())
 }
 
-#[cfg(test)]
-mod tests {
-    use lockbox::Error;
-    use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
-    use lockbox::crypto::Passphrase;
-    use lockbox::format::ROOT_INO;
-    use lockbox::fs::mode;
-    use lockbox::keys;
-
-    use super::*;
-    use crate::snapshot_requests::tests::CREATOR;
-
-    #[test]
-    fn a_store_has_the_room_that_the_size_limit_leaves() {
-        let place = tempfile::tempdir().unwrap();
-        let (path, passphrase) = (place.path().join("a.lbx"), Passphrase::new(b"a passphrase".to_vec()));
-        Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator: CREATOR }).unwrap();
-        let key = keys::unlock(&path, &passphrase).unwrap();
-        for (size_limit, fits, exceeds) in
-            [(None, 1 << 40, u64::from(u32::MAX) << 30), (Some(1 << 30), 900 << 20, 1 << 30)]
-        {
-            let options = OpenOptions { size_limit, ..OpenOptions::default() };
-            let archive = loop {
-                match Archive::open(&path, &key, &options) {
-                    // A child process of a concurrent test inherits the lock until it executes.
-                    Err(Error::InUse(_)) => std::thread::yield_now(),
-                    opened => break opened.unwrap(),
-                }
-            };
-            let fs = archive.file_system();
-            let available = fs.statistics(free_bytes(None)).unwrap().available;
-            assert!(available > fits && available < exceeds, "{size_limit:?}: {available}");
-            let file = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
-            let allocate = |length| fs.allocate(file, 0, length, false, false, free_bytes(None));
-            allocate(fits).unwrap();
-            assert!(matches!(allocate(exceeds), Err(Error::NoSpace(_))));
-            fs.unlink(ROOT_INO, b"file").unwrap();
-            archive.close().unwrap();
-        }
-    }
-}
-
 /// Flags of the consumers of [`Activity`]: the idle timer and the replica poller.
 const IDLE: u8 = 1;
 const REPLICA: u8 = 2;
@@ -366,7 +324,44 @@ impl RemovedCapabilities {
 
 #[cfg(test)]
 mod tests {
+    use lockbox::Error;
+    use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
+    use lockbox::crypto::Passphrase;
+    use lockbox::format::ROOT_INO;
+    use lockbox::fs::mode;
+    use lockbox::keys;
+
     use super::*;
+    use crate::snapshot_requests::tests::CREATOR;
+
+    #[test]
+    fn a_store_has_the_room_that_the_size_limit_leaves() {
+        let place = tempfile::tempdir().unwrap();
+        let (path, passphrase) = (place.path().join("a.lbx"), Passphrase::new(b"a passphrase".to_vec()));
+        Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator: CREATOR }).unwrap();
+        let key = keys::unlock(&path, &passphrase).unwrap();
+        for (size_limit, fits, exceeds) in
+            [(None, 1 << 40, u64::from(u32::MAX) << 30), (Some(1 << 30), 900 << 20, 1 << 30)]
+        {
+            let options = OpenOptions { size_limit, ..OpenOptions::default() };
+            let archive = loop {
+                match Archive::open(&path, &key, &options) {
+                    // A child process of a concurrent test inherits the lock until it executes.
+                    Err(Error::InUse(_)) => std::thread::yield_now(),
+                    opened => break opened.unwrap(),
+                }
+            };
+            let fs = archive.file_system();
+            let available = fs.statistics(free_bytes(None)).unwrap().available;
+            assert!(available > fits && available < exceeds, "{size_limit:?}: {available}");
+            let file = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+            let allocate = |length| fs.allocate(file, 0, length, false, false, free_bytes(None));
+            allocate(fits).unwrap();
+            assert!(matches!(allocate(exceeds), Err(Error::NoSpace(_))));
+            fs.unlink(ROOT_INO, b"file").unwrap();
+            archive.close().unwrap();
+        }
+    }
 
     #[test]
     fn each_handle_has_its_bound() {

@@ -202,17 +202,12 @@ impl BucketStore {
         timeout: Option<Duration>,
         call: &mut dyn FnMut(&dyn ObjectStore) -> RemoteResult<T>,
     ) -> RemoteResult<T> {
-        self.with_retry_within(timeout, &mut || call(&*self.objects))
+        self.with_retry_within(None, timeout, &mut || call(&*self.objects))
     }
 
-    /// Retries transient errors. After [`Self::retry_once`], the running attempt is the last,
-    /// regardless of the timeout.
-    pub(super) fn with_retry<T>(&self, attempt: &mut dyn FnMut() -> RemoteResult<T>) -> RemoteResult<T> {
-        self.with_retry_since(None, attempt)
-    }
-
-    /// Like [`Self::with_retry`], for a caller that has waited without a response since
-    /// `silent_since`.
+    /// Retries transient errors, for a caller that has waited without a response since
+    /// `silent_since`. After [`Self::retry_once`], the running attempt is the last, regardless of the
+    /// timeout.
     pub(super) fn with_retry_since<T>(
         &self,
         silent_since: Option<Instant>,
