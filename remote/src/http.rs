@@ -14,7 +14,7 @@ use lockbox::{Error, Result};
 use lockbox_terminal::display;
 use parking_lot::Mutex;
 use ureq::config::Config;
-use ureq::http::{HeaderMap, Response, StatusCode, Uri, header};
+use ureq::http::{Response, StatusCode, Uri, header};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
@@ -26,6 +26,7 @@ use crate::address::{Address, Cloud, check_scheme};
 use crate::azure::{AzureContainer, AzureRequest};
 use crate::broker::Broker;
 use crate::provenance::{self, RequestKind};
+pub(crate) use crate::provenance::{date, text};
 use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
 use crate::s3::S3Bucket;
 use crate::signing::HttpHeader;
@@ -268,16 +269,6 @@ fn refusal(response: &Response<Body>) -> Option<RemoteError> {
     let status = response.status();
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED)
         .then(|| RemoteError::Denied(format!("it refuses to serve the file (status {})", status.as_u16())))
-}
-
-pub(crate) fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
-}
-
-/// Parses an HTTP date to seconds since 1970.
-pub(crate) fn date(text: &str) -> Option<u64> {
-    let time = httpdate::parse_http_date(text).ok()?;
-    time.duration_since(std::time::UNIX_EPOCH).ok().map(|time| time.as_secs())
 }
 
 /// Parses a date of an object list (RFC 3339) to seconds since 1970.

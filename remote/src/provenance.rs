@@ -52,7 +52,6 @@ use ureq::Body;
 use ureq::http::{HeaderMap, Response, StatusCode, header};
 
 use crate::hex;
-use crate::http;
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// Bytes of a document that contain its first element and the code of an error.
@@ -178,7 +177,7 @@ fn check_retry_after(response: Response<Body>) -> RemoteResult<Response<Body>> {
     let is_failure = status.is_client_error() || status.is_server_error();
     match response.headers().get(header::RETRY_AFTER).filter(|_| is_failure) {
         Some(value) => {
-            let now = http::text(response.headers(), header::DATE).and_then(http::date);
+            let now = text(response.headers(), header::DATE).and_then(date);
             let now = now.unwrap_or_else(|| UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs()));
             let after = parse_retry_after(value.to_str().unwrap_or_default(), now);
             let status = status.as_u16();
@@ -192,7 +191,7 @@ fn check_retry_after(response: Response<Body>) -> RemoteResult<Response<Body>> {
 /// Parses seconds or an HTTP date; `now` is the server's time in seconds since 1970. Zero for an
 /// invalid value.
 fn parse_retry_after(value: &str, now: u64) -> Duration {
-    let seconds = value.trim().parse().ok().or_else(|| http::date(value.trim()).map(|date| date.saturating_sub(now)));
+    let seconds = value.trim().parse().ok().or_else(|| date(value.trim()).map(|date| date.saturating_sub(now)));
     Duration::from_secs(seconds.unwrap_or(0)).min(MAX_RETRY_AFTER)
 }
 
@@ -268,6 +267,16 @@ fn first_element(text: &str) -> Option<&str> {
     let name = text.strip_prefix('<')?;
     let name = &name[..name.find(|end: char| end == '>' || end == '/' || end.is_whitespace())?];
     Some(name.rsplit(':').next().unwrap_or(name))
+}
+
+pub(crate) fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Parses an HTTP date to seconds since 1970.
+pub(crate) fn date(text: &str) -> Option<u64> {
+    let time = httpdate::parse_http_date(text).ok()?;
+    time.duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs())
 }
 
 #[cfg(test)]

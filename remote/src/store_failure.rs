@@ -12,7 +12,7 @@ use ureq::Body;
 use ureq::http::{Response, StatusCode, header};
 
 use crate::address::Cloud;
-use crate::http;
+use crate::provenance;
 use crate::range_source::{RemoteError, StoreRefusal};
 
 /// Maximum length of the document of a failure in bytes.
@@ -215,7 +215,7 @@ fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn clock_skew(response: &Response<Body>) -> Option<u64> {
-    let date = http::text(response.headers(), header::DATE).and_then(http::date)?;
+    let date = provenance::text(response.headers(), header::DATE).and_then(provenance::date)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
     Some(date.abs_diff(now))
 }

@@ -13,8 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use lockbox_terminal::display;
 
-use super::read::{PASSPHRASE, SecretKind};
-use super::sources::{TYPED, checked};
+use super::read::{PASSPHRASE, SecretKind, TYPED, checked};
 use super::{Bytes, Error, Result, prompt, read};
 use crate::shown;
 
@@ -350,7 +349,7 @@ mod tests {
         for arguments in [Dialog::Kdialog.question(hostile), Dialog::Kdialog.complaint(hostile)] {
             assert_eq!(arguments[2], "<qt>&lt;b&gt;x&lt;/b&gt; &amp; \\\\n \\\\101 %0AMESSAGE _y</qt>");
         }
-        let path = format!("/home/-x/{hostile}");
+        let path = format!("/srv/-x/{hostile}");
         let chooser = |dialog: Dialog| dialog.chooser("New", &path);
         assert_eq!(
             chooser(Dialog::Zenity).unwrap()[3..],

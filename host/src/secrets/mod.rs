@@ -14,9 +14,9 @@ use std::io;
 
 pub use keyring::{Cache, Keyring, parse_timeout};
 pub use prompt::{Spinner, ask as ask_secretly, ask_openly, confirm_openly, is_yes};
-pub use read::{value, without_line_end};
+pub use read::{checked, value, without_line_end};
 pub(crate) use sources::is_marked;
-pub use sources::{PassphraseSources, Sources, checked, inherited, withhold};
+pub use sources::{PassphraseSources, Sources, inherited, withhold};
 
 /// A secret, wiped when it is dropped.
 pub type Bytes = zeroize::Zeroizing<Vec<u8>>;

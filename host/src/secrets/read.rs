@@ -233,6 +233,21 @@ fn end_of(child: &mut Child) -> io::Result<ExitStatus> {
     }
 }
 
+/// Message about an empty answer.
+pub(super) const TYPED: &str = "nothing was typed";
+
+/// Strips one trailing newline.
+///
+/// # Errors
+/// `empty` if nothing is left.
+pub fn checked(bytes: Bytes, empty: &str) -> Result<Bytes> {
+    let bytes = without_line_end(bytes);
+    if bytes.is_empty() {
+        return Err(Error::source(empty));
+    }
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::{self, Permissions};

@@ -11,7 +11,7 @@ use std::process::Command;
 use clap::Args;
 use lockbox::crypto::identity::is_public_key;
 
-use super::read::{PASSPHRASE, Privacy, SecretKind};
+use super::read::{PASSPHRASE, Privacy, SecretKind, TYPED, checked};
 use super::{Bytes, Error, Result, desktop, prompt, read};
 use crate::shown;
 
@@ -450,7 +450,6 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
 }
 
 /// Message for an empty passphrase.
-pub(super) const TYPED: &str = "nothing was typed";
 const PASSFILE: &str = "LOCKBOX_PASSFILE";
 const PASSCOMMAND: &str = "LOCKBOX_PASSCOMMAND";
 
@@ -471,18 +470,6 @@ pub fn withhold(command: &mut Command) -> &mut Command {
 
 const INPUT: &str = "standard input had no passphrase: use --passfile, LOCKBOX_PASSCOMMAND or a terminal";
 const TWO_LINES: &str = "standard input must have the old and the new passphrase, one a line";
-
-/// Strips one trailing newline.
-///
-/// # Errors
-/// `empty` if nothing is left.
-pub fn checked(bytes: Bytes, empty: &str) -> Result<Bytes> {
-    let bytes = read::without_line_end(bytes);
-    if bytes.is_empty() {
-        return Err(Error::source(empty));
-    }
-    Ok(bytes)
-}
 
 /// Byte order marks that editors of Windows put before a text: in UTF-8, and in UTF-16 of both
 /// orders.
