@@ -65,7 +65,7 @@ $again"
     chmod 600 xyzzy
     lockbox key recovery --passfile xyzzy --label 'in the drawer' box.lbx >/dev/null
     lockbox key add --passfile xyzzy --new-keyfile stick --generate --label 'the stick' box.lbx >/dev/null
-    seen 10 'or key; it also opens with a recovery code, typed in place of the passphrase, or a key file \(--keyfile\)$' \
+    seen 10 '^  typed in place of the passphrase, or a key file \(--keyfile\)$' \
         "$ask" xyzzyes "$wrong" xyzzyes "$wrong" xyzzyes -- lockbox ls box.lbx
     ! grep -q 'drawer\|the stick' screen || fail 'a label shows'
     expect 10 'box.lbx: wrong passphrase or key$' sh -c 'echo xyzzyes | lockbox ls box.lbx'

@@ -25,7 +25,7 @@ case_a_wrong_password_is_refused() {
 }
 
 case_a_missing_archive_is_refused() {
-    refused 2 'no such file'
+    refused 19 'no such file'
 }
 
 case_other_files_are_no_archives() {
@@ -229,7 +229,7 @@ case_bad_mount_points_and_options_are_refused() {
     expect 2 'exists already' create "$WORK/box.lbx"
     chmod 644 "$PASSFILE"
     expect 2 'read by others' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
-    expect 2 'neither' lockbox umount "$WORK/box"
+    expect 2 'is not mounted' lockbox umount "$WORK/box"
 }
 
 case_a_second_mount_is_refused_naming_the_holder() {

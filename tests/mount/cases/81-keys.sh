@@ -179,13 +179,13 @@ case_a_recovery_replaces_nobodys_passphrase_unasked() {
     chmod 600 "$WORK/code"
     key add --new-passfile "$WORK/partner" "${CHEAP[@]}" --label partner
     cp "$WORK/box.lbx" "$WORK/before.lbx"
-    expect 2 'say with --slot .*\(0 passphrase, 2 passphrase "partner"\)' "${recover[@]}"
+    expect 2 'name with --slot .*\(0 passphrase, 2 passphrase "partner"\)' "${recover[@]}"
     expect 2 'no key slot has the label' "${recover[@]}" --slot nobody
     expect 2 'no passphrase that could be changed: it is a recovery code' "${recover[@]}" --slot 1
     same_file "$WORK/box.lbx" "$WORK/before.lbx"
     key rm 0 >/dev/null
     # One is left, and its label says that it is somebody's.
-    expect 2 'say with --slot .*\(2 passphrase "partner"\)' "${recover[@]}"
+    expect 2 'name with --slot .*\(2 passphrase "partner"\)' "${recover[@]}"
     same "$(opens --passfile "$WORK/partner")" 2
     "${recover[@]}" --slot partner | shows '^Key slot 2 passphrase "partner" has the new passphrase'
     same "$(opens --passfile "$WORK/new")" 2

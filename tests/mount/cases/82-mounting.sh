@@ -55,7 +55,7 @@ case_a_mount_makes_its_directory_and_takes_it_away() {
     expect 15 'no such file' lockbox mount --passfile "$PASSFILE" box.lbx no/such
     mv box.lbx box
     expect 1 'box has no suffix' lockbox mount --passfile "$PASSFILE" box
-    expect 1 'say on which directory' lockbox mount https://localhost/box.lbx
+    expect 1 'name the directory to mount it on' lockbox mount https://localhost/box.lbx
     ln -s nowhere link
     expect 15 'no such file' lockbox mount --passfile "$PASSFILE" box link
     [[ -L link && ! -e nowhere ]] || fail 'a link was followed'
