@@ -464,6 +464,6 @@ mod tests {
         let both = named.with_list("allow-private,timeout=hard").unwrap();
         assert_eq!(both, parse_list("allow-http,allow-private,timeout=hard").unwrap());
         assert_eq!(Remote::from_variable(None), Ok(Remote::default()));
-        assert!(variable("allow-all").unwrap_err().starts_with("LOCKBOX_REMOTE: 'allow-all' says nothing"));
+        assert!(variable("allow-all").unwrap_err().starts_with("LOCKBOX_REMOTE: 'allow-all' is not an option"));
     }
 }

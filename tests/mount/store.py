@@ -118,4 +118,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 PLACE.mkdir(exist_ok=True)
+# A program asks on more connections at once than the backlog of five holds, and a connection that is dropped takes a second.
+ThreadingHTTPServer.request_queue_size = 128
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

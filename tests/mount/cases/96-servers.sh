@@ -261,7 +261,7 @@ case_a_server_that_is_away_is_waited_for_and_then_an_error() {
 case_a_server_without_ranges_is_refused_by_name() {
     publish
     serve 'max_ranges 0;'
-    expect 2 'one thing there keeps' lockbox doctor --remote allow-private "$URL/a.lbx"
+    expect 2 'one fault keeps' lockbox doctor --remote allow-private "$URL/a.lbx"
     grep -q '^bad *ranges *it does not serve parts of files' "$WORK/stdout" || fail "$(cat "$WORK/stdout")"
     expect 2 'does not serve parts of files' lockbox ls --passfile "$PASSFILE" --remote allow-private "$URL/a.lbx"
     expect 15\|2 'does not serve parts of files' mount.lockbox "$URL/a.lbx" "$WORK" -o "allow-private,passfile=$PASSFILE"
@@ -277,6 +277,6 @@ case_doctor_says_what_a_server_can_do_and_asks_little_of_it() {
     # Two that look, and the opening.
     same "$(requests)" 3
     [[ ! -e $XDG_CACHE_HOME ]] || fail "who only looks keeps something"
-    SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt expect 2 'one thing there' lockbox doctor --remote allow-private "$URL/a.lbx"
+    SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt expect 2 'one fault' lockbox doctor --remote allow-private "$URL/a.lbx"
     grep -q 'certificate is not trusted' "$WORK/stdout" || fail "$(cat "$WORK/stdout")"
 }

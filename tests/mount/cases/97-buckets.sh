@@ -53,7 +53,7 @@ case_a_backup_in_an_object_store_is_made_brought_up_to_date_and_read() {
     detach a
     # Back into a file, and that up to date again.
     back_up "$URL" "$WORK/back.lbx" | shows 'everything'
-    back_up "$URL" "$WORK/back.lbx" | shows 'what changed'
+    back_up "$URL" "$WORK/back.lbx" | shows 'the changes were copied'
     same "$(lockbox cat --passfile "$PASSFILE" "$WORK/back.lbx" more)" later
     expect 2 'a web server can only be read' back_up "$BOX" https://example.org/a.lbx
     expect 19 'No such file' lockbox ls --passfile "$PASSFILE" "$URL/none"

@@ -25,8 +25,8 @@ prepare_store() {
     serve_store
     # Of this case alone: a daemon of the machine is found by it.
     URL=s3://bucket/notes-$PORT
-    OPTIONS=passfile=$PASSFILE,allow-http,allow-private,timeout=1s
-    REMOTE=(--remote allow-http,allow-private,timeout=1s)
+    OPTIONS=passfile=$PASSFILE,allow-http,allow-private,timeout=5s
+    REMOTE=(--remote allow-http,allow-private,timeout=5s)
     lockbox create --passfile "$PASSFILE" "${REMOTE[@]}" --kdf-memory 1 --kdf-passes 1 --weak-kdf "$URL"
     mkdir "$WORK/dir"
 }
