@@ -110,9 +110,14 @@ impl Error {
         }
     }
 
-    /// Creates the error of a remote request of which only the kind is known; `context` says all.
+    /// Creates the error of a remote request of which only the kind is known.
     pub fn request(context: impl Into<String>, kind: io::ErrorKind) -> Self {
-        Error::Io { context: context.into(), source: Arc::new(kind.into()) }
+        let source = match kind {
+            // Uses the wording of the host's own files.
+            io::ErrorKind::NotFound => Errno::NOENT.into(),
+            other => other.into(),
+        };
+        Error::Io { context: context.into(), source: Arc::new(source) }
     }
 
     /// Creates the error of a structure that failed to decode or authenticate.

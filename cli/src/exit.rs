@@ -11,7 +11,7 @@ use lockbox_host::daemons::{self, Holder};
 use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::remote;
-use lockbox_host::{NO_ARCHIVE, NO_SOURCE, OTHER, Program, USAGE, code, shown};
+use lockbox_host::{OTHER, Program, USAGE, code, shown};
 use lockbox_terminal::advice;
 
 /// The compared objects differ; diff(1) has 1 for that, which is wrong usage here.
@@ -25,9 +25,8 @@ pub(crate) const NOT_RUNNABLE: u8 = 126;
 /// Shown at the end of the whole help.
 pub(crate) const HELP: &str = "\
 Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong passphrase, 11 not an archive or unsupported version, \
-12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older, diverged or replaced archive, 17 server does not answer, \
-18 server refuses, 19 no such archive or bucket, 20 invalid link, 21 no share daemon, 22 no such source, 128 and the signal's number \
-when interrupted";
+12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older, diverged or replaced archive, \
+20 invalid link, 21 no share daemon, 128 and the signal's number when interrupted";
 
 /// Code that shells show for a program that SIGPIPE ended: this one ignores the signal, and ends
 /// without a message as if it did not.
@@ -91,10 +90,7 @@ impl Program for Lockbox {
         {
             return mount_point(path, mounted, code(&error));
         }
-        let is_missing = matches!(&error, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound);
-        let mut failure = Failure::at(path, &error);
-        failure.code = if is_missing { NO_ARCHIVE } else { failure.code };
-        failure
+        Failure::at(path, &error)
     }
 }
 
@@ -155,11 +151,9 @@ pub(crate) fn of_problems(problems: &[Problem]) -> Result<(), Failure> {
 pub(crate) fn gravest(problems: &[Problem]) -> Option<u8> {
     let codes = problems.iter().map(|problem| match &problem.cause {
         ProblemCause::Changed | ProblemCause::Itself => OTHER,
-        ProblemCause::Failed(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => NO_SOURCE,
         ProblemCause::Failed(error) => code(error),
     });
-    // A missing source is less grave than damage, whatever its number.
-    codes.max_by_key(|code| if *code == NO_SOURCE { OTHER } else { *code })
+    codes.max()
 }
 
 #[cfg(test)]
@@ -216,16 +210,6 @@ mod tests {
             }
             assert!(!named.is_empty() || names > 0, "no remedy: {text}");
         }
-    }
-
-    #[test]
-    fn a_missing_archive_and_a_missing_source_have_codes_of_their_own() {
-        let missing = || Error::io("cannot open x", io::Error::from_raw_os_error(2));
-        assert_eq!(Lockbox::failure(Path::new("/nonexistent/a.lbx"), missing()).code, NO_ARCHIVE);
-        let problem = |error| Problem { path: Vec::new(), cause: ProblemCause::Failed(error) };
-        assert_eq!(gravest(&[problem(missing())]), Some(NO_SOURCE));
-        let damaged = code(&Error::damaged("block=1"));
-        assert_eq!(gravest(&[problem(missing()), problem(Error::damaged("block=1"))]), Some(damaged));
     }
 
     #[test]

@@ -216,7 +216,7 @@ fn doctor_tries_a_directory_of_objects_and_leaves_it_as_it_was() {
     assert_eq!(names(), before);
     assert!(!place.path("cache").exists(), "who only looks keeps nothing");
     let missing = run(&place, &["doctor", &format!("file://{}", place.path("none").display())]);
-    assert_eq!(missing.code, 19);
+    assert_eq!(missing.code, 2);
     assert!(missing.complaint.contains("none: No such file") && !place.path("none").exists(), "{}", missing.complaint);
 }
 
@@ -400,7 +400,7 @@ fn what_a_store_lost_is_named_and_what_nothing_names_is_collected() {
     fs::create_dir(place.path("empty")).unwrap();
     for command in ["check", "collect"] {
         let none = run(&place, &["remote", command, &format!("file://{}", place.path("empty").display())]);
-        assert_eq!(none.code, 19);
+        assert_eq!(none.code, 2);
         assert!(none.complaint.contains("No such file"), "{}", none.complaint);
     }
     assert_eq!(fs::read_dir(place.path("empty")).unwrap().count(), 0);

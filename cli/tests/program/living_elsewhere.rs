@@ -386,7 +386,7 @@ fn what_is_there_is_not_made_again_and_what_is_not_is_not_changed() {
     for home in homes() {
         let address = home.address.as_str();
         let none = home.run(&["mkdir", &home.within("/a")]);
-        assert_eq!(none.code, 19, "{}", none.complaint);
+        assert_eq!(none.code, 2, "{}", none.complaint);
         assert!(home.store.objects.lock().unwrap().is_empty() && !home.place.path("objects").exists());
         home.create();
         let before = home.store.objects.lock().unwrap().clone();
