@@ -322,8 +322,9 @@ fn is_before_restore(name: &[u8]) -> bool {
     let text = std::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(BEFORE_RESTORE));
     let parts = text.and_then(|text| text.split_once('Z'));
     parts.is_some_and(|(time, number)| {
-        let number = number.strip_prefix('-').map(str::parse::<u64>);
-        time_of_name(&format!("{time}Z")).is_some() && number.is_none_or(|number| number.is_ok_and(|number| number > 1))
+        let is_number = |text: &str| text.parse::<u64>().is_ok_and(|number| number > 1);
+        let is_numbered = number.is_empty() || number.strip_prefix('-').is_some_and(is_number);
+        is_numbered && time_of_name(&format!("{time}Z")).is_some()
     })
 }
 
