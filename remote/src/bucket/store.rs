@@ -206,7 +206,7 @@ impl BucketStore {
     }
 
     /// Retries transient errors, for a caller that has waited without a response since
-    /// `silent_since`. After [`Self::retry_once`], the running attempt is the last, whatever the
+    /// `silent_since`. After [`Self::retry_once`], the running attempt is the last, even within the
     /// timeout.
     pub(super) fn with_retry_since<T>(
         &self,
