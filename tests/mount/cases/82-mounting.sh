@@ -60,8 +60,9 @@ case_a_mount_makes_its_directory_and_takes_it_away() {
     expect 15 'no such file' lockbox mount --passfile "$PASSFILE" box link
     [[ -L link && ! -e nowhere ]] || fail 'a link was followed'
     terminal.py -- lockbox mount --passfile "$PASSFILE" box point >screen || fail "$(cat screen)"
-    same "$(cat screen)" "Your files are in $WORK/point.
-To close: lockbox umount $WORK/point (the folder disappears, the files stay in box)"
+    # Wrapped at the terminal's width.
+    same "$(tr -s '\r\n ' ' ' <screen)" \
+        "Your files are in $WORK/point. To close: lockbox umount $WORK/point (the folder disappears, the files stay in box) "
     lockbox umount point
     same "$(terminal.py -- lockbox mount --quiet --passfile "$PASSFILE" box point)" ''
     lockbox umount point

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use lockbox::control::{self, OwnRuntimeDir};
 use lockbox::keys::state_directory;
+use lockbox_host::help::VERSION;
 use lockbox_host::secrets::Keyring;
 use lockbox_host::{daemons, proc, shown};
 use nix::sys::resource::{Resource, getrlimit};
@@ -122,12 +123,12 @@ fn mount_program() -> Finding {
             );
         }
     };
-    if version.split(' ').next_back() == Some(env!("CARGO_PKG_VERSION")) {
-        return Finding::good(NAME, format!("{} {}", shown(&program), env!("CARGO_PKG_VERSION")));
+    if version.split_once(' ').is_some_and(|(_, version)| version == VERSION) {
+        return Finding::good(NAME, format!("{} {VERSION}", shown(&program)));
     }
     Finding::advice(
         NAME,
-        format!("{} says '{version}', and this program is {}", shown(&program), env!("CARGO_PKG_VERSION")),
+        format!("{} says '{version}', and this program is {VERSION}", shown(&program)),
         "install both programs from one version",
     )
 }
