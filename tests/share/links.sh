@@ -342,7 +342,7 @@ over_tls() {
     for _ in {1..24}; do exec {silent}<>"/dev/tcp/127.0.0.1/$port"; done
     head -c 3000000 /dev/urandom >big
     ends 21 share big --server "https://localhost:$port"
-    tail -n 1 "$place/said" | shows 'its certificate is not trusted here'
+    tail -n 1 "$place/said" | shows 'its certificate is not trusted'
     export SSL_CERT_FILE=$PWD/cert.pem
     link=$(share big --server "https://localhost:$port")
     [[ $link == https://share.example.org/s/*#* ]]
