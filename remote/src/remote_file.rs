@@ -341,7 +341,7 @@ impl Inner {
         let range = self.slot_bytes(slots);
         let mut read = || self.read_range(range.clone());
         let answered = match waiting_since {
-            Some(since) => with_retry_since(Some(since), &|| self.timeout, &mut read),
+            Some(since) => with_retry_on(Some(since), &HostClock::default(), &|| self.timeout, &mut read),
             None => {
                 let clock = AttemptClock::new(transport::deadline(Instant::now(), self.timeout));
                 let answered = AttemptClock::run(Some(clock.clone()), read);
@@ -602,16 +602,8 @@ pub(crate) fn with_retry<T>(
     with_retry_on(None, &HostClock::default(), timeout, attempt)
 }
 
-/// Like [`with_retry`], for a caller that has waited without a response since `silent_since`.
-pub(crate) fn with_retry_since<T>(
-    silent_since: Option<Instant>,
-    timeout: &dyn Fn() -> Option<Duration>,
-    attempt: &mut dyn FnMut() -> RemoteResult<T>,
-) -> RemoteResult<T> {
-    with_retry_on(silent_since, &HostClock::default(), timeout, attempt)
-}
-
-/// Like [`with_retry_since`], on a clock. A sleep ends when the timeout becomes zero.
+/// Like [`with_retry`] on a clock, for a caller that has waited without a response since
+/// `silent_since`. A sleep ends when the timeout becomes zero.
 pub(crate) fn with_retry_on<T>(
     silent_since: Option<Instant>,
     clock: &dyn RetryClock,

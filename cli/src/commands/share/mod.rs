@@ -4,7 +4,6 @@ mod content;
 mod new;
 pub(crate) mod serving;
 
-use std::io;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -120,7 +119,7 @@ fn print_list(
         return print_json(&all.into());
     }
     let mut out = Output::new();
-    let reader = Reader::of(&io::stdout());
+    let reader = out.reader;
     let width = reader.seconds(0).len();
     let mut row = |[id, state, left, expires, lifetime, label]: [&str; 6]| {
         out.line(&format!("{id:<13}  {state:<11}  {left:>4}  {expires:<width$}  {lifetime:>4}  {label}"))

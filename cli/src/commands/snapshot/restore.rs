@@ -177,9 +177,11 @@ pub(crate) fn restore(args: &RestoreSnapshotArgs) -> Result<(), Failure> {
 fn in_mount(args: &RestoreSnapshotArgs, mounted: &Mounted, path: &Path) -> Vec<u8> {
     let snapshot = mounted.mount_point().join(".snapshots").join(&args.name);
     let has = |path: &Path| real_path(&snapshot.join(path)).is_ok();
-    let below = path.strip_prefix(&args.archive.archive).unwrap_or(path);
     let whole = path.strip_prefix("/").unwrap_or(path);
-    let path = if !below.as_os_str().is_empty() && has(below) && !has(whole) { below } else { path };
+    let path = match path.strip_prefix(&args.archive.archive) {
+        Ok(below) if !below.as_os_str().is_empty() && has(below) && !has(whole) => below,
+        _ => path,
+    };
     path.as_os_str().as_bytes().to_vec()
 }
 
