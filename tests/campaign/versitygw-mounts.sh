@@ -358,7 +358,7 @@ sees() {
 # turns URL: two machines that take over from each other: from one that sleeps, one that is busy, one that is cut off from the network, and one that died.
 # A third one follows all of them.
 turns() {
-    local i a=left b=right swap how hows=(dead asleep busy cut) notes=$WORK/turns.notes cut=$WORK/cut.notes link pid others
+    local i code a=left b=right swap how hows=(dead asleep busy cut) notes=$WORK/turns.notes cut=$WORK/cut.notes link pid others
     machine left 1
     machine right 2
     machine watcher 3
@@ -411,7 +411,9 @@ turns() {
             fallen
             grep -qE 'EROFS$' "$WORK/fell" || fail "who was taken over from was told: $(cat "$WORK/fell")"
             on $a
-            "${ON[@]}" lockbox status "$WORK/$a/dir" >"$WORK/said"
+            code=0
+            "${ON[@]}" lockbox status "$WORK/$a/dir" >"$WORK/said" || code=$?
+            [[ $code == 2 ]] || fail "the status of a mount that became read-only ended with $code: $(cat "$WORK/said")"
             grep -q 'read-only because .*another writer took over' "$WORK/said" || fail "$(cat "$WORK/said")"
             # It reads on what it was told, as the other one does.
             all_there "$WORK/$a/dir" "$notes"
