@@ -22,7 +22,7 @@ use zeroize::Zeroizing;
 
 use self::options::settings;
 
-pub(crate) use options::{Mode, Serve};
+pub(crate) use options::Serve;
 
 const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
 
@@ -274,7 +274,7 @@ pub(crate) fn close_inherited() {
 }
 
 /// As many as this process may run on.
-pub(crate) fn processors() -> usize {
+fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 

@@ -113,19 +113,13 @@ pub(crate) struct Serve {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum Mode {
+pub(super) enum Mode {
     /// After its change is durable
     Commit,
     /// At once; a power cut loses or repeats 50 ms
     Periodic,
     /// At once; a power cut loses or repeats what the kernel had not written
     None,
-}
-
-impl Mode {
-    pub(crate) fn word(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
 }
 
 impl From<Mode> for Durability {

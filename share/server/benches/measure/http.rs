@@ -14,12 +14,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::client::{self, BenchClient, Load, LoadResult, Messages, Workload, age_file, event_loop};
-use super::{StateDirectory, processor_seconds};
-use crate::serve::{Mode, processors};
+use super::{Mode, StateDirectory, processor_seconds, processors};
 
 /// Options of the measurements
 #[derive(Args)]
-pub(crate) struct BenchHttp {
+pub(super) struct BenchHttp {
     /// State directory of the daemon; without one a temporary directory, removed at the end
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -53,11 +52,9 @@ pub(crate) struct BenchHttp {
 }
 
 /// Runs one measurement and prints `name=value` lines.
-#[allow(clippy::print_stdout)] // the result
 pub(super) fn run(arguments: &BenchHttp, workload: Workload) -> Result<(), String> {
     let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
-    let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
-    let mut command = serve(&program, &directory.path, arguments.durability);
+    let mut command = serve(&directory.path, arguments.durability);
     command.args(["--share-code-digits", &arguments.share_code_digits.to_string()]);
     let daemon = Server::start(command, None)?;
     let messages = Messages::new(arguments.payload_bytes)?;
@@ -90,8 +87,9 @@ pub(super) fn run(arguments: &BenchHttp, workload: Workload) -> Result<(), Strin
         {
             return Ok(None);
         }
-        let mut command = Command::new(&program);
-        command.args(["bench", "floor"]);
+        let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
+        let mut command = Command::new(program);
+        command.args(["--bench", "floor"]);
         let answer = if workload == Workload::Fetch { &sample.claimed } else { &sample.created };
         let server = Server::start(command, Some(answer))?;
         measure(&server, load_of(workload, &server, handles, arguments.requests)).map(Some)
@@ -132,7 +130,6 @@ fn measure(server: &Server, load: Load) -> Result<CpuResult, String> {
     })
 }
 
-#[allow(clippy::print_stdout)] // the result
 fn report(
     arguments: &BenchHttp,
     workload: Workload,
@@ -177,7 +174,7 @@ const MOST: usize = 8;
 ///
 /// The daemon has one event loop, so that the rate is that of one processor.
 #[derive(Args)]
-pub(crate) struct BenchRange {
+pub(super) struct BenchRange {
     /// State directory of the daemon; without one a temporary directory, removed at the end
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -195,11 +192,9 @@ pub(crate) struct BenchRange {
     concurrency: usize,
 }
 
-#[allow(clippy::print_stdout)] // the result
 pub(super) fn run_range(arguments: &BenchRange) -> Result<(), String> {
     let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
-    let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
-    let mut command = serve(&program, &directory.path, Mode::None);
+    let mut command = serve(&directory.path, Mode::None);
     command.args(["--workers", "1"]);
     let daemon = Server::start(command, None)?;
     let messages = Messages::new(64)?;
@@ -337,8 +332,8 @@ impl Server {
 }
 
 /// Returns the command of a daemon without rate limits.
-fn serve(program: &Path, state: &Path, durability: Mode) -> Command {
-    let mut command = Command::new(program);
+fn serve(state: &Path, durability: Mode) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockbox-share"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--unix-socket", "none", "--metrics-listen", "none"]);
     command.args(["--requests-per-minute", "0", "--max-connections", "100000", "--durability"]);
     command.arg(durability.word()).arg("--state-dir").arg(state).env("LOCKBOX_LOG", "warn");
@@ -386,26 +381,13 @@ async fn answer_one(mut stream: TcpStream, answer: &'static [u8]) -> io::Result<
     stream.shutdown().await
 }
 
-/// Whether head and body of the one request have come. The benchmark's client writes
-/// `content-length` in small letters.
-fn is_whole(request: &[u8]) -> bool {
+/// Returns whether head and body of the one request have arrived. The client writes
+/// `content-length` in lower case.
+pub(super) fn is_whole(request: &[u8]) -> bool {
     let Some(end) = request.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
     const NAME: &[u8] = b"content-length: ";
     let Some(at) = request[..end].windows(NAME.len()).position(|window| window == NAME) else { return true };
     let digits = request[at + NAME.len()..end].iter().take_while(|byte| byte.is_ascii_digit());
     let length = digits.fold(0usize, |sum, digit| sum.saturating_mul(10).saturating_add(usize::from(digit - b'0')));
     request.len() - end - 4 >= length
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_is_whole_with_its_body() {
-        assert!(is_whole(b"GET / HTTP/1.1\r\n\r\n"));
-        assert!(!is_whole(b"GET / HTTP/1.1\r\n"));
-        assert!(!is_whole(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nab"));
-        assert!(is_whole(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc"));
-    }
 }

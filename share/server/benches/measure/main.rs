@@ -1,20 +1,26 @@
-//! `lockbox-share bench`: the measurements. This file measures the store alone: deposits, claims,
-//! and both in turn, on a store that may hold many shares already.
+//! Measurements of the share daemon: `cargo bench -p lockbox-share --bench measure -- KIND OPTIONS`.
+//! This file measures the store alone: deposits, claims, and both in turn, on a store that may hold
+//! many shares already.
+
+#![allow(clippy::print_stdout)] // the results
 
 mod client;
 mod http;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use clap::{Args, Subcommand};
+use clap::{Args, Parser, ValueEnum};
 use lockbox_share::store::segments::{SegmentSettings, SegmentStore};
 use lockbox_share::store::{
-    ClaimGrant, NewShare, PendingReply, Result, ShareStore, ShareTimes, StoreError, StoreMaintenance, random_handle,
+    ClaimGrant, Durability, NewShare, PendingReply, Result, ShareStore, ShareTimes, StoreError, StoreMaintenance,
+    random_handle,
 };
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::handle::Handle;
@@ -24,11 +30,11 @@ use nix::sys::time::TimeVal;
 
 use self::client::Workload;
 use self::http::{BenchHttp, BenchRange};
-use crate::serve::{Mode, processors};
 
 /// Measure the store and the daemon
-#[derive(Subcommand)]
-pub(crate) enum Bench {
+#[derive(Parser)]
+#[command(name = "measure")]
+enum Bench {
     Store(BenchStore),
     /// Measure how many shares are made each second over HTTP
     Http(BenchHttp),
@@ -46,7 +52,26 @@ pub(crate) enum Bench {
     Floor,
 }
 
-pub(crate) fn run(bench: &Bench) -> std::result::Result<(), String> {
+fn main() -> ExitCode {
+    // `cargo bench` adds the option; `cargo test` does not, and may add names of other tests.
+    let (bench, mut arguments): (Vec<_>, Vec<_>) = std::env::args().partition(|argument| argument == "--bench");
+    let result = if !bench.is_empty() {
+        run(&Bench::parse_from(arguments))
+    } else if arguments.split_off(1).iter().all(|argument| argument.starts_with('-')) {
+        check_counts()
+    } else {
+        Ok(())
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            lockbox_terminal::complain("measure", &message);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(bench: &Bench) -> std::result::Result<(), String> {
     match bench {
         Bench::Store(arguments) => run_store(arguments),
         Bench::Http(arguments) => http::run(arguments, Workload::Share),
@@ -59,9 +84,76 @@ pub(crate) fn run(bench: &Bench) -> std::result::Result<(), String> {
     }
 }
 
+/// Runs each measurement to its end and compares the counts with the requested ones; the measured
+/// rates are not judged.
+fn check_counts() -> std::result::Result<(), String> {
+    assert!(http::is_whole(b"GET / HTTP/1.1\r\n\r\n") && !http::is_whole(b"GET / HTTP/1.1\r\n"));
+    let post = b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc";
+    assert!(http::is_whole(post) && !http::is_whole(&post[..post.len() - 1]));
+    for (kind, more) in [
+        ("http", &["--payload-bytes", "100"][..]),
+        ("http-fetch", &["--preload-shares", "200"]),
+        ("http-flow", &["--keep-alive"]),
+        ("http-get", &["--keep-alive", "--rate", "1000"]),
+        ("http-batch", &["--no-floor"]),
+    ] {
+        let all = [&[kind, "--requests", "60", "--concurrency", "8", "--durability", "none"], more].concat();
+        let result = results(&all)?;
+        assert_eq!((result["done"].as_str(), result["failed"].as_str()), ("60", "0"), "{kind}: {result:?}");
+        assert!(result["per_second"].parse::<f64>().is_ok_and(|rate| rate > 0.0), "{kind}");
+        assert_eq!(result.contains_key("part_of_floor"), matches!(kind, "http" | "http-fetch"), "{kind}");
+        assert_eq!(result.contains_key("times_singly"), kind == "http-batch", "{kind}");
+    }
+    let result = results(&["http-range", "--requests", "30", "--file-mib", "2", "--range-bytes", "70000"])?;
+    assert_eq!(result["done"], "30");
+    let result = results(&["store", "--requests", "500", "--durability", "none"])?;
+    assert!(result.len() > 5, "{result:?}");
+    Ok(())
+}
+
+/// Returns the lines that a measurement prints.
+fn results(arguments: &[&str]) -> std::result::Result<BTreeMap<String, String>, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new(program).arg("--bench").args(arguments).output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(format!("{arguments:?}: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    let text = String::from_utf8(output.stdout).map_err(|error| error.to_string())?;
+    let lines = text.lines().map(|line| line.split_once('=').ok_or_else(|| format!("{arguments:?}: {line}")));
+    lines.map(|line| line.map(|(name, value)| (name.into(), value.into()))).collect()
+}
+
+/// Time of the reply, an option of the daemon.
+#[derive(Clone, Copy, ValueEnum)]
+enum Mode {
+    Commit,
+    Periodic,
+    None,
+}
+
+impl Mode {
+    fn word(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+impl From<Mode> for Durability {
+    fn from(mode: Mode) -> Durability {
+        match mode {
+            Mode::Commit => Durability::Commit,
+            Mode::Periodic => Durability::Periodic,
+            Mode::None => Durability::None,
+        }
+    }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 /// Measure how many shares the store takes and gives away each second
 #[derive(Args)]
-pub(crate) struct BenchStore {
+struct BenchStore {
     /// Directory of the store; without one a temporary directory, removed at the end
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -324,7 +416,6 @@ fn resident() -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
 }
 
-#[allow(clippy::print_stdout)] // the result of the program
 fn print(name: &str, value: impl std::fmt::Display) {
     println!("{name}={value}");
 }

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::api;
 use lockbox_share_protocol::capsule::{Capsule, ContentLocation, SAMPLE_AGE_HEADER};
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{Batch, CreateRequest, Lease, MAX_BATCH, UploadReply};
+use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::token::{Auth, ClaimId, OwnerToken};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::serve::processors;
+use super::processors;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Workload {
+pub(super) enum Workload {
     /// Shares are made.
     Share,
     /// Shares that were made before are claimed.
