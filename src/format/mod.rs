@@ -14,10 +14,8 @@ pub mod page;
 pub mod record;
 pub mod space;
 #[cfg(test)]
-pub(crate) mod strategies;
+pub(crate) mod tests;
 pub mod values;
-#[cfg(test)]
-mod vectors;
 
 pub use ids::*;
 pub use page as data_head;

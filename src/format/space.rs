@@ -131,7 +131,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::format::strategies::{mutated, noise};
+    use crate::format::tests::{mutated, noise};
 
     fn bits(set_blocks: impl IntoIterator<Item = usize>) -> RegionBits {
         let mut bits = [0; REGION_WORDS];

@@ -245,5 +245,3 @@ fn probe(data: &[u8]) -> Option<Effort> {
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod vectors;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::strategies::{mutated, noise};
+use crate::format::tests::{mutated, noise};
 
 const KINDS: [(u8, bool); 7] = [(2, false), (2, true), (3, false), (4, false), (17, true), (18, true), (19, false)];
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::strategies::{mutated, noise};
+use crate::format::tests::{mutated, noise};
 
 fn framing() -> Framing {
     let mut slots = [SLOT_EMPTY; 32];

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::format::ids::{Generation, Run};
-use crate::format::strategies::{key, mutated, noise, pointer};
+use crate::format::tests::{key, mutated, noise, pointer};
 
 fn head(level: u8) -> NodeHead {
     NodeHead { level, tree: 1, lower: Key::new(1, 1, 0), upper: Key::new(9, 0, 0) }

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::strategies::{mutated, noise};
+use crate::format::tests::{mutated, noise};
 
 const STORED: u32 = 300 + 904;
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::strategies::{mutated, pointer};
+use crate::format::tests::{mutated, pointer};
 
 fn node_prologue() -> Prologue {
     Prologue {

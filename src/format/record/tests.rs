@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::strategies::{mutated, noise, pointer, run, time};
+use crate::format::tests::{mutated, noise, pointer, run, time};
 
 fn record() -> CommitRecord {
     let pointer = Pointer { run: Run::new(400, 4), generation: Generation(7), tag: [3; 16] };

@@ -200,7 +200,7 @@ pub fn decode_xattrs(value: &[u8]) -> Result<Vec<XattrEntry>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::strategies::{mutated, name, noise};
+    use crate::format::tests::{mutated, name, noise};
     use proptest::collection::vec;
     use proptest::prelude::*;
 

@@ -293,7 +293,7 @@ impl HistoryValue {
 mod tests {
     use super::*;
     use crate::format::ids::Run;
-    use crate::format::strategies::{mutated, name, noise, pointer, run, time};
+    use crate::format::tests::{mutated, name, noise, pointer, run, time};
     use proptest::prelude::*;
 
     fn changed(at: usize, bytes: &[u8]) -> Result<InodeValue> {

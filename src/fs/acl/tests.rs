@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::strategies::{mutated, noise};
+use crate::format::tests::{mutated, noise};
 
 /// Tags as setfacl(1) writes them: `u::rw-` is `(0x01, 6)`.
 fn value(entries: &[(u16, u16, u32)]) -> Vec<u8> {

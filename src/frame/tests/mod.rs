@@ -1,3 +1,5 @@
+mod vectors;
+
 use std::sync::Arc;
 
 use super::*;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::PageCipher;
 use crate::crypto::kdf::{KdfCost, argon2id, hkdf, hmac_sha256};
 use crate::crypto::{Passphrase, SecretKey, wrap};
 use crate::env::SeededEnvironment;
@@ -16,6 +15,7 @@ use crate::format::header::{self, SLOT_PASSPHRASE, decode_passphrase_slot};
 use crate::format::log::{EntryHead, LogEntry};
 use crate::format::page::PageKind;
 use crate::format::{ArchiveId, FORMAT_VERSION, Generation, Pointer, Run, Tag};
+use crate::frame::PageCipher;
 
 struct Seals {
     file: Value,
