@@ -191,7 +191,7 @@ mod tests {
         let mut known = Vec::new();
         options(&program, &mut known);
         let remedy = |refusal: &Refusal| advised(refusal)[refusal.to_string().len()..].to_owned();
-        let hints = crate::suggestions::TABLE.iter().map(|(_, hint)| String::from(*hint));
+        let hints = crate::help::HINTS.iter().map(|(_, hint)| String::from(*hint));
         let advice = refusals
             .iter()
             .map(remedy)

@@ -14,7 +14,6 @@ mod progress;
 mod runtime;
 mod secrets;
 mod snapshot_client;
-mod suggestions;
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -47,7 +46,7 @@ fn main() -> ExitCode {
     let parsed = if for_umount_8 {
         commands::umount::parse_as_umount_8()
     } else {
-        parse().map_err(|error| suggestions::hinted(error, std::env::args_os().skip(1)))
+        parse().map_err(|error| help::add_hint(error, std::env::args_os().skip(1)))
     };
     let command = match parsed {
         Ok(command) => command,

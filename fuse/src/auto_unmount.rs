@@ -26,9 +26,9 @@ use lockbox::fs::FileSystem;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::adapter::Activity;
+use crate::dbus::SleepClient;
 use crate::kernel_cache::KernelCache;
 use crate::shutdown::{ARRIVAL, MountEvent, MountHandle, SuspendReply};
-use crate::sleep_relay::SleepClient;
 use crate::ticker::Ticker;
 
 /// Interval between attempts that the kernel refuses, unless `idle=` is shorter.

@@ -23,6 +23,5 @@ mod replica;
 mod sandbox;
 pub mod session;
 mod shutdown;
-mod sleep_relay;
 mod snapshot_requests;
 mod ticker;

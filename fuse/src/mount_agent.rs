@@ -32,10 +32,10 @@ use nix::sys::signal::SigSet;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::dbus::{SleepClient, SleepRelay};
 use crate::filter;
 use crate::logging::{self, LogTarget};
 use crate::mount::{self, UnmountError};
-use crate::sleep_relay::{SleepClient, SleepRelay};
 
 /// Hidden argument that runs the program as the mount agent.
 pub const ARGUMENT: &str = "--unmounter";

@@ -10,17 +10,13 @@ mod layout;
 #[allow(dead_code)]
 #[path = "../../remote/src/bucket/map.rs"]
 mod map;
-#[allow(dead_code)]
-#[path = "../../remote/src/bucket/object_ref.rs"]
-mod object_ref;
 
 use sha2::{Digest, Sha256};
 
 use layout::{
     BLOCK, MARKER_BYTES, MAX_ARCHIVE_BYTES, RecordBody, RecordKind, TRAILER_BYTES, Tombstone, Trailer, WriterIdentity,
 };
-use map::BlockMap;
-use object_ref::{Hash, MapEntry, ObjectId, ObjectRef};
+use map::{BlockMap, Hash, MapEntry, ObjectId, ObjectRef};
 
 const INCARNATION: [u8; 16] = [0x11; 16];
 

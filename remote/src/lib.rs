@@ -33,7 +33,6 @@ mod slot_cache;
 mod store_failure;
 #[cfg(test)]
 mod tests;
-mod throughput;
 mod transport;
 
 use std::path::PathBuf;

@@ -22,8 +22,7 @@ use crate::cache::DiskCache;
 use crate::http::HttpSource;
 use crate::range_source::{FileVersion, Metered, RangeSource, RemoteResult, RequestMetrics, RequestStats};
 use crate::retry_clock::{HostClock, RetryClock};
-use crate::slot_cache::{CAPACITY, CacheSlot, SLOT, SlotCache, request_slots};
-use crate::throughput::Throughput;
+use crate::slot_cache::{CAPACITY, CacheSlot, SLOT, SlotCache, Throughput, request_slots};
 use crate::transport::{self, AttemptClock, LastProgress};
 
 /// Both copies of the header, both rings and the log have 385 blocks (specification, 3.1); rounded

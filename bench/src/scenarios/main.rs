@@ -4,7 +4,6 @@
 //! with its peak memory. Times are of one run; only ratios within it can be compared.
 
 mod files;
-mod large;
 mod measure;
 
 use std::error::Error;
@@ -68,7 +67,7 @@ fn main() -> ExitCode {
     let place = &arguments.place;
     let done = match arguments.scenario {
         Scenario::Small { files } => files::small(place, files),
-        Scenario::Large { size } => large::run(place, size),
+        Scenario::Large { size } => files::large(place, size),
         Scenario::AppendDelete { files } => files::append_delete(place, files),
         Scenario::Tree { entries } => files::tree(place, &entries),
     };

@@ -14,8 +14,7 @@ use lockbox_host::{code, shown};
 use lockbox_share_client::Error;
 use lockbox_share_client::http::{self, ServerAddress, ShareClient};
 use lockbox_share_client::link::{Link, MAX_TEXT};
-use lockbox_share_client::meta::ContentKind;
-use lockbox_share_client::name;
+use lockbox_share_client::meta::{self, ContentKind};
 use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::receive::{self, ReceiveOptions, ReceiveSummary, ReceiveTarget};
 use lockbox_terminal::display;
@@ -195,7 +194,7 @@ fn unpacked(args: &Args, tar: &mut File, sent: &str, interrupt: &Interrupt) -> l
         }
     };
     let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
-    let own = name::safe(sent.strip_suffix(".tar").unwrap_or(sent));
+    let own = meta::safe_name(sent.strip_suffix(".tar").unwrap_or(sent));
     let called = |number: u32| match (exact, number) {
         (Some(name), 1) => Some(name.as_bytes().to_vec()),
         (Some(_), _) => None,
@@ -353,7 +352,7 @@ fn tell(args: &Args, receipt: &ReceiveSummary) -> Result<(), Failure> {
     if receipt.kind == ContentKind::Directory && !args.no_unpack {
         return output::print(&format!("{}/: {} bytes, unpacked", shown(path), receipt.size));
     }
-    let unlike = name::safe(&receipt.name) != receipt.name;
+    let unlike = meta::safe_name(&receipt.name) != receipt.name;
     let said = if unlike && args.output.is_none() { ", under a name made safe" } else { "" };
     output::print(&format!("{}: {} bytes{said}", shown(path), receipt.size))
 }

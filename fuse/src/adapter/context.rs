@@ -12,10 +12,9 @@ use lockbox::fs::{Attributes, FileSystem, SyncProfile};
 use parking_lot::Mutex;
 
 use super::handle_for;
-use super::read_queue::ReadQueue;
 use super::sync::SyncQueue;
 use crate::convert::{GENERATION, errno, ino, may_write, updates_atime};
-use crate::event_loop::{InFlight, LoopScheduler};
+use crate::event_loop::{InFlight, LoopScheduler, ReadQueue};
 use crate::kernel_cache::KernelCache;
 use crate::mount_agent::ProcessInfoClient;
 use crate::options::SnapshotDir;

@@ -9,7 +9,6 @@
 mod content;
 mod context;
 mod privileges;
-mod read_queue;
 mod replica_fs;
 mod snapshots;
 mod sync;
@@ -26,7 +25,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::convert::{GENERATION, errno, ino, may_write, reply_content, reply_copied, reply_empty, reply_xattr};
-use crate::event_loop::LONG_BYTES;
+use crate::event_loop::{LONG_BYTES, ReadQueue};
 use crate::kernel_cache::FOR_EVER;
 use crate::{convert, kernel};
 use fuser::{
@@ -38,7 +37,6 @@ use fuser::{
 use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
 use privileges::RequestCredentials;
-use read_queue::ReadQueue;
 
 const STATFS_BLOCK: u32 = 4096;
 

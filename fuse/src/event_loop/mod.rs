@@ -25,6 +25,9 @@
 mod busy_poll;
 
 use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -167,6 +170,105 @@ impl Drop for InFlight<'_> {
         match scheduler.busy_poll.poll(&*scheduler.queue) {
             Arrival::Queued => QUEUED_STREAK.set(QUEUED_STREAK.get().saturating_add(1)),
             Arrival::Polled | Arrival::NoRequest => QUEUED_STREAK.set(0),
+        }
+    }
+}
+
+/// Loops that reads of a remote archive leave free: one serves, and the other one waits at the
+/// kernel's queue.
+const SPARE_LOOPS: usize = 2;
+/// Maximum reads outside of the event loops. With those, less than the fetcher's 40 sockets.
+const MAX_READ_THREADS: usize = 24;
+/// Time after which an idle thread gives its memory back.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+
+type ReadJob = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct QueuedReads {
+    waiting: VecDeque<ReadJob>,
+    threads: usize,
+    idle: usize,
+    ended: bool,
+}
+
+#[derive(Default)]
+struct SharedReads {
+    state: Mutex<QueuedReads>,
+    called: Condvar,
+}
+
+/// Queue of a mount's reads of a remote archive that leave the event loops for other requests.
+///
+/// A read that waits for a store which does not answer occupies its event loop for `timeout`, or
+/// for ever. When readers occupy all loops, requests that need nothing of the store wait, too. So a
+/// read that would take one of the last loops is handed over to a thread of this queue.
+///
+/// # Rules
+/// 1  [`SPARE_LOOPS`] loops never serve a read of a remote archive, or all if there are fewer.
+/// 2  A thread is started if none is idle, up to [`MAX_READ_THREADS`]; more reads wait. An idle
+///    thread ends after [`IDLE_TIME`].
+/// 3  All threads end with the adapters of the mount, after the last event loop, and serve all
+///    queued reads before.
+///
+/// Lookups and listings of parts that are not cached still occupy a loop while they wait.
+#[derive(Default)]
+pub(crate) struct ReadQueue(Arc<SharedReads>);
+
+impl ReadQueue {
+    /// Returns whether a read that the caller has begun has to leave its loop.
+    pub(crate) fn has_to_leave(scheduler: &LoopScheduler) -> bool {
+        scheduler.free_loops() < SPARE_LOOPS
+    }
+
+    /// Runs `job` on a thread; on the caller's if there is no other one.
+    pub(crate) fn submit(&self, job: impl FnOnce() + Send + 'static) {
+        let mut state = self.0.state.lock();
+        state.waiting.push_back(Box::new(job));
+        if state.idle >= state.waiting.len() || state.threads == MAX_READ_THREADS {
+            self.0.called.notify_one();
+            return;
+        }
+        state.threads += 1;
+        let shared = Arc::clone(&self.0);
+        if thread::Builder::new().name("reads".into()).spawn(move || serve(&shared)).is_err() {
+            state.threads -= 1;
+            let job = if state.threads == 0 { state.waiting.pop_back() } else { None };
+            drop(state);
+            job.into_iter().for_each(|job| job());
+        }
+    }
+}
+
+fn serve(shared: &SharedReads) {
+    let mut state = shared.state.lock();
+    loop {
+        while let Some(job) = state.waiting.pop_front() {
+            drop(state);
+            job();
+            state = shared.state.lock();
+        }
+        if state.ended {
+            break;
+        }
+        state.idle += 1;
+        let is_late = shared.called.wait_for(&mut state, IDLE_TIME).timed_out();
+        state.idle -= 1;
+        if is_late && state.waiting.is_empty() {
+            break;
+        }
+    }
+    state.threads -= 1;
+    shared.called.notify_all();
+}
+
+impl Drop for ReadQueue {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.ended = true;
+        self.0.called.notify_all();
+        while state.threads > 0 {
+            self.0.called.wait(&mut state);
         }
     }
 }

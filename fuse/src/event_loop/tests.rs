@@ -1,8 +1,10 @@
 //! Event loops at a queue in memory, with requests of every length.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -284,4 +286,43 @@ fn send(queue: &Requests, seed: u64) -> usize {
         waiting.iter().for_each(|answered| answered.wait());
     }
     sent
+}
+
+#[test]
+fn reads_leave_the_last_loops() {
+    let (_kernel, queue) = UnixStream::pair().unwrap();
+    let scheduler = LoopScheduler::new(4, OwnedFd::from(queue));
+    let requests: Vec<_> = (0..4)
+        .map(|_| {
+            let request = scheduler.begin_request();
+            (request, ReadQueue::has_to_leave(&scheduler))
+        })
+        .collect();
+    let leaves: Vec<bool> = requests.iter().map(|(_, leaves)| *leaves).collect();
+    assert_eq!(leaves, [false, false, true, true]);
+}
+
+#[test]
+fn stuck_reads_wait_for_each_other_only_beyond_the_threads_and_all_end_with_the_queue() {
+    let queue = ReadQueue::default();
+    let (began, begins) = mpsc::channel();
+    let (release, gate) = mpsc::channel::<()>();
+    let gate = Arc::new(Mutex::new(gate));
+    let submit = |number: usize| {
+        let (began, gate) = (began.clone(), Arc::clone(&gate));
+        queue.submit(move || {
+            began.send(number).unwrap();
+            // Ends when the test drops the other end.
+            let _ = gate.lock().recv();
+        });
+    };
+    (0..MAX_READ_THREADS + 3).for_each(submit);
+    let mut running: Vec<usize> = (0..MAX_READ_THREADS).map(|_| begins.recv().unwrap()).collect();
+    running.sort_unstable();
+    assert_eq!(running, (0..MAX_READ_THREADS).collect::<Vec<_>>());
+    assert_eq!(queue.0.state.lock().waiting.len(), 3);
+    drop(release);
+    drop(queue);
+    drop(began);
+    assert_eq!(begins.iter().count(), 3, "queued reads are served before the end");
 }

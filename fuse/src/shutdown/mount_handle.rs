@@ -19,12 +19,12 @@ use lockbox_host::mounts::{Mountpoint, Numbers};
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
 
+use crate::dbus::SleepClient;
 use crate::exit::Failure;
 use crate::kernel::{self, ReadAhead};
 use crate::kernel_cache::KernelCache;
 use crate::mount::{self, Mount};
 use crate::mount_agent::{MountAgent, UnmountOutcome};
-use crate::sleep_relay::SleepClient;
 
 /// Limit of a flush that has to wait: locking before a sleep must fit into logind's five seconds.
 const FLUSH_TIME: Duration = Duration::from_secs(2);

@@ -15,8 +15,10 @@ use parking_lot::Mutex;
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
-use super::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore};
-use super::response::{self, MAX_LIST, MAX_PAGES, request_timeout};
+use super::objects::{
+    self, ListedObject, MAX_LIST, MAX_LIST_ENTRIES, MAX_PAGES, ObjectCreation, ObjectRange, ObjectStore,
+    request_timeout,
+};
 use crate::RemoteOptions;
 use crate::azure::{AzureContainer, AzureRequest, AzureSigner};
 use crate::http;
@@ -113,7 +115,7 @@ impl AzureStore {
         let response = request.send(bytes).map_err(|error| http::transport_error(&error))?;
         let response = provenance::check_azure(RequestKind::Create(hash), response)?;
         match (response.status(), azure_code(&response)) {
-            (StatusCode::CREATED, _) => Ok(ObjectCreation::Created(response::store_time(&response))),
+            (StatusCode::CREATED, _) => Ok(ObjectCreation::Created(objects::store_time(&response))),
             (StatusCode::CONFLICT, "BlobAlreadyExists") | (StatusCode::PRECONDITION_FAILED, _) => {
                 Ok(ObjectCreation::Exists)
             }
@@ -150,7 +152,7 @@ impl AzureStore {
         let response = self.call(signer.request("GET", &self.key(name), &[], &headers, 0), most)?;
         match response.status() {
             status if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE => {
-                response::read_part(response, part, most)
+                objects::read_part(response, part, most)
             }
             _ => Err(signer.failure(&response)),
         }
@@ -247,7 +249,7 @@ impl AzureStore {
             StatusCode::OK => {}
             _ => return Err(signer.failure(&response)),
         }
-        parse_list(&response::read_list(response)?, &self.prefix)
+        parse_list(&objects::read_list(response)?, &self.prefix)
     }
 
     fn remove_signed(&self, signer: &AzureSigner<'_>, name: &str) -> RemoteResult<()> {
@@ -273,17 +275,17 @@ impl AzureStore {
 /// Parses a list into the objects below `prefix` and the marker of the next page.
 fn parse_list(text: &str, prefix: &str) -> RemoteResult<(Vec<ListedObject>, Option<String>)> {
     let results: EnumerationResults =
-        instant_xml::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| response::invalid_list())?;
+        instant_xml::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| objects::invalid_list())?;
     let mut listed = Vec::new();
     for entry in results.listed.entries {
         // Accounts with directories list those too.
         if entry.properties.kind.as_deref() == Some("directory") {
             continue;
         }
-        let name = entry.name.name().ok_or_else(response::invalid_list)?;
+        let name = entry.name.name().ok_or_else(objects::invalid_list)?;
         listed.push(ListedObject {
-            name: name.strip_prefix(prefix).map(str::to_owned).ok_or_else(response::invalid_list)?,
-            bytes: entry.properties.length.ok_or_else(response::invalid_list)?,
+            name: name.strip_prefix(prefix).map(str::to_owned).ok_or_else(objects::invalid_list)?,
+            bytes: entry.properties.length.ok_or_else(objects::invalid_list)?,
             time: entry.properties.modified.as_deref().and_then(http::date),
         });
     }

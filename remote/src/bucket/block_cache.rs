@@ -21,7 +21,7 @@ use lru::LruCache;
 use parking_lot::{Condvar, Mutex};
 
 use super::layout::{BLOCK, Incarnation};
-use super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::map::{MapEntry, ObjectId, ObjectRef};
 use super::store::BucketStore;
 use super::store::run_on_threads;
 use crate::range_source::RemoteResult;

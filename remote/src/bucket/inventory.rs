@@ -10,7 +10,7 @@ use rangemap::RangeSet;
 use sha2::{Digest, Sha256};
 
 use super::layout::{self, BLOCK, Incarnation, RecordKind, TRAILER_BYTES, Tombstone, Trailer};
-use super::object_ref::ObjectId;
+use super::map::ObjectId;
 use super::objects::{
     ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe, object_path, parse_path,
 };

@@ -9,7 +9,7 @@ use std::ops::Range;
 use lockbox::{Error, Result};
 use sha2::{Digest, Sha256};
 
-use super::object_ref::{Hash, MapEntry, ObjectId, ObjectRef};
+use super::map::{Hash, MapEntry, ObjectId, ObjectRef};
 
 /// Block size in bytes, the unit of the map (specification of the archive, 2).
 pub(crate) const BLOCK: u64 = 4096;

@@ -1,11 +1,38 @@
-//! Block map: the object and the position of each block of an archive.
+//! Ids of objects, and the block map: the object and the position of each block of an archive.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rangemap::{RangeMap, RangeSet};
 
-use super::object_ref::{MapEntry, ObjectId, ObjectRef};
+pub(crate) type Hash = [u8; 32];
+
+/// Id of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum ObjectId {
+    /// Log record, by its number.
+    Log(u64),
+    /// Segment, by the hash of its content.
+    Segment(Hash),
+    Checkpoint(Hash),
+}
+
+/// Position of a run of blocks in an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ObjectRef {
+    pub(crate) id: ObjectId,
+    /// Size of the object in blocks of pages.
+    pub(crate) blocks: u32,
+    /// First block in the object.
+    pub(crate) at: u32,
+}
+
+/// Run of blocks of the archive and its location; None for zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MapEntry {
+    pub(crate) blocks: Range<u64>,
+    pub(crate) place: Option<ObjectRef>,
+}
 
 /// Object that the map names.
 #[derive(Clone, Copy, Debug)]

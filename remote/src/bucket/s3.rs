@@ -13,8 +13,10 @@ use rusty_s3::actions::ListObjectsV2;
 use ureq::Agent;
 use ureq::http::{StatusCode, header};
 
-use super::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore};
-use super::response::{self, MAX_LIST, MAX_PAGES, request_timeout};
+use super::objects::{
+    self, ListedObject, MAX_LIST, MAX_LIST_ENTRIES, MAX_PAGES, ObjectCreation, ObjectRange, ObjectStore,
+    request_timeout,
+};
 use crate::RemoteOptions;
 use crate::address::Cloud;
 use crate::http;
@@ -89,7 +91,7 @@ impl S3Store {
         let response = signer.check_provenance(RequestKind::Create(hash), response)?;
         match response.status() {
             StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => {
-                Ok(ObjectCreation::Created(response::store_time(&response)))
+                Ok(ObjectCreation::Created(objects::store_time(&response)))
             }
             StatusCode::PRECONDITION_FAILED => Ok(ObjectCreation::Exists),
             // Another request for the name is in progress; its outcome is unknown.
@@ -118,7 +120,7 @@ impl S3Store {
         let response = signer.check_provenance(RequestKind::Read, response)?;
         match response.status() {
             status if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE => {
-                response::read_part(response, part, most).map(|(bytes, _)| bytes)
+                objects::read_part(response, part, most).map(|(bytes, _)| bytes)
             }
             _ => Err(signer.failure(response)),
         }
@@ -154,13 +156,13 @@ impl S3Store {
                 StatusCode::OK => {}
                 _ => return Err(signer.failure(response)),
             }
-            let text = to_aws_namespace(response::read_list(response)?);
-            let parsed = ListObjectsV2::parse_response(&text).map_err(|_| response::invalid_list())?;
+            let text = to_aws_namespace(objects::read_list(response)?);
+            let parsed = ListObjectsV2::parse_response(&text).map_err(|_| objects::invalid_list())?;
             for object in parsed.contents.into_iter().take(most - listed.len()) {
                 let name =
-                    object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(response::invalid_list)?;
+                    object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(objects::invalid_list)?;
                 let time = object.last_modified.as_deref().and_then(http::list_date);
-                listed.push(ListedObject { name, bytes: object.size.ok_or_else(response::invalid_list)?, time });
+                listed.push(ListedObject { name, bytes: object.size.ok_or_else(objects::invalid_list)?, time });
             }
             token = parsed.next_continuation_token.filter(|_| listed.len() < most);
             if token.is_none() {

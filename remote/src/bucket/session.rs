@@ -16,8 +16,7 @@ use super::layout::{
     self, Incarnation, MAX_BLOCKS, MAX_CHECKPOINT, MAX_TOMBSTONES, RecordBody, RecordKind, TRAILER_BYTES, Tombstone,
     Trailer, WriterIdentity,
 };
-use super::map::BlockMap;
-use super::object_ref::{Hash, MapEntry, ObjectId, ObjectRef};
+use super::map::{BlockMap, Hash, MapEntry, ObjectId, ObjectRef};
 use super::objects::{MAX_LIST_ENTRIES, object_path, parse_hash, random_bytes};
 use super::spool::UploadSpool;
 use super::store::{BucketStore, CreateOutcome, MARKER};

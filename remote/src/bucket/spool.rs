@@ -39,7 +39,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::layout::Incarnation;
-use super::object_ref::ObjectId;
+use super::map::ObjectId;
 use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, parse_path, random_bytes};
 use crate::cache::{cannot_read_dir, create_private_dir, is_own_file, open_own_file, open_private_dir};
 use crate::hex;

@@ -13,8 +13,7 @@ use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
 use super::layout::{self, Incarnation, MAX_BODY, RecordBody, TRAILER_BYTES, Trailer};
-use super::map::BlockMap;
-use super::object_ref::{Hash, ObjectId, ObjectRef};
+use super::map::{BlockMap, Hash, ObjectId, ObjectRef};
 use super::objects::{
     ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe, object_path,
     parse_path,

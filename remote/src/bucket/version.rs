@@ -29,8 +29,7 @@ use sha2::{Digest, Sha256};
 
 use super::block_cache::BlockFetcher;
 use super::layout::{BLOCK, Incarnation, RecordBody, Tombstone, Trailer, WriterIdentity};
-use super::map::BlockMap;
-use super::object_ref::{Hash, MapEntry, ObjectId, ObjectRef};
+use super::map::{BlockMap, Hash, MapEntry, ObjectId, ObjectRef};
 use super::store::BucketStore;
 use crate::hex;
 use crate::range_source::{FileVersion, RangeKey, RangeSource, RemoteError, RemoteResult};

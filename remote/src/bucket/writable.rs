@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 
 use super::CLEANUP_TIMEOUT;
 use super::layout::{RecordKind, WriterIdentity};
-use super::object_ref::ObjectId;
+use super::map::ObjectId;
 use super::objects::ObjectStore;
 use super::open_store;
 use super::session::WriterSession;

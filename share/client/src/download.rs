@@ -10,18 +10,17 @@ use std::{iter, thread};
 use age::stream::StreamReader;
 use lockbox_share_protocol::api::ShareEndpoint;
 use lockbox_share_protocol::capsule::Capsule;
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
-use lockbox_share_protocol::token::{Digest, LeaseToken};
+use lockbox_share_protocol::token::{Digest, Handle, LeaseToken};
 use sha2::{Digest as _, Sha256};
 use ureq::http::{StatusCode, header};
 use zeroize::Zeroizing;
 
-use crate::error::{Error, Result};
 use crate::http::ShareClient;
 use crate::link::Secret;
 use crate::meta::Meta;
 use crate::seal::CHUNK_LEN;
+use crate::{Error, Result};
 
 /// Waits between two attempts grow from the first to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(200);

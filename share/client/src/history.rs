@@ -8,16 +8,15 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::UnixSeconds;
-use lockbox_share_protocol::token::OwnerToken;
+use lockbox_share_protocol::token::{Handle, OwnerToken};
 use lockbox_terminal::quantity::Span;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::error::{Error, Result};
 use crate::http::ServerAddress;
+use crate::{Error, Result};
 
 const VERSION: u32 = 1;
 /// A server tells about a share for a day after its end; the user sees for a week that there was

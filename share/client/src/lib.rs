@@ -4,17 +4,109 @@
 #![forbid(unsafe_code)]
 
 mod download;
-pub mod error;
 pub mod history;
 pub mod http;
 pub mod link;
 pub mod meta;
-pub mod name;
 mod partial;
 pub mod receive;
 pub mod seal;
 pub mod shares;
 pub mod source;
 
-pub use error::{Error, Result};
+use std::io;
+
 pub use lockbox_share_protocol as protocol;
+use lockbox_share_protocol::message::{ErrorBody, ErrorCode};
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Error of sharing or receiving.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The host has no randomness.
+    #[error("cannot get random bytes from the system")]
+    NoRandomness,
+    /// A text that is no link at all.
+    #[error("this is not a one-time link: {0}")]
+    NotALink(&'static str),
+    /// The checksum of the link's secret does not fit.
+    #[error("damaged link: its secret, the part behind '#', fails its checksum; ask the sender for the link once more")]
+    DamagedLink,
+    /// A file changed while it was read.
+    #[error("{0} changed while it was read; nothing was shared")]
+    Changed(String),
+    /// Something that is not shared, such as a directory; a whole sentence.
+    #[error("{0}")]
+    Invalid(String),
+    /// No daemon answers. Without a connection nothing can have arrived there; with one, the
+    /// request may have, and only its reply is lost.
+    #[error("the share daemon at {server} cannot be reached: {reason}")]
+    Unreachable { server: String, reason: String, may_have_arrived: bool },
+    /// The daemon refused, and says why.
+    #[error("{}", refusal(.0, &utc))]
+    Refused(ErrorBody),
+    /// The response does not follow the protocol.
+    #[error("the server at {server} does not follow the share protocol: {reason}")]
+    Foreign { server: String, reason: String },
+    /// The received content differs from the sealed content.
+    #[error("the download is damaged: {0}")]
+    Damaged(String),
+    /// The download stopped and may go on later.
+    #[error("the download was cut after {received} of {size} bytes: {reason}")]
+    Cut { received: u64, size: u64, reason: String },
+    /// The target exists and was not to be replaced.
+    #[error("{0} exists already and was not changed")]
+    Exists(String),
+    /// A directory arrived whole, but could not be unpacked.
+    #[error("the download is kept as {tar} because it cannot be unpacked: {reason}")]
+    NotUnpacked { tar: String, reason: String },
+    /// The host failed.
+    #[error("{context}")]
+    Io { context: String, source: io::Error },
+}
+
+impl Error {
+    /// Adds context to a host error; for `map_err`.
+    pub(crate) fn io(context: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let context = context.into();
+        move |source| Error::Io { context, source }
+    }
+
+    /// The daemon's code, when it was the daemon that refused.
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Error::Refused(failure) => Some(failure.error),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the link has ended, so that a download cannot be resumed.
+    pub(crate) fn is_final(&self) -> bool {
+        let over = [ErrorCode::Refused, ErrorCode::Consumed, ErrorCode::Revoked, ErrorCode::Expired];
+        self.code().is_some_and(|code| over.contains(&code))
+    }
+}
+
+/// `2024-02-29 12:34:56 UTC` for seconds since 1970.
+fn utc(seconds: u64) -> String {
+    format!("{} UTC", lockbox_terminal::utc(i64::try_from(seconds).unwrap_or(i64::MAX)))
+}
+
+/// Describes the daemon's refusal for the user; `time` formats seconds since 1970.
+pub fn refusal(failure: &ErrorBody, time: &dyn Fn(u64) -> String) -> String {
+    let at = failure.at.map(|at| format!(" at {}", time(at))).unwrap_or_default();
+    match failure.error {
+        ErrorCode::Refused => {
+            "this link opens nothing: it was used, taken back or has expired, or it never was one of this server".into()
+        }
+        ErrorCode::Consumed => format!("this link was used{at}: its content was removed from the server"),
+        ErrorCode::Revoked => format!("this link was taken back by its owner{at}"),
+        ErrorCode::Expired => format!("this link expired{at}"),
+        ErrorCode::Leased => "this link is in use: another client is downloading the file".into(),
+        ErrorCode::Limited => "the share daemon is overloaded: too many requests; try again later".into(),
+        ErrorCode::NoSpace => "the share daemon has no space left".into(),
+        _ => format!("the share daemon refused: {}", failure.message),
+    }
+}

@@ -12,13 +12,12 @@ use bech32::primitives::decode::CheckedHrpstring;
 use bech32::{Bech32, Hrp};
 use hkdf::Hkdf;
 use lockbox_share_protocol::api;
-use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::token::Auth;
+use lockbox_share_protocol::token::{Auth, Handle};
 use sha2::Sha256;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use crate::error::{Error, Result};
 use crate::http::ServerAddress;
+use crate::{Error, Result};
 
 /// Longer input is a mistake, such as a whole file.
 pub const MAX_TEXT: usize = 64 << 10;

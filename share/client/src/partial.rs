@@ -16,9 +16,8 @@ use nix::fcntl::{AT_FDCWD, FallocateFlags, RenameFlags, fallocate, renameat2};
 use nix::unistd::geteuid;
 use sha2::{Digest as _, Sha256};
 
-use crate::error::{Error, Result};
 use crate::history::NOTE_RETENTION;
-use crate::name;
+use crate::{Error, Result, meta};
 
 /// Maximum number appended to a name before the user must choose another.
 const MAX_NUMBER: u32 = 1000;
@@ -218,7 +217,7 @@ impl PartialFile {
                 path.clone()
             }
             ReceiveTarget::Directory { path: directory, replace } => {
-                self.rename_numbered(directory, &name::safe(sent_name), *replace)?
+                self.rename_numbered(directory, &meta::safe_name(sent_name), *replace)?
             }
         };
         verify_path(&self.file, &path)?;
@@ -233,7 +232,7 @@ impl PartialFile {
         let mut path = directory.join(name);
         for number in 2..MAX_NUMBER {
             match self.rename(&path, replace) {
-                Err(Error::Exists(_)) => path = directory.join(name::numbered(name, number)),
+                Err(Error::Exists(_)) => path = directory.join(meta::numbered_name(name, number)),
                 other => return other.map(|()| path),
             }
         }

@@ -16,14 +16,13 @@ use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 use crate::download::{self, CiphertextSource, ContentDecryptor, Download};
-use crate::error::{Error, Result};
-use crate::history;
 use crate::http::ShareClient;
 use crate::link::Link;
 use crate::meta::{ContentKind, Meta};
 use crate::partial::{self, PartialFile};
 pub use crate::partial::{ReceiveTarget, Unpack};
 use crate::seal::CHUNK_LEN;
+use crate::{Error, Result, history};
 
 /// Time for which a claim is repeated after a lost reply: the daemon repeats its reply for a
 /// minute.

@@ -11,10 +11,10 @@ use lockbox_share_protocol::token::Digest;
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-use crate::error::{Error, Result};
 use crate::link::Secret;
 use crate::meta::{AGE_OVERHEAD, MAX_INLINE, Meta};
 use crate::source::Source;
+use crate::{Error, Result};
 
 /// age seals so many bytes at a time, each with a tag of [`TAG_LEN`] bytes.
 pub(crate) const CHUNK_LEN: usize = 64 << 10;

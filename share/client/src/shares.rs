@@ -5,20 +5,19 @@ use std::time::Duration;
 
 use lockbox_share_protocol::api::{self, ShareEndpoint};
 use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{
     Batch, BatchResults, CreateReply, CreateRequest, ErrorCode, ItemResult, Limits, MAX_BATCH, ShareInfo, ShareState,
     UploadReply,
 };
-use lockbox_share_protocol::token::{OwnerToken, UploadToken};
+use lockbox_share_protocol::token::{Handle, OwnerToken, UploadToken};
 use lockbox_terminal::quantity::Span;
 
-use crate::error::{Error, Result};
 use crate::http::ShareClient;
 use crate::link::{Link, Secret};
 use crate::meta::Meta;
 use crate::seal::{self, SealingReader};
 use crate::source::Source;
+use crate::{Error, Result};
 
 const PROTOCOL: u32 = 1;
 

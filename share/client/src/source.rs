@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use zeroize::Zeroizing;
 
-use crate::error::{Error, Result};
 use crate::meta::{ContentKind, MAX_INLINE};
+use crate::{Error, Result};
 
 /// Times of files move in steps of the kernel's tick, 1 to 10 ms: a change in the same tick as the
 /// one before does not show.

@@ -47,7 +47,7 @@
 
 use std::fmt;
 
-use crate::handle::Handle;
+use crate::token::Handle;
 
 /// Server limits.
 pub const LIMITS: &str = "/v1/limits";

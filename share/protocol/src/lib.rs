@@ -5,7 +5,6 @@
 
 pub mod api;
 pub mod capsule;
-pub mod handle;
 pub mod link_scope;
 pub mod message;
 pub mod token;

@@ -4,8 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::capsule::Capsule;
-use crate::handle::Handle;
-use crate::token::{Auth, ClaimId, Digest, LeaseToken, UploadToken, Verifier};
+use crate::token::{Auth, ClaimId, Digest, Handle, LeaseToken, UploadToken, Verifier};
 
 /// Maximum number of shares in one batch.
 pub const MAX_BATCH: usize = 100;

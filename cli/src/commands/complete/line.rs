@@ -1,10 +1,18 @@
 //! Locates the word under the cursor in the command line, using the parser's command tree.
 //!
 //! The parser itself cannot be asked: it refuses a line that is not complete.
+//!
+//! Bash also passes words that are cut at colons and equals signs, and inserts the answer
+//! unchanged. So its line is parsed here, as bash and readline do, as data: nothing in it is
+//! expanded. Leaving the quoting to readline (`-o filenames`) would make it look at each name, as a
+//! file of the current directory, and wait for mounts there.
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use clap::{Arg, Command};
+
+use super::Candidate;
 
 /// Parsed words before the last one.
 pub(super) struct Line<'a> {
@@ -29,7 +37,7 @@ pub(super) enum CursorContext<'a, 'w> {
 }
 
 /// Word that begins with a dash, by its role.
-enum Dashed<'a, 'w> {
+enum OptionWord<'a, 'w> {
     /// An option, and its value if that is in the same word; `usize` is the start of the value.
     Known(&'a Arg, Option<(usize, &'w [u8])>),
     Unknown,
@@ -52,9 +60,9 @@ impl<'a> Line<'a> {
             self.escaped = true;
         } else if !self.escaped && bytes.len() > 1 && bytes[0] == b'-' {
             match self.dashed(bytes) {
-                Dashed::Known(argument, Some((_, value))) => self.values.push((argument, OsStr::from_bytes(value))),
-                Dashed::Known(argument, None) if needs_value(argument) => self.pending = Some(argument),
-                Dashed::Known(..) | Dashed::Unknown => {}
+                OptionWord::Known(argument, Some((_, value))) => self.values.push((argument, OsStr::from_bytes(value))),
+                OptionWord::Known(argument, None) if needs_value(argument) => self.pending = Some(argument),
+                OptionWord::Known(..) | OptionWord::Unknown => {}
             }
         } else if let Some(command) = self.commands().find(|command| command.get_name().as_bytes() == bytes) {
             self.command = command;
@@ -77,8 +85,10 @@ impl<'a> Line<'a> {
             return CursorContext::Word { argument: self.positional() };
         }
         match self.dashed(word) {
-            Dashed::Known(argument, Some((at, typed))) => CursorContext::Value { argument, stem: &word[..at], typed },
-            Dashed::Known(..) | Dashed::Unknown => CursorContext::Option,
+            OptionWord::Known(argument, Some((at, typed))) => {
+                CursorContext::Value { argument, stem: &word[..at], typed }
+            }
+            OptionWord::Known(..) | OptionWord::Unknown => CursorContext::Option,
         }
     }
 
@@ -92,7 +102,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn dashed<'w>(&self, word: &'w [u8]) -> Dashed<'a, 'w> {
+    fn dashed<'w>(&self, word: &'w [u8]) -> OptionWord<'a, 'w> {
         let options = || self.command.get_arguments().filter(|argument| !argument.is_positional());
         if let Some(long) = word.strip_prefix(b"--") {
             let name = long.split(|&byte| byte == b'=').next().unwrap_or_default();
@@ -101,18 +111,18 @@ impl<'a> Line<'a> {
                 argument.get_long().into_iter().chain(aliases).any(|long| long.as_bytes() == name)
             };
             let value = (name.len() < long.len()).then(|| (name.len() + 3, &long[name.len() + 1..]));
-            return options().find(is_it).map_or(Dashed::Unknown, |argument| Dashed::Known(argument, value));
+            return options().find(is_it).map_or(OptionWord::Unknown, |argument| OptionWord::Known(argument, value));
         }
         // `-rf`: each a flag, but for the first that takes a value, which is the rest.
-        let mut last = Dashed::Unknown;
+        let mut last = OptionWord::Unknown;
         for (at, byte) in word.iter().enumerate().skip(1) {
             let found = options().find(|argument| argument.get_short() == Some(char::from(*byte)));
-            let Some(argument) = found else { return Dashed::Unknown };
+            let Some(argument) = found else { return OptionWord::Unknown };
             let rest = &word[at + 1..];
             if needs_value(argument) {
-                return Dashed::Known(argument, (!rest.is_empty()).then_some((at + 1, rest)));
+                return OptionWord::Known(argument, (!rest.is_empty()).then_some((at + 1, rest)));
             }
-            last = Dashed::Known(argument, None);
+            last = OptionWord::Known(argument, None);
         }
         last
     }
@@ -207,6 +217,91 @@ pub(super) fn kind_of(command: &Command, argument: &Arg) -> Option<ValueKind> {
         ) => ValueKind::Free,
         _ => return None,
     })
+}
+
+/// The line up to the cursor.
+pub(super) struct BashLine {
+    /// Without quotes.
+    pub(super) words: Vec<Vec<u8>>,
+    /// The quote in which the cursor is.
+    quote: Option<u8>,
+    /// Start of the part of the last word that bash replaces.
+    replaced: usize,
+}
+
+impl BashLine {
+    pub(super) fn of(line: &[u8], breaks: &[u8]) -> BashLine {
+        let mut typed = BashLine { words: Vec::new(), quote: None, replaced: 0 };
+        let mut word: Option<Vec<u8>> = None;
+        let mut bytes = line.iter().copied().peekable();
+        while let Some(byte) = bytes.next() {
+            match (typed.quote, byte) {
+                (None, b' ' | b'\t' | b'\n') => {
+                    typed.words.extend(word.take());
+                    typed.replaced = 0;
+                    continue;
+                }
+                // The last byte may be one that awaits its partner.
+                (None, b'\\') => word.get_or_insert_default().extend(bytes.next()),
+                (None, b'\'' | b'"') => {
+                    typed.replaced = word.get_or_insert_default().len();
+                    typed.quote = Some(byte);
+                }
+                (Some(quote), byte) if byte == quote => {
+                    typed.quote = None;
+                    typed.replaced = word.as_ref().map_or(0, Vec::len);
+                }
+                (Some(b'"'), b'\\') if bytes.peek().is_some_and(|next| b"\"\\$`".contains(next)) => {
+                    word.get_or_insert_default().extend(bytes.next());
+                }
+                (None, byte) => {
+                    let word = word.get_or_insert_default();
+                    word.push(byte);
+                    if breaks.contains(&byte) {
+                        typed.replaced = word.len();
+                    }
+                }
+                (Some(_), byte) => word.get_or_insert_default().push(byte),
+            }
+        }
+        typed.words.push(word.unwrap_or_default());
+        // Assignments before the command.
+        let assigned = typed.words.iter().take_while(|word| word.contains(&b'=')).count();
+        typed.words.drain(..assigned.min(typed.words.len() - 1));
+        typed
+    }
+
+    /// Returns the replacement for the part that bash replaces; None if it cannot be written within
+    /// the open quotes.
+    pub(super) fn completed_by(&self, candidate: &Candidate) -> Option<Vec<u8>> {
+        let text = candidate.word.get(self.replaced..)?;
+        let mut quoted = match self.quote {
+            Some(b'\'') if text.contains(&b'\'') => return None,
+            // Even a backslash does not protect it there.
+            Some(b'"') if text.contains(&b'!') => return None,
+            Some(b'\'') => text.to_vec(),
+            Some(_) => escaped(text, |byte| b"\"\\$`".contains(&byte)),
+            None if self.replaced == 0 && text.starts_with(b"~/") => {
+                [b"~/", &escaped(&text[2..], is_special)[..]].concat()
+            }
+            None => escaped(text, is_special),
+        };
+        // Readline closes the quotes itself.
+        if !candidate.open && self.quote.is_none() {
+            quoted.push(b' ');
+        }
+        Some(quoted)
+    }
+}
+
+/// Returns whether a byte may be special outside of quotes. Those beyond ASCII are parts of
+/// letters.
+fn is_special(byte: u8) -> bool {
+    !byte.is_ascii_alphanumeric() && byte.is_ascii() && !b"/._-:=,@%+".contains(&byte)
+}
+
+fn escaped(text: &[u8], is_special: impl Fn(u8) -> bool) -> Vec<u8> {
+    text.iter().flat_map(|&byte| is_special(byte).then_some(b'\\').into_iter().chain([byte])).collect()
 }
 
 #[cfg(test)]
@@ -345,5 +440,57 @@ mod tests {
         ] {
             assert_eq!(is(path, id), Some(meaning), "{path} {id}");
         }
+    }
+
+    const BREAKS: &[u8] = b" \t\n\"'><=;|&(:";
+
+    fn typed(line: &str) -> BashLine {
+        BashLine::of(line.as_bytes(), BREAKS)
+    }
+
+    #[test]
+    fn a_line_is_cut_into_words_as_bash_cuts_it() {
+        for (line, words, replaced) in [
+            ("lockbox ", &["lockbox", ""][..], 0),
+            ("lockbox  ls", &["lockbox", "ls"], 0),
+            ("A=b C= lockbox ls", &["lockbox", "ls"], 0),
+            (r"lockbox ls my\ box", &["lockbox", "ls", "my box"], 0),
+            (r"lockbox ls my\ box.lbx:a", &["lockbox", "ls", "my box.lbx:a"], 11),
+            (r"lockbox ls a\:b", &["lockbox", "ls", "a:b"], 0),
+            ("lockbox ls \"my b", &["lockbox", "ls", "my b"], 0),
+            ("lockbox ls --passfile='a b", &["lockbox", "ls", "--passfile=a b"], 11),
+            ("lockbox ls \"a b\"c", &["lockbox", "ls", "a bc"], 3),
+            ("lockbox ls \"a\\b\\$", &["lockbox", "ls", "a\\b$"], 0),
+            ("lockbox ls '", &["lockbox", "ls", ""], 0),
+            ("lockbox ls a\\", &["lockbox", "ls", "a"], 0),
+        ] {
+            let typed = typed(line);
+            let read: Vec<&str> = typed.words.iter().map(|word| std::str::from_utf8(word).unwrap()).collect();
+            assert_eq!((&read[..], typed.replaced), (words, replaced), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_put_there_is_one_word_and_runs_nothing() {
+        let hostile = "$(touch x) `id`;a&b|c>d<e(f)!g*h?[i]{j}~#k\\l\"m'n$o^";
+        for line in ["lockbox ls ", "lockbox ls \"", "lockbox ls box:"] {
+            let typed = typed(line);
+            let begun = String::from_utf8(typed.words.last().unwrap().clone()).unwrap();
+            for name in [hostile.to_owned(), hostile.replace('!', ""), "~root".into(), "-x".into(), "ü b".into()] {
+                let candidate = Candidate::new(begun.as_bytes(), &name);
+                let Some(text) = typed.completed_by(&candidate) else {
+                    assert!(name.contains('!') && line.ends_with('"'));
+                    continue;
+                };
+                let whole = [line.as_bytes(), &text, if line.ends_with('"') { b"\" " } else { b"" }].concat();
+                let again = BashLine::of(&whole, BREAKS);
+                assert_eq!(again.words[2], format!("{begun}{name}").as_bytes(), "{}", String::from_utf8_lossy(&whole));
+            }
+        }
+        let quoted = |line: &str, name: &str| typed(line).completed_by(&Candidate::new(b"", name));
+        assert_eq!(quoted("lockbox ls '", "a'b"), None);
+        assert_eq!(quoted("lockbox ls '", "a b").unwrap(), b"a b");
+        assert_eq!(quoted("lockbox ls ~/a", "~/a b").unwrap(), b"~/a\\ b ");
+        assert_eq!(quoted("lockbox ls x:a", "x:a b").unwrap(), b"a\\ b ");
     }
 }

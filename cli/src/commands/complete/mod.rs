@@ -5,7 +5,6 @@
 //! nothing is offered and nothing is printed. Names with characters that a terminal would obey are
 //! not offered either, so that untrusted names are harmless in any shell; every shell gets them as
 //! data, or quoted for it.
-mod bash;
 mod line;
 mod values;
 
@@ -19,7 +18,7 @@ use std::time::Duration;
 use clap::CommandFactory;
 use lockbox_terminal::display;
 
-use self::line::{CursorContext, Line, ValueKind};
+use self::line::{BashLine, CursorContext, Line, ValueKind};
 use crate::exit::Failure;
 use crate::output::Output;
 
@@ -88,7 +87,7 @@ fn text(shell: Shell, words: &[OsString]) -> Vec<u8> {
     let mut text = Vec::new();
     match (shell, words) {
         (Shell::Bash, [breaks, line]) => {
-            let typed = bash::Typed::of(line.as_bytes(), breaks.as_bytes());
+            let typed = BashLine::of(line.as_bytes(), breaks.as_bytes());
             let words: Vec<OsString> = typed.words.iter().skip(1).cloned().map(OsString::from_vec).collect();
             for quoted in offered(&words).iter().filter_map(|candidate| typed.completed_by(candidate)) {
                 text.extend_from_slice(&quoted);

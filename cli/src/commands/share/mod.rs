@@ -10,9 +10,8 @@ use std::time::{Duration, SystemTime};
 use clap::Subcommand;
 use lockbox_share_client::history::HistoryEntry;
 use lockbox_share_client::http::{ServerAddress, ShareClient};
-use lockbox_share_client::protocol::handle::Handle;
 use lockbox_share_client::protocol::message::{ClaimState, ShareInfo, ShareState};
-use lockbox_share_client::protocol::token::OwnerToken;
+use lockbox_share_client::protocol::token::{Handle, OwnerToken};
 use lockbox_share_client::{Error, shares};
 use serde_json::{Value, json};
 

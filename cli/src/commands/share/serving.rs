@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use lockbox::keys::state_directory;
 use lockbox_host::{DAMAGED, IN_USE, NO_SPACE, OTHER, daemons, is_full};
 use lockbox_share_client::Error;
-use lockbox_share_client::error::refusal;
 use lockbox_share_client::history::{HistoryEntry, ShareHistory};
 use lockbox_share_client::http::{self, ServerAddress, ShareClient};
 use lockbox_share_client::protocol::api;
 use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::protocol::token::OwnerToken;
+use lockbox_share_client::refusal;
 use nix::unistd::geteuid;
 
 use crate::exit::{self, Failure};

@@ -13,7 +13,7 @@ use lockbox::storage::Storage;
 
 use super::super::directory::DirectoryStore;
 use super::super::layout::{self, BLOCK, RecordKind};
-use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::super::map::{MapEntry, ObjectId, ObjectRef};
 use super::super::objects::random_bytes;
 use super::super::session::{InlinePages, WriterSession};
 use super::super::store::BucketStore;

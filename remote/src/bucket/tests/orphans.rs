@@ -12,7 +12,7 @@ use super::super::Bucket;
 use super::super::layout::{
     BLOCK, MAX_BLOCKS, MAX_TOMBSTONES, RecordBody, RecordKind, Tombstone, Trailer, encode_record,
 };
-use super::super::object_ref::ObjectId;
+use super::super::map::ObjectId;
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, object_path};
 use super::super::session::{GRACE, InlinePages, WriterSession};
 use super::super::store::BucketStore;
@@ -102,7 +102,7 @@ fn who_has_no_time_left_removes_nothing_and_calls_it_dead() {
     let mut one = WriterSession::open(store(&world, 1), somebody(), true).unwrap();
     let name = format!("{}/seg/{}", hex(&one.incarnation), hex(&[1; 32]));
     world.with(|state| state.objects.insert(name.clone(), vec![]));
-    let id = super::super::object_ref::ObjectId::Segment([1; 32]);
+    let id = super::super::map::ObjectId::Segment([1; 32]);
     assert!(one.discard_uploads(vec![id], Vec::new(), std::time::Instant::now()));
     let map = one.map().clone();
     one.commit(map, Vec::new(), 0, RecordKind::Close).unwrap();

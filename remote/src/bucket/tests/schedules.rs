@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::super::block_cache::BlockFetcher;
 use super::super::layout::{BLOCK, RecordKind, encode_segment};
-use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::super::map::{MapEntry, ObjectId, ObjectRef};
 use super::super::objects::random_bytes;
 use super::super::open;
 use super::super::session::{GRACE, InlinePages, WriterSession};

@@ -8,7 +8,7 @@ use super::super::layout::{
     self, MAX_BLOCKS, RecordBody, RecordKind, TRAILER_BYTES, Tombstone, Trailer, WriterIdentity, decode_body,
     decode_checkpoint, decode_marker, encode_checkpoint, encode_marker, encode_record, encode_segment,
 };
-use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::super::map::{MapEntry, ObjectId, ObjectRef};
 use super::seed;
 use super::simulated::Dice;
 use crate::hex;

@@ -18,8 +18,7 @@ use std::sync::Arc;
 use lockbox::{Error, Result};
 
 use super::super::layout::{self, BLOCK};
-use super::super::map::BlockMap;
-use super::super::object_ref::{MapEntry, ObjectId, ObjectRef};
+use super::super::map::{BlockMap, MapEntry, ObjectId, ObjectRef};
 use super::super::objects::random_bytes;
 use super::super::session::WriterSession;
 use super::{SEGMENT_BLOCKS, Shared};

@@ -13,8 +13,7 @@ use rangemap::RangeSet;
 
 use super::super::block_cache::BlockBytes;
 use super::super::layout::{BLOCK, MAX_BLOCKS, RecordKind};
-use super::super::map::BlockMap;
-use super::super::object_ref::{MapEntry, ObjectId};
+use super::super::map::{BlockMap, MapEntry, ObjectId};
 use super::super::session::{InlinePages, WriterSession, inline_entries};
 use super::segment::SegmentUpload;
 use super::{RECENT_BLOCKS, SEGMENT_BLOCKS, UploadBuffer};

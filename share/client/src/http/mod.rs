@@ -21,7 +21,7 @@ use zeroize::Zeroizing;
 
 use self::unix::UnixConnector;
 pub use self::unix::{is_trusted_listener, listener_uid};
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Maximum length of a refusal's message, in bytes: a sentence.
 const MAX_MESSAGE: usize = 400;

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use lockbox_share_protocol::api;
 use lockbox_share_protocol::capsule::{Capsule, ContentLocation, SAMPLE_AGE_HEADER};
 use lockbox_share_protocol::message::{Batch, CreateRequest, Lease, MAX_BATCH, UploadReply};
-use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::token::{Auth, ClaimId, OwnerToken};
+use lockbox_share_protocol::token::{Auth, ClaimId, Handle, OwnerToken};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -23,8 +23,7 @@ use lockbox_share::store::{
     random_handle,
 };
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
-use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::token::{Auth, ClaimId, Verifier};
+use lockbox_share_protocol::token::{Auth, ClaimId, Handle, Verifier};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 

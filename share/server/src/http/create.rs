@@ -20,9 +20,8 @@ use hyper::header::{self, HeaderValue};
 use hyper::{HeaderMap, Request, StatusCode};
 use lockbox_share_protocol::api::{self, REPEAT_SECONDS, UPLOAD_SECONDS};
 use lockbox_share_protocol::capsule::{AgePrefix, ContentLocation, MAX_AGE_HEADER, age_prefix};
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{CreateReply, CreateRequest, ErrorCode, MAX_CLAIMS, UploadReply};
-use lockbox_share_protocol::token::{OwnerToken, UploadToken, Verifier};
+use lockbox_share_protocol::token::{Handle, OwnerToken, UploadToken, Verifier};
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 

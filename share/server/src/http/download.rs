@@ -6,9 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Request, StatusCode};
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
-use lockbox_share_protocol::token::{Digest, LeaseToken};
+use lockbox_share_protocol::token::{Digest, Handle, LeaseToken};
 
 use super::Daemon;
 use super::reply::{self, FileBody, Reply, ReplyBody, Transfer};

@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use lockbox_share_protocol::api::DEFAULT_PORT;
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{ErrorCode, Limits, MAX_BATCH, MAX_CLAIMS};
+use lockbox_share_protocol::token::Handle;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore};
 

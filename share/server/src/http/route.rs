@@ -8,8 +8,8 @@ use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use lockbox_share_protocol::api::{self, ShareEndpoint};
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ErrorCode;
+use lockbox_share_protocol::token::Handle;
 
 use super::client_addr::{self, Peer};
 use super::reply::{self, Reply};

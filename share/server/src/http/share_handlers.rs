@@ -9,12 +9,11 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use lockbox_share_protocol::api::{DEFAULT_WAIT, MAX_WAIT};
 use lockbox_share_protocol::capsule::Capsule;
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{
     Batch, BatchResults, ClaimInfo, ClaimReply, ClaimRequest, ErrorCode, ItemResult, Lease, LookReply, LookRequest,
     MAX_BATCH, ShareInfo, ShareState,
 };
-use lockbox_share_protocol::token::{ClaimId, OwnerToken};
+use lockbox_share_protocol::token::{ClaimId, Handle, OwnerToken};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

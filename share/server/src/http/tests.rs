@@ -7,9 +7,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{CreateReply, CreateRequest};
-use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken, UploadToken, Verifier};
+use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Handle, LeaseToken, OwnerToken, UploadToken, Verifier};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;

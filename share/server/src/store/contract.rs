@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, ShareState};
-use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken, Verifier};
+use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Handle, LeaseToken, OwnerToken, Verifier};
 
 use super::barrier_group::PendingReply;
 use super::env::{WallTime, random_handle};

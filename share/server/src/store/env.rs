@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::token::Handle;
 use nix::time::{ClockId, clock_gettime};
 
 use super::barrier_group::Syncable;

@@ -7,8 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockbox_share_protocol::handle::Handle;
-use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Verifier};
+use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Handle, Verifier};
 
 use super::env::StoreTime;
 use super::record::{CapsuleRef, FIXED, RecordPosition, encode, seal};

@@ -66,20 +66,18 @@
 //!    them still count, because they can only report further use.
 
 mod barrier_group;
-#[cfg(test)]
-pub(crate) mod conformance;
 mod contract;
 pub mod env;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-#[cfg(test)]
-mod model;
 mod record;
 pub mod segments;
 mod share;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod simulated;
 pub mod spool;
+#[cfg(test)]
+pub(crate) mod tests;
 pub mod valkey;
 
 use std::io;

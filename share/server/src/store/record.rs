@@ -244,7 +244,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::conformance::{large, small};
+    use super::super::tests::conformance::{large, small};
     use super::*;
 
     const POSITION: RecordPosition = RecordPosition { nonce: 7, at: 64 };

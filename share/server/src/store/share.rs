@@ -7,9 +7,8 @@ use std::hash::Hasher;
 use std::time::Duration;
 
 use bytes::Bytes;
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, ShareState};
-use lockbox_share_protocol::token::{Auth, ClaimId, LeaseToken, OwnerToken, Verifier};
+use lockbox_share_protocol::token::{Auth, ClaimId, Handle, LeaseToken, OwnerToken, Verifier};
 use siphasher::sip128::{Hasher128, SipHasher24};
 use subtle::ConstantTimeEq;
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::token::Handle;
 use parking_lot::Mutex;
 
 use super::barrier_group::{PendingReply, Syncable};
@@ -432,7 +432,7 @@ impl StoreMaintenance for MemoryStore {
 
 #[cfg(test)]
 mod tests {
-    use super::super::conformance::{Subject, suite};
+    use super::super::tests::conformance::{Subject, suite};
     use super::*;
 
     #[test]

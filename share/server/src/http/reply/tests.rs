@@ -9,10 +9,10 @@ use tokio::runtime::Runtime;
 
 use super::super::DaemonSettings;
 use super::*;
-use crate::store::conformance::{MINUTE, auth, handle, id, large, owner};
 use crate::store::segments::{self, SegmentStore};
 use crate::store::simulated::{ManualClock, MemoryStore, SimulatedDisk};
 use crate::store::spool::Spool;
+use crate::store::tests::conformance::{MINUTE, auth, handle, id, large, owner};
 use crate::store::{Durability, NewShare, Periods, ShareStore, SpoolEntry};
 
 struct Rig {

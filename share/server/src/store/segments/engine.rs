@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::ShareState;
+use lockbox_share_protocol::token::Handle;
 use parking_lot::{Condvar, Mutex};
 
 use super::files::{self, HEAD, RecordScanner, SegmentClass, SegmentHeader};

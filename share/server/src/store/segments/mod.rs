@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::token::Handle;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 

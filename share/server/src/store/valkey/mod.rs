@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use lockbox_share_protocol::handle::Handle;
+use lockbox_share_protocol::token::Handle;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 use zeroize::Zeroizing;

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::conformance::{Subject, auth, handle, id, owner, small, suite};
 use super::super::simulated::ManualClock;
+use super::super::tests::conformance::{Subject, auth, handle, id, owner, small, suite};
 use super::*;
 use crate::store::spool::Spool;
 use crate::store::{Durability, NewShare, PendingReply, Periods, Result, ShareStore, StoreError, StoreMaintenance};

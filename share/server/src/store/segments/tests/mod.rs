@@ -7,8 +7,8 @@ use bytes::Bytes;
 use lockbox_share_protocol::message::ShareState;
 
 use super::*;
-use crate::store::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
 use crate::store::simulated::{ManualClock, SimulatedDisk};
+use crate::store::tests::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
 use crate::store::{ClaimGrant, LeaseFinish, ShareStore};
 
 struct Rig {

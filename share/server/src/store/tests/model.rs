@@ -8,16 +8,16 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
+use super::super::env::StoreClock;
+use super::super::share::{Share, StoreTiming};
+use super::super::simulated::ManualClock;
+use super::super::{NewShare, Periods, Result, StoreError};
 use super::conformance::{auth, id, large, small};
-use super::env::StoreClock;
-use super::share::{Share, StoreTiming};
-use super::simulated::ManualClock;
-use super::{NewShare, Periods, Result, StoreError};
 use barrier_group::{BarrierGroup, BarrierTicket, Syncable};
 use sync::Mutex;
 
 #[allow(clippy::duplicate_mod, dead_code, unreachable_pub)]
-#[path = "barrier_group.rs"]
+#[path = "../barrier_group.rs"]
 mod barrier_group;
 
 /// Loom's locks under the names of parking_lot.

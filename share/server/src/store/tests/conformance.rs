@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use lockbox_share_protocol::handle::Handle;
 use lockbox_share_protocol::message::{ClaimState, ShareState};
-use lockbox_share_protocol::token::{Auth, ClaimId, Digest, LeaseToken, OwnerToken};
+use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Handle, LeaseToken, OwnerToken};
 
-use super::simulated::ManualClock;
-use super::{LeaseFinish, NewShare, Periods, ShareStore, SpoolEntry, StoreError, WallTime};
+use super::super::simulated::ManualClock;
+use super::super::{LeaseFinish, NewShare, Periods, ShareStore, SpoolEntry, StoreError, WallTime};
 
 /// A store under test and its clock.
 pub(crate) struct Subject {
