@@ -72,11 +72,11 @@ pub enum Error {
     /// The archive is older than a version seen before. The message has the facts; the program adds
     /// how to accept it.
     #[error("older copy: {0}")]
-    Older(String),
+    OlderCopy(String),
     /// The archive has diverged from a version seen before: neither descends from the other. The
     /// message has the facts.
     #[error("copies written apart: {0}")]
-    Forked(String),
+    ForkedCopy(String),
     /// Another archive was seen at this path before. The message has the facts.
     #[error("another archive: {0}")]
     Replaced(String),
@@ -140,7 +140,7 @@ pub enum Refusal {
         "deriving the key of slot {slot} costs more than the limit: memory={memory} MiB passes={passes} limit={most_cost} MiB x passes, \
          {most_memory} MiB"
     )]
-    Costly { slot: usize, memory: u32, passes: u32, most_cost: u64, most_memory: u32 },
+    KdfCost { slot: usize, memory: u32, passes: u32, most_cost: u64, most_memory: u32 },
     #[error("{name}: the identity file is encrypted")]
     EncryptedIdentity { name: String },
     /// The file to be replaced has other hard links.
@@ -150,7 +150,7 @@ pub enum Refusal {
     PassphraseWithKeyFile,
     /// An existing object must not be replaced; the clause names object and path.
     #[error("{what}")]
-    InTheWay { what: String },
+    ExistingObject { what: String },
     #[error("several key slots have a passphrase")]
     SeveralPassphrases,
     #[error("key slot {slot} has no passphrase that could be changed: it is a {kind}")]

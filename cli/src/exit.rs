@@ -59,8 +59,8 @@ impl Program for Lockbox {
             // The detail is a sentence of its own.
             Error::Invalid(detail) => detail.clone(),
             Error::Refused(refusal) => advised(refusal),
-            Error::Older(_) => format!("{error}; use --accept-older to go on with it"),
-            Error::Forked(_) => format!("{error}; use --accept-fork to go on with this one"),
+            Error::OlderCopy(_) => format!("{error}; use --accept-older to go on with it"),
+            Error::ForkedCopy(_) => format!("{error}; use --accept-fork to go on with this one"),
             Error::Replaced(_) => format!("{error}; use --accept-other to go on with this one"),
             _ => return None,
         })
@@ -106,13 +106,13 @@ pub(crate) fn mount_point(path: &Path, mounted: &Mounted, code: u8) -> Failure {
 /// Returns the refusal with its remedy, as one sentence.
 fn advised(refusal: &Refusal) -> String {
     let remedy = match refusal {
-        Refusal::Costly { .. } => "; raise the limit with --kdf-limit if you trust the archive",
+        Refusal::KdfCost { .. } => "; raise the limit with --kdf-limit if you trust the archive",
         Refusal::EncryptedIdentity { .. } => "; decrypt it with age into a pipe, such as --identity <(age -d FILE)",
         Refusal::Links { .. } => ": remove them, or use --break-links",
         Refusal::PassphraseWithKeyFile => {
             ": add one that opens alone with 'lockbox key add --recovery-code', or change it with the key file and 'lockbox passwd'"
         }
-        Refusal::InTheWay { .. } => "; use --force to replace it",
+        Refusal::ExistingObject { .. } => "; use --force to replace it",
         Refusal::SeveralPassphrases => ": name with --slot the key slot to change",
         Refusal::NoPassphrase { .. } => "; add one with 'lockbox key add'",
         Refusal::UnknownKey { slot } => &format!(": use --drop {slot}"),
@@ -176,11 +176,11 @@ mod tests {
     fn what_is_advised_exists_in_this_program() {
         let path = String::from("a.lbx");
         let refusals = [
-            Refusal::Costly { slot: 1, memory: 4, passes: 1, most_cost: 1, most_memory: 1 },
+            Refusal::KdfCost { slot: 1, memory: 4, passes: 1, most_cost: 1, most_memory: 1 },
             Refusal::EncryptedIdentity { name: path.clone() },
             Refusal::Links { path, links: 2 },
             Refusal::PassphraseWithKeyFile,
-            Refusal::InTheWay { what: "one exists already".into() },
+            Refusal::ExistingObject { what: "one exists already".into() },
             Refusal::SeveralPassphrases,
             Refusal::NoPassphrase { slot: 1, kind: "key file" },
             Refusal::UnknownKey { slot: 1 },
@@ -217,8 +217,8 @@ mod tests {
         let error = Error::io("cannot open a.lbx", std::io::Error::from_raw_os_error(13));
         let sentence = Failure::sentence;
         assert_eq!(sentence(&error), "cannot open a.lbx: Permission denied");
-        assert_eq!(sentence(&Error::Older("facts".into())), "older copy: facts; use --accept-older to go on with it");
-        assert!(sentence(&Error::Forked("facts".into())).ends_with("facts; use --accept-fork to go on with this one"));
+        assert_eq!(sentence(&Error::OlderCopy("facts".into())), "older copy: facts; use --accept-older to go on with it");
+        assert!(sentence(&Error::ForkedCopy("facts".into())).ends_with("facts; use --accept-fork to go on with this one"));
         assert!(
             sentence(&Error::Replaced("facts".into())).ends_with("facts; use --accept-other to go on with this one")
         );

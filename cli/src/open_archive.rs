@@ -8,7 +8,7 @@ use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::exchange::resolve;
 use lockbox::fs::{Attributes, Creator, FileSystem, mode};
-use lockbox::keys::{self, SeenOptions, UnlockedKey};
+use lockbox::keys::{self, RollbackOptions, UnlockedKey};
 use lockbox::storage::{ArchiveSource, FileStorage, LockMode};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};
@@ -178,9 +178,9 @@ impl OpeningArgs {
     }
 }
 
-/// The moment that is read
+/// Snapshot to read
 #[derive(clap::Args, Default)]
-pub(crate) struct MomentArgs {
+pub(crate) struct SnapshotViewArgs {
     /// Read the content of this snapshot, not the current content
     #[arg(long, value_name = "NAME")]
     snapshot: Option<OsString>,
@@ -207,17 +207,17 @@ impl ArchiveArgs {
         self.open(None, &self.opening.sources)
     }
 
-    pub(crate) fn read_at(&self, moment: &MomentArgs) -> Result<Archive, Failure> {
+    pub(crate) fn read_at(&self, view: &SnapshotViewArgs) -> Result<Archive, Failure> {
         self.probe(None)?;
-        self.open_at(&self.unlock(&self.opening.sources)?, None, moment)
+        self.open_at(&self.unlock(&self.opening.sources)?, None, view)
     }
 
     /// Opens for reading and watches for signals, for commands that roll back when interrupted.
-    pub(crate) fn read_watched(&self, moment: &MomentArgs) -> Result<(Archive, Interrupt), Failure> {
+    pub(crate) fn read_watched(&self, view: &SnapshotViewArgs) -> Result<(Archive, Interrupt), Failure> {
         self.probe(None)?;
         let key = self.unlock(&self.opening.sources)?;
         let interrupt = Interrupt::watch()?;
-        Ok((self.open_at(&key, None, moment)?, interrupt))
+        Ok((self.open_at(&key, None, view)?, interrupt))
     }
 
     /// Opens for writing and watches for signals, for commands that leave the rest to a later one.
@@ -234,7 +234,7 @@ impl ArchiveArgs {
         self.probe(Some(writer))?;
         let key = self.unlock(sources)?;
         let interrupt = Interrupt::watch()?;
-        Ok((self.open_at(&key, Some(writer), &MomentArgs::default())?, interrupt))
+        Ok((self.open_at(&key, Some(writer), &SnapshotViewArgs::default())?, interrupt))
     }
 
     /// The same for a command that watches for signals itself, and whose standard input is not a
@@ -247,7 +247,7 @@ impl ArchiveArgs {
         self.probe(Some(writer))?;
         let key = self.unlock(&self.sources_without_input())?;
         watch()?;
-        self.open_at(&key, Some(writer), &MomentArgs::default())
+        self.open_at(&key, Some(writer), &SnapshotViewArgs::default())
     }
 
     /// Opens the archive for backups: one that was not closed is repaired first.
@@ -256,7 +256,7 @@ impl ArchiveArgs {
         let key = self.unlock(&self.opening.sources)?;
         let interrupt = Interrupt::watch()?;
         let opened = Archive::open_for_backup(self.site()?, &key, &self.seen());
-        Ok((self.told(opened)?, interrupt))
+        Ok((self.with_notices(opened)?, interrupt))
     }
 
     pub(crate) fn bar(&self) -> Bar {
@@ -327,35 +327,35 @@ impl ArchiveArgs {
     }
 
     /// Returns the rollback options, for commands that open the archive themselves.
-    pub(crate) fn seen(&self) -> SeenOptions {
+    pub(crate) fn seen(&self) -> RollbackOptions {
         let seen = self.opening.seen.options(&self.archive);
         // Data that no store has need not be found again.
         let is_unsent = self.remote().is_unsent() && remote::is_remote(&self.archive);
-        SeenOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
+        RollbackOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
     }
 
     fn open(&self, writer: Option<WriterArgs>, sources: &Sources) -> Result<Archive, Failure> {
         self.probe(writer)?;
-        self.open_at(&self.unlock(sources)?, writer, &MomentArgs::default())
+        self.open_at(&self.unlock(sources)?, writer, &SnapshotViewArgs::default())
     }
 
     /// Reads with a key that was unlocked before.
     pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
-        self.open_at(key, None, &MomentArgs::default())
+        self.open_at(key, None, &SnapshotViewArgs::default())
     }
 
-    fn open_at(&self, key: &UnlockedKey, writer: Option<WriterArgs>, moment: &MomentArgs) -> Result<Archive, Failure> {
+    fn open_at(&self, key: &UnlockedKey, writer: Option<WriterArgs>, view: &SnapshotViewArgs) -> Result<Archive, Failure> {
         if let Some(writer) = writer {
             self.come(writer)?;
         }
         let site = self.site()?;
         let options = OpenOptions { read_only: writer.is_none(), ..OpenOptions::default() };
         let seen = self.seen();
-        let archive = match &moment.snapshot {
+        let archive = match &view.snapshot {
             None => Archive::open_seen(site, key, &options, &seen),
             Some(name) => Archive::open_snapshot(site, key, &options, &seen, name.as_bytes()),
         };
-        self.told(archive)
+        self.with_notices(archive)
     }
 
     fn site(&self) -> Result<ArchiveSource<'_>, Failure> {
@@ -406,7 +406,7 @@ impl ArchiveArgs {
     }
 
     /// Prints the notices of an opened archive.
-    fn told(&self, opened: lockbox::Result<Archive>) -> Result<Archive, Failure> {
+    fn with_notices(&self, opened: lockbox::Result<Archive>) -> Result<Archive, Failure> {
         let path = &self.archive;
         let failed = |error| Lockbox::failure(path, error);
         let archive = opened.map_err(failed)?;

@@ -6,7 +6,7 @@ use lockbox::archive::{Archive, KdfCost};
 use lockbox::crypto::{KeyFile, Passphrase};
 use lockbox::format::ArchiveId;
 use lockbox::keys::{
-    self, Fingerprint, KeyAccess, KeyKind, Secrets, SeenOptions, UnlockLimits, UnlockedKey, seen_directory,
+    self, Fingerprint, KeyAccess, KeyKind, Secrets, RollbackOptions, UnlockLimits, UnlockedKey, seen_directory,
 };
 use lockbox::storage::ArchiveSource;
 use lockbox_host::remote::ArchiveLocation;
@@ -133,10 +133,10 @@ pub(crate) fn remember_place(path: &Path, archive: ArchiveId, fingerprint: Finge
 }
 
 impl SeenArgs {
-    pub(crate) fn options(&self, archive: &Path) -> SeenOptions {
+    pub(crate) fn options(&self, archive: &Path) -> RollbackOptions {
         let directory =
             seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
-        SeenOptions {
+        RollbackOptions {
             directory,
             accept_older: self.accept_older,
             accept_fork: self.accept_fork,

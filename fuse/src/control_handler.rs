@@ -96,38 +96,38 @@ impl ControlHandler {
             }
             Request::Sync => self.run(FileSystem::make_durable),
             Request::Purge => self.run(FileSystem::purge),
-            Request::SnapshotCreate { name } => self.with_snapshots(true, |moments| {
+            Request::SnapshotCreate { name } => self.with_snapshots(true, |snapshots| {
                 let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
-                snapshot_requests::to_response(collected.and_then(|()| moments.create(&name.0)))
+                snapshot_requests::to_response(collected.and_then(|()| snapshots.create(&name.0)))
             }),
             Request::SnapshotList { after, held } => self.with_snapshots(false, |all| {
                 snapshot_requests::list_page(all, *after, *held)
                     .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
             }),
             Request::SnapshotHeld { ranges } => {
-                self.with_snapshots(false, |moments| snapshot_requests::held_bytes(moments, ranges))
+                self.with_snapshots(false, |snapshots| snapshot_requests::held_bytes(snapshots, ranges))
             }
             Request::SnapshotRemove { ids, among } => {
-                self.with_snapshots(true, |moments| snapshot_requests::remove_snapshots(moments, ids, *among))
+                self.with_snapshots(true, |snapshots| snapshot_requests::remove_snapshots(snapshots, ids, *among))
             }
             Request::SnapshotDiff { older, newer } => {
                 let Some(fs) = self.file_system() else { return closing_response() };
-                self.with_snapshots(false, |moments| {
+                self.with_snapshots(false, |snapshots| {
                     let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
                     let send = || {
-                        snapshot_requests::send_differences((&fs, moments), &self.locks, &client, older, newer.as_ref())
+                        snapshot_requests::send_differences((&fs, snapshots), &self.locks, &client, older, newer.as_ref())
                     };
                     collected.and_then(|()| send()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
                 })
             }
             Request::SnapshotRestore { name, paths, to } => {
                 let Some(fs) = self.file_system() else { return closing_response() };
-                self.with_snapshots(true, |moments| {
+                self.with_snapshots(true, |snapshots| {
                     let request = RestoreRequest { name, paths, to: to.as_ref() };
                     let now = Timestamp::from_system(SystemTime::now());
                     let cache = &self.state.cache;
                     let restore =
-                        || snapshot_requests::restore((&fs, moments), (&self.locks, cache), &client, &request, now);
+                        || snapshot_requests::restore((&fs, snapshots), (&self.locks, cache), &client, &request, now);
                     let collected = snapshot_requests::collect_writes(&self.state.mount, cache);
                     collected.and_then(|()| restore()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
                 })
@@ -166,7 +166,7 @@ impl ControlHandler {
         match snapshot_requests::read_only_refusal(&self.config.options).filter(|_| changes) {
             Some(refused) => refused,
             None => {
-                snapshot_requests::open_snapshots(&self.slot).map_or_else(closing_response, |moments| work(&moments))
+                snapshot_requests::open_snapshots(&self.slot).map_or_else(closing_response, |snapshots| work(&snapshots))
             }
         }
     }

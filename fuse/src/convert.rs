@@ -203,8 +203,8 @@ fn code(error: &Error) -> Errno {
         | Error::UnsupportedVersion(_)
         | Error::WrongKey
         | Error::Damaged(_)
-        | Error::Older(_)
-        | Error::Forked(_)
+        | Error::OlderCopy(_)
+        | Error::ForkedCopy(_)
         | Error::Replaced(_)
         | Error::Io { .. } => Errno::EIO,
     }

@@ -43,8 +43,8 @@ impl Program for MountProgram {
 
     fn words(error: &Error) -> Option<String> {
         Some(match error {
-            Error::Older(_) => format!("{error}; mount it with -o accept-older to go on with it"),
-            Error::Forked(_) => format!("{error}; mount this one with -o accept-fork to go on with it"),
+            Error::OlderCopy(_) => format!("{error}; mount it with -o accept-older to go on with it"),
+            Error::ForkedCopy(_) => format!("{error}; mount this one with -o accept-fork to go on with it"),
             Error::Replaced(_) => format!("{error}; mount this one with -o accept-other to go on with it"),
             Error::Refused(refusal) => format!("{refusal}{}", remedy(refusal)),
             _ => return None,
@@ -55,7 +55,7 @@ impl Program for MountProgram {
 /// Returns the remedy for a refusal; a mount meets no others.
 fn remedy(refusal: &Refusal) -> &'static str {
     match refusal {
-        Refusal::Costly { .. } => "; raise the limit with -o kdf-limit=N if you trust the archive",
+        Refusal::KdfCost { .. } => "; raise the limit with -o kdf-limit=N if you trust the archive",
         Refusal::EncryptedIdentity { .. } => "; decrypt it with age into a pipe, such as --identity <(age -d FILE)",
         _ => "",
     }
@@ -78,8 +78,8 @@ mod tests {
     #[test]
     fn advice_names_options_of_this_program() {
         for (error, option) in [
-            (Error::Older("facts".into()), "accept-older"),
-            (Error::Forked("facts".into()), "accept-fork"),
+            (Error::OlderCopy("facts".into()), "accept-older"),
+            (Error::ForkedCopy("facts".into()), "accept-fork"),
             (Error::Replaced("facts".into()), "accept-other"),
         ] {
             let Failure { message, .. } = Failure::from(error);
@@ -87,7 +87,7 @@ mod tests {
             assert!(!message.contains("--accept"), "{message}");
             crate::options::MountOptions::parse(&[option.to_owned()]).unwrap();
         }
-        let costly = Refusal::Costly { slot: 1, memory: 4, passes: 1, most_cost: 1, most_memory: 1 };
+        let costly = Refusal::KdfCost { slot: 1, memory: 4, passes: 1, most_cost: 1, most_memory: 1 };
         let Failure { message, .. } = Failure::from(Error::Refused(costly));
         assert!(message.starts_with("deriving ") && message.contains("-o kdf-limit=N ") && !message.contains("--"));
         crate::options::MountOptions::parse(&["kdf-limit=9".to_owned()]).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockbox::archive::{OpenOptions, RetentionPolicy, RetentionRule};
 use lockbox::fs::SyncProfile;
-use lockbox::keys::{PlaceName, SeenOptions, UnlockLimits, seen_directory};
+use lockbox::keys::{PlaceName, RollbackOptions, UnlockLimits, seen_directory};
 use lockbox_host::mount_options::nearest;
 use lockbox_host::remote::Remote;
 use lockbox_host::secrets::{Cache, Sources, parse_timeout};
@@ -280,12 +280,12 @@ impl MountOptions {
 
     /// Returns the location of this user's rollback state, and which contradictions to it are
     /// accepted.
-    pub fn seen_options(&self) -> SeenOptions {
+    pub fn seen_options(&self) -> RollbackOptions {
         let directory =
             seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
         // An archive that no store has cannot be mounted again, so nothing is remembered.
         let directory = directory.filter(|_| !self.remote.is_unsent());
-        SeenOptions {
+        RollbackOptions {
             directory,
             accept_older: self.accept_older,
             accept_fork: self.accept_fork,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use lockbox::Result;
 use lockbox::archive::{Archive, OpenOptions};
-use lockbox::keys::{SeenOptions, UnlockedKey};
+use lockbox::keys::{RollbackOptions, UnlockedKey};
 use lockbox_host::remote::{ArchiveLocation, VersionFollower};
 use parking_lot::Mutex;
 
@@ -28,7 +28,7 @@ pub(crate) struct ReplicaConfig {
     pub(crate) every: Duration,
     pub(crate) key: UnlockedKey,
     pub(crate) options: OpenOptions,
-    pub(crate) seen: SeenOptions,
+    pub(crate) seen: RollbackOptions,
 }
 
 /// Polling schedule; independent of a clock.
@@ -107,7 +107,7 @@ fn run(
 fn publish_version(
     place: &ArchiveLocation,
     key: &UnlockedKey,
-    (options, seen): (&OpenOptions, &SeenOptions),
+    (options, seen): (&OpenOptions, &RollbackOptions),
     current: &CurrentVersion,
     slot: &ArchiveSlot,
 ) -> Result<()> {

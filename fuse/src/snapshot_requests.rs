@@ -94,13 +94,13 @@ pub(crate) fn to_refusal(error: &Error) -> Response {
     Response::Refused { why, message }
 }
 
-pub(crate) fn list_page(moments: &SnapshotManager, after: u64, with_held: bool) -> Result<Response> {
-    let mut all = moments.list()?;
+pub(crate) fn list_page(snapshots: &SnapshotManager, after: u64, with_held: bool) -> Result<Response> {
+    let mut all = snapshots.list()?;
     all.retain(|snapshot| snapshot.id > after);
     let more = all.len() > PAGE;
     all.truncate(PAGE);
     let describe = |snapshot: Snapshot| {
-        let held_bytes = with_held.then(|| moments.held_bytes(&|id| id == snapshot.id)).transpose()?;
+        let held_bytes = with_held.then(|| snapshots.held_bytes(&|id| id == snapshot.id)).transpose()?;
         let Snapshot { id, name, time, inodes, .. } = snapshot;
         Ok(ListedSnapshot {
             id,
@@ -115,14 +115,14 @@ pub(crate) fn list_page(moments: &SnapshotManager, after: u64, with_held: bool) 
 }
 
 /// Returns the bytes that the snapshots in these id ranges hold together.
-pub(crate) fn held_bytes(moments: &SnapshotManager, ranges: &[(u64, u64)]) -> Response {
-    let bytes = moments.held_bytes(&|id| ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)));
+pub(crate) fn held_bytes(snapshots: &SnapshotManager, ranges: &[(u64, u64)]) -> Response {
+    let bytes = snapshots.held_bytes(&|id| ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)));
     bytes.map_or_else(|error| to_refusal(&error), |bytes| Response::Held { bytes })
 }
 
-pub(crate) fn remove_snapshots(moments: &SnapshotManager, ids: &[u64], among: Option<ExpectedSnapshots>) -> Response {
+pub(crate) fn remove_snapshots(snapshots: &SnapshotManager, ids: &[u64], among: Option<ExpectedSnapshots>) -> Response {
     let mut changed = false;
-    let removed = moments.remove(&mut |all| {
+    let removed = snapshots.remove(&mut |all| {
         changed = among.is_some_and(|among| !among.is_whole(all.iter().map(|snapshot| snapshot.id)));
         Ok(if changed { Vec::new() } else { ids.to_vec() })
     });
@@ -171,13 +171,13 @@ fn check_client(client: &ClientConnection) -> Result<()> {
 
 /// Sends the differences from `older` to `newer`, or to the live tree.
 pub(crate) fn send_differences(
-    (fs, moments): (&FileSystem, &SnapshotManager),
+    (fs, snapshots): (&FileSystem, &SnapshotManager),
     locks: &OperationLocks,
     client: &ClientConnection,
     older: &SnapshotName,
     newer: Option<&SnapshotName>,
 ) -> Result<Response> {
-    let found = differences((fs, moments), locks, client, older, newer)?;
+    let found = differences((fs, snapshots), locks, client, older, newer)?;
     // The client may read slowly: only the differences themselves are still held.
     let go_on = &|| fs.check_closing().and_then(|()| check_client(client));
     let mut found = found.into_iter().peekable();
@@ -201,7 +201,7 @@ fn encoded_length(difference: &PathDifference) -> usize {
 /// Returns all differences. The archive is not closed before this returns, because snapshots pinned
 /// for it could not be erased.
 fn differences(
-    (fs, moments): (&FileSystem, &SnapshotManager),
+    (fs, snapshots): (&FileSystem, &SnapshotManager),
     locks: &OperationLocks,
     client: &ClientConnection,
     older: &SnapshotName,
@@ -210,9 +210,9 @@ fn differences(
     let _turn = acquire(&locks.comparison, client)?;
     let _work = fs.hold_open()?;
     // Taken before the lookup: a concurrent removal then frees nothing that is read here.
-    let now = moments.pin_current()?;
-    let older = moments.snapshot_view(&older.0)?;
-    let newer = newer.map(|newer| moments.snapshot_view(&newer.0)).transpose()?;
+    let now = snapshots.pin_current()?;
+    let older = snapshots.snapshot_view(&older.0)?;
+    let newer = newer.map(|newer| snapshots.snapshot_view(&newer.0)).transpose()?;
     let newer = newer.as_ref().unwrap_or(now.file_system());
     let go_on = &mut |held| match held > MAX_HELD {
         true => Err(Error::invalid("too many differences to list from a mount: unmount the archive, and try again")),
@@ -238,29 +238,29 @@ pub(crate) struct RestoreRequest<'a> {
 
 /// Restores the paths; `now` is part of the name of the snapshot that is taken first.
 pub(crate) fn restore(
-    (fs, moments): (&FileSystem, &SnapshotManager),
+    (fs, snapshots): (&FileSystem, &SnapshotManager),
     (locks, cache): (&OperationLocks, &KernelCache),
     client: &ClientConnection,
     request: &RestoreRequest<'_>,
     now: Timestamp,
 ) -> Result<Response> {
     let _turn = acquire(&locks.restore, client)?;
-    let moment = moments.snapshot_view(&request.name.0)?;
+    let view = snapshots.snapshot_view(&request.name.0)?;
     let paths: Vec<Vec<u8>> = request.paths.iter().map(|path| path.0.clone()).collect();
     let to = request.to.map(|to| &to.0[..]);
     let mut names = ClientRenames { client, cache };
-    let restored = Restore::prepare(fs, &moment, &paths, to, &mut names).and_then(|restore| {
+    let restored = Restore::prepare(fs, &view, &paths, to, &mut names).and_then(|restore| {
         // A restore to another directory replaces nothing.
         if to.is_none() {
             client
-                .send(&Response::Kept { name: SnapshotName(moments.create_before_restore(&request.name.0, now)?) })?;
+                .send(&Response::Kept { name: SnapshotName(snapshots.create_before_restore(&request.name.0, now)?) })?;
         }
         restore.run(&mut || check_client(client))
     });
     match restored {
         Ok(_) => Ok(Response::Done),
         // A concurrently removed snapshot is not damage.
-        Err(Error::Damaged(_) | Error::Stale) if moments.snapshot_view(&request.name.0).is_err() => {
+        Err(Error::Damaged(_) | Error::Stale) if snapshots.snapshot_view(&request.name.0).is_err() => {
             Err(Error::Refused(Refusal::NoSnapshot { name: display(&request.name.0) }))
         }
         Err(error) => Err(error),
@@ -342,31 +342,31 @@ pub(crate) mod tests {
         (directory, archive)
     }
 
-    fn ids(moments: &SnapshotManager) -> Vec<u64> {
-        moments.list().unwrap().iter().map(|snapshot| snapshot.id).collect()
+    fn ids(snapshots: &SnapshotManager) -> Vec<u64> {
+        snapshots.list().unwrap().iter().map(|snapshot| snapshot.id).collect()
     }
 
     #[test]
     fn a_removal_chosen_from_a_stale_list_removes_nothing() {
         let (_directory, archive) = opened();
-        let moments = archive.snapshot_manager();
+        let snapshots = archive.snapshot_manager();
         for name in ["a", "b", "c", "d"] {
-            assert!(matches!(to_response(moments.create(name.as_bytes())), Response::Done));
+            assert!(matches!(to_response(snapshots.create(name.as_bytes())), Response::Done));
         }
-        let all = ids(&moments);
+        let all = ids(&snapshots);
         let among = Some(ExpectedSnapshots::of(all.iter().copied()));
         // Another client removes a snapshot that the first wants to keep, and a new one is taken.
-        assert!(matches!(remove_snapshots(&moments, &all[..1], among), Response::Done));
-        moments.create(b"e").unwrap();
-        let refusal = remove_snapshots(&moments, &all[1..3], among);
+        assert!(matches!(remove_snapshots(&snapshots, &all[..1], among), Response::Done));
+        snapshots.create(b"e").unwrap();
+        let refusal = remove_snapshots(&snapshots, &all[1..3], among);
         assert!(matches!(refusal, Response::Refused { why: RefusalReason::Changed, .. }), "{refusal:?}");
-        assert_eq!(ids(&moments)[..3], all[1..]);
+        assert_eq!(ids(&snapshots)[..3], all[1..]);
         // Newer snapshots do not invalidate the choice; without a condition, missing ones are
         // skipped.
         let among = Some(ExpectedSnapshots::of(all[1..].iter().copied()));
-        assert!(matches!(remove_snapshots(&moments, &all[1..2], among), Response::Done));
-        assert!(matches!(remove_snapshots(&moments, &all[..3], None), Response::Done));
-        assert_eq!(ids(&moments).len(), 2);
+        assert!(matches!(remove_snapshots(&snapshots, &all[1..2], among), Response::Done));
+        assert!(matches!(remove_snapshots(&snapshots, &all[..3], None), Response::Done));
+        assert_eq!(ids(&snapshots).len(), 2);
         assert_eq!(archive.file_system().usage().snapshots.unwrap().count, 2);
         archive.close().unwrap();
     }
@@ -374,20 +374,20 @@ pub(crate) mod tests {
     #[test]
     fn shared_data_is_held_by_its_snapshots_together() {
         let (_directory, archive) = opened();
-        let (fs, moments) = (archive.file_system(), archive.snapshot_manager());
+        let (fs, snapshots) = (archive.file_system(), archive.snapshot_manager());
         let ino = fs.make_node(ROOT_INO, b"file", 0o600, 0, CREATOR).unwrap().ino;
         let noise: Vec<u8> = (0..1u32 << 16).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
         fs.write(ino, 0, &noise).unwrap();
         for name in ["a", "b", "c"] {
-            moments.create(name.as_bytes()).unwrap();
+            snapshots.create(name.as_bytes()).unwrap();
         }
         fs.unlink(ROOT_INO, b"file").unwrap();
         fs.purge().unwrap();
-        let total = |ranges: &[(u64, u64)]| match held_bytes(&moments, ranges) {
+        let total = |ranges: &[(u64, u64)]| match held_bytes(&snapshots, ranges) {
             Response::Held { bytes } => bytes,
             other => panic!("{other:?}"),
         };
-        let all = ids(&moments);
+        let all = ids(&snapshots);
         assert!(total(&[(all[0], all[1])]) < 4096 * 8 && total(&[(all[2], all[2]), (all[0], all[0])]) < 4096 * 8);
         assert!(total(&[(all[0], all[0]), (all[1], all[2])]) > 50_000);
         assert_eq!(total(&[(0, u64::MAX)]), total(&[(all[0], all[2])]));
@@ -398,11 +398,11 @@ pub(crate) mod tests {
     #[test]
     fn pages_go_on_where_the_last_one_ended() {
         let (_directory, archive) = opened();
-        let moments = archive.snapshot_manager();
+        let snapshots = archive.snapshot_manager();
         for number in 0..PAGE + 3 {
-            moments.create(format!("number {number}").as_bytes()).unwrap();
+            snapshots.create(format!("number {number}").as_bytes()).unwrap();
         }
-        let page = |after, held_bytes| match list_page(&moments, after, held_bytes).unwrap() {
+        let page = |after, held_bytes| match list_page(&snapshots, after, held_bytes).unwrap() {
             Response::Snapshots { snapshots, more } => (snapshots, more),
             other => panic!("{other:?}"),
         };

@@ -92,7 +92,7 @@ pub(crate) fn log(data: &[u8]) {
     assert!(read.changes == said.changes && read.tombstones == said.tombstones);
 }
 
-/// The map of a moment.
+/// The map of a version.
 pub(crate) fn checkpoint(data: &[u8]) {
     let name: Hash = Sha256::digest(data).into();
     let Ok(entries) = layout::decode_checkpoint(&INCARNATION, &name, data) else { return };

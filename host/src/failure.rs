@@ -31,7 +31,7 @@ pub fn code(error: &Error) -> u8 {
         Error::InUse(_) => IN_USE,
         // A file that is too large for its target: for that one file the host is full.
         Error::NoSpace(_) | Error::FileTooLarge => NO_SPACE,
-        Error::Older(_) | Error::Forked(_) | Error::Replaced(_) => OLDER,
+        Error::OlderCopy(_) | Error::ForkedCopy(_) | Error::Replaced(_) => OLDER,
         // As shells show a program that a signal ended.
         Error::Interrupted(signal) => 128 + signal,
         _ => OTHER,
@@ -126,7 +126,7 @@ impl<P: Program> Failure<P> {
     /// the program already names the object.
     pub fn at(path: &Path, error: &Error) -> Failure<P> {
         let says_it = match error {
-            Error::Refused(refusal) => !matches!(refusal, Refusal::Costly { .. }),
+            Error::Refused(refusal) => !matches!(refusal, Refusal::KdfCost { .. }),
             Error::Io { .. } | Error::NoSpace(_) | Error::ReadOnly(_) | Error::Invalid(_) => true,
             _ => false,
         };
@@ -185,7 +185,7 @@ mod tests {
         const NAMES_ARCHIVE: bool = true;
 
         fn words(error: &Error) -> Option<String> {
-            matches!(error, Error::Older(_)).then(|| format!("{error}; accept it"))
+            matches!(error, Error::OlderCopy(_)).then(|| format!("{error}; accept it"))
         }
     }
 
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!((failure.code, &*failure.message), (OTHER, "cannot open a.lbx: Permission denied"));
         let refused = Error::request("a server refuses; ask another", io::ErrorKind::PermissionDenied);
         assert_eq!(Failure::<Named>::sentence(&refused), "a server refuses; ask another");
-        assert_eq!(Failure::<Named>::from(Error::Older("facts".into())).message, "older copy: facts; accept it");
+        assert_eq!(Failure::<Named>::from(Error::OlderCopy("facts".into())).message, "older copy: facts; accept it");
     }
 
     #[test]

@@ -234,7 +234,7 @@ fn link_to(at: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", at.as_raw_fd())
 }
 
-/// Returns the names of an archive's place, as `lockbox::keys::SeenOptions` wants them: of an
+/// Returns the names of an archive's place, as `lockbox::keys::RollbackOptions` wants them: of an
 /// address the one spelling, of a path the names that [`paths`] gives.
 pub fn place_names(archive: &Path) -> Vec<PlaceName> {
     if let Some(directory) = remote::directory(archive) {

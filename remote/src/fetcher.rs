@@ -94,10 +94,10 @@ impl OpenArchive {
 
 #[derive(Serialize, Deserialize)]
 enum OpenReply {
-    /// `moment` is set if newer versions are possible.
+    /// `version` is set if newer versions are possible.
     Here {
         ordered: bool,
-        moment: Option<u64>,
+        version: Option<u64>,
         /// Message for the user.
         notice: Option<String>,
     },
@@ -109,7 +109,7 @@ enum OpenReply {
 enum PollReply {
     None,
     /// Sequence of the newer version; its sockets are attached.
-    Moment(u64),
+    Version(u64),
     Failed(u32, String),
 }
 
@@ -225,10 +225,10 @@ impl VersionPoller {
         match serde_json::from_slice(&line).map_err(|error| gone(error.into()))? {
             PollReply::None => Ok(false),
             PollReply::Failed(code, sentence) => Err(error_of(code, sentence)),
-            PollReply::Moment(moment) => {
+            PollReply::Version(version) => {
                 let guard = self.process.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
                 take(Arc::new(IpcStorage::new(sockets, false)?.with_atomic_barrier().with_keeper(guard)))?;
-                self.sequence = moment;
+                self.sequence = version;
                 Ok(true)
             }
         }
@@ -267,7 +267,7 @@ pub fn open_in_fetcher(
     let control = FetcherControl { process: Arc::downgrade(&process), ..control };
     let borrowed = IpcStorage::new(sockets, access != Access::Read)?;
     let guard = Arc::new(FetcherGuard(process));
-    let news = news.map(|(socket, moment)| VersionPoller { socket, sequence: moment, process: Arc::downgrade(&guard) });
+    let news = news.map(|(socket, version)| VersionPoller { socket, sequence: version, process: Arc::downgrade(&guard) });
     let storage = if ordered { borrowed.with_atomic_barrier() } else { borrowed }.with_keeper(guard);
     Ok(FetcherConnection { storage, control, versions: news, notice })
 }
@@ -308,7 +308,7 @@ fn handshake(
     let mut answer = String::new();
     BufReader::new(&**control).read_line(&mut answer).map_err(cannot)?;
     match serde_json::from_str(&answer).map_err(|error| cannot(error.into()))? {
-        OpenReply::Here { ordered, moment, notice } => {
+        OpenReply::Here { ordered, version, notice } => {
             control
                 .set_read_timeout(Some(STATS_TIMEOUT))
                 .and_then(|()| control.set_write_timeout(Some(STATS_TIMEOUT)))
@@ -316,7 +316,7 @@ fn handshake(
             let (control, process) = (Arc::downgrade(control), Weak::new());
             let (news, spool_signal) = if access == Access::Read { (news, None) } else { (None, news) };
             let control = FetcherControl { control, process, last_request: Mutex::new(0), spool_signal };
-            Ok(Handshake { sockets: ours, ordered, control, news: news.zip(moment), notice })
+            Ok(Handshake { sockets: ours, ordered, control, news: news.zip(version), notice })
         }
         OpenReply::Failed(code, sentence) => Err(error_of(code, sentence)),
     }
@@ -349,9 +349,9 @@ pub fn serve_fetcher(
             return send(&control, &OpenReply::Failed(code, sentence), &[]);
         }
     };
-    let moment = follower.as_ref().map(Follower::sequence);
+    let version = follower.as_ref().map(Follower::sequence);
     let notice = writer.as_ref().and_then(|writer| writer.notice());
-    send(&control, &OpenReply::Here { ordered: storage.has_atomic_barrier(), moment, notice }, &[])?;
+    send(&control, &OpenReply::Here { ordered: storage.has_atomic_barrier(), version, notice }, &[])?;
     let news = sockets.pop();
     spawn_servers(&storage, sockets)?;
     // A version without readers must be freed.
@@ -408,7 +408,7 @@ fn answer_polls(mut follower: Follower, news: UnixStream) {
             let (ours, theirs) = socket_pairs(READ_SOCKETS).map_err(cannot)?;
             let file: Arc<dyn Storage> = follower.file().clone();
             spawn_servers(&file, ours).map_err(cannot)?;
-            Ok((PollReply::Moment(follower.sequence()), theirs))
+            Ok((PollReply::Version(follower.sequence()), theirs))
         });
         let (reply, sockets) = polled.unwrap_or_else(|error| {
             let (code, sentence) = code_of(&error);

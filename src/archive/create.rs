@@ -12,7 +12,7 @@ use crate::format::ArchiveId;
 use crate::format::header::{FEATURE_LOG, Framing, SLOT_EMPTY};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
-use crate::keys::SeenOptions;
+use crate::keys::RollbackOptions;
 use crate::keys::header::{self, empty_slots};
 use crate::keys::rollback::KnownPlaces;
 use crate::keys::slots::{self, NewKey, SlotAddress};
@@ -26,7 +26,7 @@ impl Archive {
     /// Creates `path` (which must not exist), syncs it and its directory, and closes it. A failure
     /// leaves no file behind.
     pub fn create(path: &Path, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
-        Archive::create_seen(path, passphrase, options, &SeenOptions::default())
+        Archive::create_seen(path, passphrase, options, &RollbackOptions::default())
     }
 
     /// Creates an archive like [`Archive::create`], and remembers it at its path, replacing the
@@ -35,7 +35,7 @@ impl Archive {
         path: &Path,
         passphrase: &Passphrase,
         options: &CreateOptions,
-        seen: &SeenOptions,
+        seen: &RollbackOptions,
     ) -> Result<()> {
         let cannot = |what: &str| {
             let context = format!("{what} {}", path.display());
@@ -61,7 +61,7 @@ impl Archive {
     /// Creates an archive in an empty storage, and closes it. Its durability is that of the
     /// storage.
     pub fn create_in(storage: &Arc<dyn Storage>, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
-        Archive::create_in_seen(storage, passphrase, options, &SeenOptions::default()).map(drop)
+        Archive::create_in_seen(storage, passphrase, options, &RollbackOptions::default()).map(drop)
     }
 
     /// Creates an archive in a storage for a user with rollback state. The caller calls
@@ -70,7 +70,7 @@ impl Archive {
         storage: &Arc<dyn Storage>,
         passphrase: &Passphrase,
         options: &CreateOptions,
-        seen: &SeenOptions,
+        seen: &RollbackOptions,
     ) -> Result<NewArchive> {
         if !storage.is_empty()? {
             return Err(Error::Exists);
@@ -116,7 +116,7 @@ fn fill(
     storage: &Arc<dyn Storage>,
     passphrase: &Passphrase,
     options: &CreateOptions,
-    seen: &SeenOptions,
+    seen: &RollbackOptions,
 ) -> Result<NewArchive> {
     let environment = Arc::new(SystemEnvironment);
     let mut archive: ArchiveId = [0; 16];

@@ -37,7 +37,7 @@ use crate::keys::header::{self, Header, SlotBlock, empty_slots};
 use crate::keys::rollback::RollbackCheck;
 use crate::keys::slots::{self, OpenedSlot, SlotAddress};
 use crate::keys::{
-    Fingerprint, KeyAccess, KeyInfo, KeyKind, KeyName, LEAST_MEMORY, RollbackGuard, SeenOptions, UnlockedKey, listed,
+    Fingerprint, KeyAccess, KeyInfo, KeyKind, KeyName, LEAST_MEMORY, RollbackGuard, RollbackOptions, UnlockedKey, listed,
     open_header,
 };
 use crate::storage::{ArchiveSource, FileIdentity, FileStorage, LockMode, Storage};
@@ -94,7 +94,7 @@ pub struct ArchiveInfo {
     /// Unique to this archive and unforgeable; the id is not, since it is stored unencrypted.
     pub fingerprint: Fingerprint,
     /// Warning when the archive is authenticated by a public key only
-    /// ([`crate::keys::SeenOptions::places`]).
+    /// ([`crate::keys::RollbackOptions::places`]).
     pub first_use: Option<String>,
     pub format_version: u32,
     pub generation: Generation,
@@ -192,19 +192,19 @@ impl Archive {
     /// Locks and opens; opening for writing recovers, and repairs data outside of pages (reported
     /// in [`ArchiveInfo::mended`]).
     pub fn open<'a>(site: impl Into<ArchiveSource<'a>>, key: &UnlockedKey, options: &OpenOptions) -> Result<Archive> {
-        Archive::open_seen(site, key, options, &SeenOptions::default())
+        Archive::open_seen(site, key, options, &RollbackOptions::default())
     }
 
     /// Opens an archive like [`Archive::open`], and compares it with the rollback state of this
     /// user.
     ///
     /// # Errors
-    /// `Replaced`, `Older` and `Forked` unless they are accepted.
+    /// `Replaced`, `OlderCopy` and `ForkedCopy` unless they are accepted.
     pub fn open_seen<'a>(
         site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
         options: &OpenOptions,
-        seen_options: &SeenOptions,
+        seen_options: &RollbackOptions,
     ) -> Result<Archive> {
         Archive::open_at(site.into(), key, options, seen_options, None, None)
     }
@@ -218,7 +218,7 @@ impl Archive {
         site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
         options: &OpenOptions,
-        seen_options: &SeenOptions,
+        seen_options: &RollbackOptions,
         witness: &RollbackGuard,
     ) -> Result<Archive> {
         Archive::open_at(site.into(), key, options, seen_options, Some(witness.looked()), None)
@@ -229,7 +229,7 @@ impl Archive {
         site: ArchiveSource<'_>,
         key: &UnlockedKey,
         options: &OpenOptions,
-        seen_options: &SeenOptions,
+        seen_options: &RollbackOptions,
         looked: Option<RollbackCheck>,
         snapshot: Option<&[u8]>,
     ) -> Result<Archive> {

@@ -21,7 +21,7 @@ use super::{Archive, OpenOptions};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::values::SnapshotValue;
 use crate::fs::FileSystem;
-use crate::keys::{SeenOptions, UnlockedKey};
+use crate::keys::{RollbackOptions, UnlockedKey};
 use crate::storage::ArchiveSource;
 use crate::txn::Pinned;
 
@@ -54,7 +54,7 @@ impl Archive {
         site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
         options: &OpenOptions,
-        seen: &SeenOptions,
+        seen: &RollbackOptions,
         name: &[u8],
     ) -> Result<Archive> {
         if !options.read_only {

@@ -154,7 +154,7 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<ExtractItem>, Vec<Err
 
 fn in_the_way(name: &[u8], target: &std::path::Path) -> Error {
     let what = format!("{} exists already in {}", display(name), display_path(target));
-    Error::Refused(Refusal::InTheWay { what })
+    Error::Refused(Refusal::ExistingObject { what })
 }
 
 fn display_path(path: &std::path::Path) -> String {

@@ -219,7 +219,7 @@ pub(super) fn refuse_in_the_way(name: &[u8], existing: &Attributes, replace: boo
     match existing.is_directory() {
         true => Err(Error::invalid(format!("{name} is a directory there, and those are not replaced"))),
         false if replace => Ok(()),
-        false => Err(Error::Refused(Refusal::InTheWay { what: format!("{name} exists already there") })),
+        false => Err(Error::Refused(Refusal::ExistingObject { what: format!("{name} exists already there") })),
     }
 }
 
@@ -444,7 +444,7 @@ fn remove_incomplete(fs: &FileSystem, directory: Ino, name: &[u8], error: Error)
 /// builder are preserved.
 pub(super) struct Builder<'a> {
     pub(super) live: &'a FileSystem,
-    pub(super) moment: &'a FileSystem,
+    pub(super) source_fs: &'a FileSystem,
     pub(super) go_on: &'a mut dyn FnMut() -> Result<()>,
     pub(super) copied: CopyCounts,
     /// New inodes of files with several hard links, by inode in the snapshot.
@@ -457,10 +457,10 @@ type InodePair = (Ino, Ino);
 impl<'a> Builder<'a> {
     pub(super) fn new(
         live: &'a FileSystem,
-        moment: &'a FileSystem,
+        source_fs: &'a FileSystem,
         go_on: &'a mut dyn FnMut() -> Result<()>,
     ) -> Builder<'a> {
-        Builder { live, moment, go_on, copied: CopyCounts::default(), links: HashMap::new() }
+        Builder { live, source_fs, go_on, copied: CopyCounts::default(), links: HashMap::new() }
     }
 
     /// Copies `source` recursively to an unused name.
@@ -471,18 +471,18 @@ impl<'a> Builder<'a> {
         }
         let mut path = Vec::new(); // unused
         let mut tree: ArchiveWalk<'_, InodePair> =
-            ArchiveWalk::below(self.moment, b"", source.ino, (source.ino, copy))?;
+            ArchiveWalk::below(self.source_fs, b"", source.ino, (source.ino, copy))?;
         while let Some(step) = tree.next(&mut path) {
             match step? {
                 // Last, because every entry changes the times of its directory.
                 WalkStep::Leave(WalkDirectory { state: (source, copy), .. }) => {
-                    self.live.restore_inode(self.moment, source, copy)?;
+                    self.live.restore_inode(self.source_fs, source, copy)?;
                 }
                 WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
                     let parent = directory.state.1;
                     let copy = self.object(&attributes, parent, &name)?;
                     if attributes.is_directory() {
-                        tree.descend(self.moment, b"", attributes.ino, (attributes.ino, copy))?;
+                        tree.descend(self.source_fs, b"", attributes.ino, (attributes.ino, copy))?;
                     }
                 }
             }
@@ -509,12 +509,12 @@ impl<'a> Builder<'a> {
             }
             mode::SYMLINK => {
                 self.copied.symlinks += 1;
-                self.live.make_symlink(parent, name, &self.moment.read_link(source.ino)?, creator)?
+                self.live.make_symlink(parent, name, &self.source_fs.read_link(source.ino)?, creator)?
             }
             file_type => {
                 let copy = self.live.make_node(parent, name, file_type | permissions, source.rdev, creator)?;
                 if file_type == mode::REGULAR {
-                    self.live.restore_storage_flags(self.moment, source.ino, copy.ino)?;
+                    self.live.restore_storage_flags(self.source_fs, source.ino, copy.ino)?;
                     self.content(source, copy.ino)?;
                     self.copied.files += 1;
                     self.copied.bytes += source.size;
@@ -525,7 +525,7 @@ impl<'a> Builder<'a> {
             }
         };
         self.xattrs(source.ino, copy.ino)?;
-        self.live.restore_inode(self.moment, source.ino, copy.ino)?;
+        self.live.restore_inode(self.source_fs, source.ino, copy.ino)?;
         if !source.is_directory() && source.links > 1 {
             self.links.insert(source.ino, copy.ino);
         }
@@ -533,8 +533,8 @@ impl<'a> Builder<'a> {
     }
 
     fn content(&mut self, source: &Attributes, copy: Ino) -> Result<()> {
-        if !std::ptr::eq(self.live, self.moment) {
-            return self.live.restore_content(self.moment, source.ino, copy, self.go_on).map(drop);
+        if !std::ptr::eq(self.live, self.source_fs) {
+            return self.live.restore_content(self.source_fs, source.ino, copy, self.go_on).map(drop);
         }
         let mut done = 0;
         while done < source.size {
@@ -550,7 +550,7 @@ impl<'a> Builder<'a> {
     /// Sets exactly the extended attributes and access control lists of the snapshot. They change
     /// the mode, which must therefore be set later.
     pub(super) fn xattrs(&self, source: Ino, copy: Ino) -> Result<()> {
-        let wanted = self.moment.list_xattrs(source)?;
+        let wanted = self.source_fs.list_xattrs(source)?;
         let wanted: Vec<&[u8]> = names(&wanted).collect();
         for name in names(&self.live.list_xattrs(copy)?).filter(|name| !wanted.contains(name)) {
             match self.live.remove_xattr(copy, name) {
@@ -560,7 +560,7 @@ impl<'a> Builder<'a> {
             }
         }
         for name in wanted {
-            self.live.set_xattr(copy, name, &self.moment.xattr(source, name)?, XattrMode::Set)?;
+            self.live.set_xattr(copy, name, &self.source_fs.xattr(source, name)?, XattrMode::Set)?;
         }
         Ok(())
     }

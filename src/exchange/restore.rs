@@ -116,7 +116,7 @@ fn parent<'p>(fs: &FileSystem, path: &'p [u8]) -> Result<(Ino, &'p [u8])> {
 /// interrupted restore were removed.
 pub struct Restore<'a> {
     live: &'a FileSystem,
-    moment: &'a FileSystem,
+    snapshot: &'a FileSystem,
     names: &'a mut dyn LiveNamespace,
     tops: Vec<RestoreItem>,
     /// Target directory of the live tree; its entries are not replaced.
@@ -158,7 +158,7 @@ pub struct RestoreReport {
 }
 
 impl<'a> Restore<'a> {
-    /// Checks that all paths exist in the snapshot `moment` and, with `to`, that their names do not
+    /// Checks that all paths exist in the snapshot `snapshot` and, with `to`, that their names do not
     /// exist in that directory. Without paths the whole tree is restored and, unless `to` is given,
     /// all other objects of the live tree are deleted. Deletes leftovers of an interrupted restore.
     ///
@@ -167,7 +167,7 @@ impl<'a> Restore<'a> {
     /// interrupted restore in it, and for an existing target; errors of reading and deleting.
     pub fn prepare(
         live: &'a FileSystem,
-        moment: &'a FileSystem,
+        snapshot: &'a FileSystem,
         paths: &[Vec<u8>],
         to: Option<&[u8]>,
         names: &'a mut dyn LiveNamespace,
@@ -175,14 +175,14 @@ impl<'a> Restore<'a> {
         let mut tops = BTreeSet::new();
         for path in paths {
             let parts: Vec<Vec<u8>> = components(path)?.into_iter().map(<[u8]>::to_vec).collect();
-            match resolve(moment, path) {
+            match resolve(snapshot, path) {
                 Err(Error::NotFound | Error::NotDirectory) => {
                     return Err(Error::invalid(format!("the snapshot has no {}", display(path))));
                 }
                 found => drop(found?),
             }
             if let Some(name) = parts.first()
-                && is_stage(moment, name, &moment.lookup(ROOT_INO, name)?)?
+                && is_stage(snapshot, name, &snapshot.lookup(ROOT_INO, name)?)?
             {
                 return Err(Error::invalid(format!(
                     "{} is what an interrupted restore had left when the snapshot was taken, and is not brought back",
@@ -194,13 +194,13 @@ impl<'a> Restore<'a> {
         // The root stands for everything.
         let whole = tops.is_empty() || tops.contains(&Vec::new());
         if whole {
-            tops = Restore::entries(moment)?.into_iter().map(|name| vec![name]).collect();
+            tops = Restore::entries(snapshot)?.into_iter().map(|name| vec![name]).collect();
         }
         // Descendants of another path are restored with it.
         let is_below = |path: &Vec<Vec<u8>>| (1..path.len()).any(|length| tops.contains(&path[..length]));
         let tops = tops.iter().filter(|path| !is_below(path)).map(|path| RestoreItem { path: path.clone() }).collect();
         let to = to.map(|to| Ok(components(to)?.join(&b"/"[..]))).transpose()?;
-        let mut restore = Restore { live, moment, names, tops, whole: whole && to.is_none(), to };
+        let mut restore = Restore { live, snapshot, names, tops, whole: whole && to.is_none(), to };
         restore.refuse_what_is_in_the_way()?;
         restore.remove_stages()?;
         Ok(restore)
@@ -263,8 +263,8 @@ impl<'a> Restore<'a> {
             removed?;
             if self.whole {
                 let mut nothing = || Ok(());
-                Builder::new(live, self.moment, &mut nothing).xattrs(ROOT_INO, ROOT_INO)?;
-                live.restore_inode(self.moment, ROOT_INO, ROOT_INO)?;
+                Builder::new(live, self.snapshot, &mut nothing).xattrs(ROOT_INO, ROOT_INO)?;
+                live.restore_inode(self.snapshot, ROOT_INO, ROOT_INO)?;
                 self.names.changed(ROOT_INO);
             }
             report
@@ -289,7 +289,7 @@ impl<'a> Restore<'a> {
         go_on: &mut dyn FnMut() -> Result<()>,
         report: &mut RestoreReport,
     ) -> Result<()> {
-        let mut builder = Builder::new(self.live, self.moment, go_on);
+        let mut builder = Builder::new(self.live, self.snapshot, go_on);
         if let Some(to) = &self.to {
             make_directories(self.live, self.names, to)?;
         }
@@ -302,7 +302,7 @@ impl<'a> Restore<'a> {
             result?;
         }
         if self.whole {
-            let source: BTreeSet<Vec<u8>> = Restore::entries(self.moment)?.into_iter().collect();
+            let source: BTreeSet<Vec<u8>> = Restore::entries(self.snapshot)?.into_iter().collect();
             for name in Restore::entries(self.live)? {
                 if !source.contains(&name) {
                     (builder.go_on)()?;
@@ -381,14 +381,14 @@ impl<'a> Restore<'a> {
             (parent, name) = (copy, &top.path[end]);
         }
         builder.tree(&self.snapshot_object(&top.path)?, parent, name)?;
-        above.into_iter().rev().try_for_each(|(source, copy)| self.live.restore_inode(self.moment, source, copy))?;
+        above.into_iter().rev().try_for_each(|(source, copy)| self.live.restore_inode(self.snapshot, source, copy))?;
         self.live.rename(stage.building, &built, stage.ino, &built, RenameMode::NoReplace)?;
         self.names.changed_name(stage.ino, &built);
         Ok((built, path))
     }
 
     fn snapshot_object(&self, path: &[Vec<u8>]) -> Result<Attributes> {
-        resolve(self.moment, &path.join(&b"/"[..]))
+        resolve(self.snapshot, &path.join(&b"/"[..]))
     }
 
     /// Creates the stage under the first name that is unused everywhere, see the module.
@@ -397,7 +397,7 @@ impl<'a> Restore<'a> {
         for number in self.names.number().. {
             let name = [STAGE, number.to_string().as_bytes()].concat();
             let is_free = none_if_missing(self.live.lookup(ROOT_INO, &name))?.is_none()
-                && none_if_missing(self.moment.lookup(ROOT_INO, &name))?.is_none()
+                && none_if_missing(self.snapshot.lookup(ROOT_INO, &name))?.is_none()
                 && to.first().is_none_or(|first| *first != &name[..]);
             if is_free {
                 let maker = self.names.maker();

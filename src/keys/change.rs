@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::header::{self, Header, SlotBlock, read_header};
 use super::rollback::{self, RollbackCheck, RollbackState};
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Secrets, SlotAddress};
-use super::{RollbackGuard, SeenOptions, UnlockLimits, UnlockedKey, open_header};
+use super::{RollbackGuard, RollbackOptions, UnlockLimits, UnlockedKey, open_header};
 use crate::crypto::kdf::{KdfCost, constant_time_eq};
 use crate::crypto::{KeyFile, Passphrase, RecoveryCode, SecretKey, generate_passphrase};
 use crate::env::{Environment, SystemEnvironment};
@@ -23,7 +23,7 @@ pub struct KeyAccess<'a> {
     pub secrets: &'a Secrets,
     pub limits: UnlockLimits,
     /// Rollback state of the user: an older copy or a fork is refused as on opening.
-    pub seen: SeenOptions,
+    pub seen: RollbackOptions,
 }
 
 /// A key slot as holders of the volume key see it.
@@ -145,7 +145,7 @@ pub fn new_key_file() -> Result<zeroize::Zeroizing<[u8; 64]>> {
 /// Every slot in use, and which of them the secrets open: all of those are tried. Needs no lock.
 ///
 /// # Errors
-/// As [`super::unlock_with`]; `Older` for a header that was put back, unless accepted.
+/// As [`super::unlock_with`]; `OlderCopy` for a header that was put back, unless accepted.
 pub fn list_all<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
     let site = site.into();
     let header = read_header(site)?;
@@ -444,13 +444,13 @@ pub(crate) struct VerifiedVolume {
 
 impl VerifiedVolume {
     /// Verifies, by reading only, that this is not an older copy of the archive, in which a change
-    /// of the header would be lost. The header must be authentic. Errors: `Replaced`, `Older` and
-    /// `Forked` unless accepted, `Damaged` when no commit can be trusted.
+    /// of the header would be lost. The header must be authentic. Errors: `Replaced`, `OlderCopy` and
+    /// `ForkedCopy` unless accepted, `Damaged` when no commit can be trusted.
     pub(crate) fn verify(
         storage: Arc<dyn Storage>,
         header: &Header,
         volume_key: &SecretKey,
-        seen: &SeenOptions,
+        seen: &RollbackOptions,
         by_recipient: bool,
     ) -> Result<VerifiedVolume> {
         header.check_writable()?;
@@ -465,12 +465,12 @@ impl VerifiedVolume {
 
 /// Checks, for commands that read the header alone, whether a header with a higher number is known:
 /// from the rollback state and, if no other process writes the archive, from its newest commit.
-/// Damage there is no reason to hide the keys. Errors: `Replaced` and `Older` unless accepted.
+/// Damage there is no reason to hide the keys. Errors: `Replaced` and `OlderCopy` unless accepted.
 pub(crate) fn check_age(
     site: ArchiveSource<'_>,
     header: &Header,
     opened: &OpenedSlot,
-    seen: &SeenOptions,
+    seen: &RollbackOptions,
 ) -> Result<()> {
     let (sequence, volume_key) = (header.framing().sequence, &opened.volume_key);
     let looked = RollbackCheck::at(seen, volume_key, &header.framing().archive);
@@ -505,7 +505,7 @@ fn warn_first_use(looked: &RollbackCheck) {
 ///
 /// # Errors
 /// `Replaced` unless accepted.
-pub fn check_place(key: &UnlockedKey, seen: &SeenOptions) -> Result<()> {
+pub fn check_place(key: &UnlockedKey, seen: &RollbackOptions) -> Result<()> {
     let looked = RollbackCheck::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
     looked.judge_places(seen, None)
 }
@@ -558,7 +558,7 @@ pub(crate) fn commit_header(
 pub fn repair_header<'a>(
     site: impl Into<ArchiveSource<'a>>,
     key: &UnlockedKey,
-    seen: &SeenOptions,
+    seen: &RollbackOptions,
 ) -> Result<Option<String>> {
     let storage = site.into().open(LockMode::Exclusive)?;
     let mut header = key.read_header(&*storage)?;
@@ -588,7 +588,7 @@ pub fn backup_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<u8>> 
 /// the backup.
 ///
 /// # Errors
-/// `Invalid` for an invalid backup or one of another archive, `Older` when the archive's keys were
+/// `Invalid` for an invalid backup or one of another archive, `OlderCopy` when the archive's keys were
 /// changed since and that is not accepted (`seen.accept_older`), `Damaged`, `InUse`, `WrongKey`.
 pub fn restore_header<'a>(
     site: impl Into<ArchiveSource<'a>>,
@@ -636,7 +636,7 @@ pub fn restore_header<'a>(
     let newest = mine.sequence > known
         || (mine.sequence == known && present.is_none_or(|present| present.slots() == backup.slots()));
     if !newest && !access.seen.accept_older {
-        return Err(Error::Older(format!(
+        return Err(Error::OlderCopy(format!(
             "the header backup (number {}) is older than the archive's keys (number {known}): a passphrase or key that was changed or \
              removed since then would open it again",
             mine.sequence

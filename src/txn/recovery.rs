@@ -151,7 +151,7 @@ pub(super) fn choose(pager: &Pager, writable: bool, seen: Option<&Mark>) -> Resu
     let next_generation = newest.record.generation.next();
     let generation_of_newest = newest.record.generation;
     let recovered = |chosen: AuthenticRecord, ring: Vec<AuthenticRecord>, fallback: Option<String>| {
-        let Said { laid, log, lost, torn } = read_log(pager, &chosen, generation_of_newest, writable)?;
+        let LogFindings { laid, log, lost, torn } = read_log(pager, &chosen, generation_of_newest, writable)?;
         let told = [fallback, lost.clone(), torn];
         let fallback = told.into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
         let AuthenticRecord { record, tag, .. } = chosen;
@@ -234,7 +234,7 @@ fn is_extended(pager: &Pager, record: &AuthenticRecord) -> Result<bool> {
 type Laid = Option<(Logged, LogMark)>;
 
 #[derive(Default)]
-struct Said {
+struct LogFindings {
     /// Beyond the record.
     laid: Laid,
     /// Which entries it has.
@@ -247,13 +247,13 @@ struct Said {
 
 /// Reads the log after the chosen record (specification 10.4). Errors: `Damaged` for a writer when
 /// some of it is lost: new writes would bury that.
-fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writable: bool) -> Result<Said> {
+fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writable: bool) -> Result<LogFindings> {
     let record = &chosen.record;
     if !pager.cipher().has_log() {
         // An older header was put back.
         return match record.pending {
             Some(_) => Err(Error::damaged("the newest commit needs a log, and the header says that there is none")),
-            None => Ok(Said::default()),
+            None => Ok(LogFindings::default()),
         };
     }
     if writable && !pager.storage().has_atomic_barrier() {
@@ -283,7 +283,7 @@ fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writabl
         sentence
     });
     let opened = OpenedLog { generation, record: tag, tags: log.tags, damaged: lost.is_some() };
-    Ok(Said { laid: Logged::of(log.entries).zip(log.last), log: Some(opened), lost, torn })
+    Ok(LogFindings { laid: Logged::of(log.entries).zip(log.last), log: Some(opened), lost, torn })
 }
 
 /// Describes a record that was left out. An interrupted commit cannot be distinguished from one

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::Interrupt;
-use crate::open_archive::{ArchiveArgs, MomentArgs, WriterArgs};
+use crate::open_archive::{ArchiveArgs, SnapshotViewArgs, WriterArgs};
 use crate::output::{self, Output, hex, rfc3339};
 use crate::progress::Bar;
 
@@ -108,7 +108,7 @@ fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(
 /// Returns the archive, and the parts of its header that were rewritten.
 fn open(args: &Args) -> Result<(Archive, Interrupt, Option<String>), Failure> {
     if !args.repair_header {
-        let (archive, interrupt) = args.archive.read_watched(&MomentArgs::default())?;
+        let (archive, interrupt) = args.archive.read_watched(&SnapshotViewArgs::default())?;
         return Ok((archive, interrupt, None));
     }
     let path = &args.archive.archive;
@@ -157,10 +157,10 @@ pub(crate) fn info(args: &InfoArgs) -> Result<(), Failure> {
     let archive = args.archive.read()?;
     let info = archive.info().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
     // The tree of snapshots alone may be damaged, on which `check` reports more.
-    let moments = archive.snapshot_manager();
-    let snapshots = moments.list().and_then(|all| match all.len() {
+    let manager = archive.snapshot_manager();
+    let snapshots = manager.list().and_then(|all| match all.len() {
         0 => Ok((0, 0)),
-        count => Ok((count, moments.held_bytes(&|_| true)?)),
+        count => Ok((count, manager.held_bytes(&|_| true)?)),
     });
     let mut out = Output::new();
     let reader = out.reader;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use lockbox::Error;
 use lockbox::archive::{Archive, CreateOptions};
 use lockbox::crypto::{Passphrase, RecoveryCode};
-use lockbox::keys::{self, KeyAccess, NewKey, Secrets, SeenOptions};
+use lockbox::keys::{self, KeyAccess, NewKey, Secrets, RollbackOptions};
 use lockbox::storage::ArchiveSource;
 use lockbox_host::proc::CoreLimit;
 use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};
@@ -202,7 +202,7 @@ fn make_elsewhere(
 }
 
 /// Options of the user's memory for the place.
-fn seen(path: &Path) -> SeenOptions {
+fn seen(path: &Path) -> RollbackOptions {
     SeenArgs::default().options(path)
 }
 
@@ -217,7 +217,7 @@ fn add_recovery_code(
     let secrets = Secrets::from(Passphrase::new(passphrase.bytes().to_vec()));
     let limits = lockbox_host::unlock_limits(None);
     // The archive was just created, so remembered state of the place does not apply.
-    let access = KeyAccess { secrets: &secrets, limits, seen: SeenOptions { places: Vec::new(), ..seen(path) } };
+    let access = KeyAccess { secrets: &secrets, limits, seen: RollbackOptions { places: Vec::new(), ..seen(path) } };
     let slot = keys::add(site, &access, &NewKey::RecoveryCode(&code), "");
     slot.map(|slot| (slot, code)).map_err(|error| Failure::at(path, &error))
 }

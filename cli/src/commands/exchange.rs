@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
-use crate::open_archive::{ArchiveArgs, MomentArgs, WriterArgs, creator};
+use crate::open_archive::{ArchiveArgs, SnapshotViewArgs, WriterArgs, creator};
 use crate::output::{self, Output, put_name};
 use crate::paths::PatternArgs;
 
@@ -247,7 +247,7 @@ pub(crate) struct ExtractArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
     #[command(flatten)]
-    moment: MomentArgs,
+    snapshot: SnapshotViewArgs,
     /// Paths to copy, or each with the archive as ARCHIVE:PATH; everything by default
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
@@ -277,7 +277,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> Result<(), Failure> {
         privileges: args.privileges,
     };
     let (archive, paths) = args.archive.and_paths(&args.paths)?;
-    let (opened, interrupt) = archive.read_watched(&args.moment)?;
+    let (opened, interrupt) = archive.read_watched(&args.snapshot)?;
     let report = copy_out(&archive, &opened, &interrupt, "extracted", &paths, &options)?;
     if args.json {
         let mut summary = output::summary(&report.copied, &report.skipped);
@@ -419,7 +419,7 @@ pub(crate) struct ExportTarArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
     #[command(flatten)]
-    moment: MomentArgs,
+    snapshot: SnapshotViewArgs,
     /// Paths to write, with everything below them, or each with the archive as ARCHIVE:PATH; everything by default
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
@@ -433,7 +433,7 @@ pub(crate) fn export_tar(args: &ExportTarArgs) -> Result<(), Failure> {
     }
     let filter = args.patterns.filter()?;
     let (named, paths) = args.archive.and_paths(&args.paths)?;
-    let (archive, interrupt) = named.read_watched(&args.moment)?;
+    let (archive, interrupt) = named.read_watched(&args.snapshot)?;
     let mut out = BufWriter::with_capacity(256 << 10, output::Watched::new());
     let bar = named.bar();
     let words = || "the output is not a complete tar; the same command starts over".to_owned();

@@ -15,7 +15,7 @@ use lockbox_terminal::display;
 use crate::commands::exchange::{copy_in, copy_out};
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt;
-use crate::open_archive::{MomentArgs, OpeningArgs, WriterArgs, creator};
+use crate::open_archive::{SnapshotViewArgs, OpeningArgs, WriterArgs, creator};
 use crate::paths::{Named, in_one_archive, is_same};
 
 /// Copy files and directories into an archive, out of it, or within it
@@ -139,7 +139,7 @@ fn out_of(args: &CopyArgs, sources: &[OsString], target: &Path) -> Result<(), Fa
         privileges: args.privileges,
     };
     let named = args.opening.of(archive);
-    let (opened, interrupt) = named.read_watched(&MomentArgs::default())?;
+    let (opened, interrupt) = named.read_watched(&SnapshotViewArgs::default())?;
     refuse_directories(args, opened.file_system(), &paths)?;
     let report = copy_out(&named, &opened, &interrupt, "copied", &paths, &options)?;
     exit::of_problems(&report.problems)

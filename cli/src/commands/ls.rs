@@ -12,7 +12,7 @@ use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::open_archive::{ArchiveArgs, MomentArgs, regular_file};
+use crate::open_archive::{ArchiveArgs, SnapshotViewArgs, regular_file};
 use crate::output::{Output, complain, put_name, rfc3339};
 
 /// List files of an archive
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
     #[command(flatten)]
-    moment: MomentArgs,
+    snapshot: SnapshotViewArgs,
     /// A file or directory of the archive, which may also be named as ARCHIVE:PATH; the root by default
     #[arg(value_name = "PATH")]
     path: Option<OsString>,
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         [path] => path,
         _ => return Err(Failure::usage("name one file or directory to list")),
     };
-    let archive = archive.read_at(&args.moment)?;
+    let archive = archive.read_at(&args.snapshot)?;
     let fs = archive.file_system();
     let (users, groups) = (HashMap::new(), HashMap::new());
     let mut list = List { fs, args, out: Output::new(), users, groups, unreadable: 0 };
@@ -293,7 +293,7 @@ pub(crate) struct CatArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
     #[command(flatten)]
-    moment: MomentArgs,
+    snapshot: SnapshotViewArgs,
     /// Files of the archive, or each with the archive as ARCHIVE:PATH
     #[arg(value_name = "PATH")]
     paths: Vec<OsString>,
@@ -304,7 +304,7 @@ pub(crate) fn cat(args: &CatArgs) -> Result<(), Failure> {
     if paths.is_empty() {
         return Err(Failure::usage("no file of the archive is named: ARCHIVE PATH or ARCHIVE:PATH"));
     }
-    let archive = archive.read_at(&args.moment)?;
+    let archive = archive.read_at(&args.snapshot)?;
     let mut out = Output::new();
     for path in &paths {
         copy(archive.file_system(), path, &mut out)?;

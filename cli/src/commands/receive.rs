@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return check(args, &client, &link);
     }
     let state = serving::state().ok();
-    let kept = Kept::default();
+    let kept = PartialPath::default();
     let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let (interrupt, bar) = (Interrupt::watch()?, Bar::new(args.quiet));
     let all = Arc::new(AtomicBool::new(false));
@@ -233,9 +233,9 @@ fn check(args: &Args, client: &ShareClient, link: &Link) -> Result<(), Failure> 
 
 /// Path of the received data until it is complete.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Option<PathBuf>>>);
+struct PartialPath(Arc<Mutex<Option<PathBuf>>>);
 
-impl Kept {
+impl PartialPath {
     fn begin(&self, path: &Path) {
         *self.path() = Some(path.to_owned());
     }
@@ -305,7 +305,7 @@ fn target(output: Option<&Path>, replace: bool) -> ReceiveTarget {
 
 /// Returns a failure with its remedy.
 /// `unpacking`: why a directory could not be unpacked.
-fn failure(error: &Error, unpacking: Option<&lockbox::Error>, args: &Args, kept: &Kept) -> Failure {
+fn failure(error: &Error, unpacking: Option<&lockbox::Error>, args: &Args, kept: &PartialPath) -> Failure {
     let mut failure = serving::failure(error);
     let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
     match error {

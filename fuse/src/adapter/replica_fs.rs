@@ -1,11 +1,11 @@
 //! Replica of a remote archive: serves it while new versions of it appear.
 //!
 //! # Invariants
-//! MOMENT-1  A request is answered from one version, from its beginning to its end.
-//! MOMENT-2  A later request is answered from the same version or a newer one, whichever process
+//! VERSION-1  A request is answered from one version, from its beginning to its end.
+//! VERSION-2  A later request is answered from the same version or a newer one, whichever process
 //!     makes it. So an open file shows the remote writes to it, as a local file shows the writes of
 //!     other programs. For several files only this is promised: none goes back.
-//! MOMENT-3  An open inode that was removed from the newest version is answered from the last
+//! VERSION-3  An open inode that was removed from the newest version is answered from the last
 //!     version that had it, as an unlinked file can be read through its open handles. At most
 //!     [`MAX_RETAINED`] such versions are retained, because each has memory of its own; open inodes
 //!     of older ones are stale (ESTALE). While it is unknown whether the newest version has the

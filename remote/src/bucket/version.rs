@@ -379,12 +379,12 @@ impl Follower {
     /// Creates a follower of an open `file` with its `reader` of a version. `listed` is the time
     /// of the list before.
     pub(super) fn new(
-        moment: BucketVersion,
+        version: BucketVersion,
         reader: Arc<VersionReader>,
         file: RemoteFile,
         listed: Duration,
     ) -> Follower {
-        let BucketVersion { trailer, checkpoint, changes, .. } = moment;
+        let BucketVersion { trailer, checkpoint, changes, .. } = version;
         let (store, file, sequence) = (reader.blocks.store.clone(), Arc::new(file), trailer.sequence);
         Follower {
             store,
@@ -435,18 +435,18 @@ impl Follower {
         let listed = now();
         let done = match self.store.newest_sequence(&self.reader.blocks.incarnation)? {
             Some(newest) if newest > sequence => {
-                let moment = BucketVersion::load_newest(&self.store, &self.reader.blocks.incarnation)?;
-                let moment = moment.ok_or_else(|| self.inconsistent("no record any more"))?;
-                if moment.trailer.sequence == sequence + 1 && moment.trailer.previous != hash {
+                let version = BucketVersion::load_newest(&self.store, &self.reader.blocks.incarnation)?;
+                let version = version.ok_or_else(|| self.inconsistent("no record any more"))?;
+                if version.trailer.sequence == sequence + 1 && version.trailer.previous != hash {
                     return Err(self.inconsistent("a record that does not follow upon the one before it"));
                 }
-                self.switch_to(moment)
+                self.switch_to(version)
             }
             Some(newest) if newest == sequence => match next {
                 None => Ok(()),
                 Some((trailer, said)) => {
-                    let moment = self.load_version(trailer, said)?;
-                    self.switch_to(moment)
+                    let version = self.load_version(trailer, said)?;
+                    self.switch_to(version)
                 }
             },
             _ => Err(self.inconsistent("an older state than it had")),
@@ -468,24 +468,24 @@ impl Follower {
         BucketVersion::load_reusing(&self.store, &self.reader.blocks.incarnation, known, trailer, said)
     }
 
-    fn switch_to(&mut self, moment: BucketVersion) -> Result<()> {
-        let is_same = moment.trailer.checkpoint == self.checkpoint.0
-            && moment.trailer.length == self.trailer.length
-            && moment.changes == self.changes;
+    fn switch_to(&mut self, version: BucketVersion) -> Result<()> {
+        let is_same = version.trailer.checkpoint == self.checkpoint.0
+            && version.trailer.length == self.trailer.length
+            && version.changes == self.changes;
         // Record of an open, a close or an empty commit.
         if is_same {
-            self.reader.blocks.sequence.store(moment.trailer.sequence, Ordering::Release);
-            self.trailer = moment.trailer;
+            self.reader.blocks.sequence.store(version.trailer.sequence, Ordering::Release);
+            self.trailer = version.trailer;
             return Ok(());
         }
-        if moment.trailer.length == 0 {
+        if version.trailer.length == 0 {
             return Err(self.inconsistent("nothing in it any more"));
         }
-        let reader = Arc::new(VersionReader::new(self.store.clone(), self.reader.blocks.incarnation, &moment));
+        let reader = Arc::new(VersionReader::new(self.store.clone(), self.reader.blocks.incarnation, &version));
         let start = reader.start_reusing(&self.reader, self.file.start());
         let start = start.map_err(|error| error.into_deferred_error(&self.store.name))?;
         let file = self.file.with_version(Box::new(reader.clone()), reader.version(), start);
-        let BucketVersion { trailer, checkpoint, changes, .. } = moment;
+        let BucketVersion { trailer, checkpoint, changes, .. } = version;
         self.checkpoint = (trailer.checkpoint, checkpoint);
         (self.reader, self.file, self.changes, self.sequence) = (reader, Arc::new(file), changes, trailer.sequence);
         self.trailer = trailer;

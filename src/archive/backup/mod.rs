@@ -43,7 +43,7 @@ use crate::format::values::Extent;
 use crate::format::{ArchiveId, BLOCK, Generation, Key, kind};
 use crate::fs::FileSystem;
 use crate::keys::header::{self, Header};
-use crate::keys::{SeenOptions, UnlockedKey};
+use crate::keys::{RollbackOptions, UnlockedKey};
 use crate::storage::{ArchiveSource, FileStorage, HostEntry, IpcStorage, Storage};
 use crate::txn::{Ancestry, Pinned, View, Volume};
 
@@ -99,7 +99,7 @@ impl Archive {
     pub fn open_for_backup<'a>(
         site: impl Into<ArchiveSource<'a>>,
         key: &UnlockedKey,
-        seen: &SeenOptions,
+        seen: &RollbackOptions,
     ) -> Result<Archive> {
         let site = site.into();
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };

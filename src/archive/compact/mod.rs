@@ -49,7 +49,7 @@ use crate::frame::{self, OpenedPage, PageCipher, PageContent, PlainPage};
 use crate::fs::{FileSystem, join_ranges};
 use crate::keys::header::{self, Header, Slots};
 use crate::keys::rollback::RollbackCheck;
-use crate::keys::{RollbackGuard, SeenOptions, UnlockedKey};
+use crate::keys::{RollbackGuard, RollbackOptions, UnlockedKey};
 use crate::storage::{ArchiveSource, FileStorage, Storage};
 use crate::txn::{self, Ancestry, Mark, State, Volume};
 use versions::NameRehash;
@@ -65,7 +65,7 @@ pub struct CompactOptions {
     /// Compact a file with several hard links, although the others keep the old file.
     pub break_links: bool,
     /// Rollback state of the user: an older copy or a fork is refused as by [`Archive::open_seen`].
-    pub seen: SeenOptions,
+    pub seen: RollbackOptions,
 }
 
 /// Progress; bytes of file data, of the estimate `total`. Data in several snapshots counts once.
@@ -106,7 +106,7 @@ impl Archive {
     /// - `Refused` for a file with several hard links,
     /// - `Damaged` when a page of the live tree or of a snapshot does not open,
     /// - `NoSpace`,
-    /// - `Replaced`, `Older` and `Forked` unless they are accepted,
+    /// - `Replaced`, `OlderCopy` and `ForkedCopy` unless they are accepted,
     /// - `Unsupported` for a storage that cannot be replaced.
     pub fn compact<'a>(
         site: impl Into<ArchiveSource<'a>>,
@@ -255,7 +255,7 @@ struct SourceArchive<'a> {
 }
 
 impl SourceArchive<'_> {
-    fn look<'a>(storage: Arc<dyn Storage>, key: &'a UnlockedKey, seen: &SeenOptions) -> Result<SourceArchive<'a>> {
+    fn look<'a>(storage: Arc<dyn Storage>, key: &'a UnlockedKey, seen: &RollbackOptions) -> Result<SourceArchive<'a>> {
         let header = key.read_header(&*storage)?;
         header.check_writable()?;
         let looked = RollbackCheck::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
@@ -308,7 +308,7 @@ impl SourceArchive<'_> {
     }
 
     /// Announces a change of the volume key to the user's memory of places (PLACE-4).
-    fn announce(&self, target: &CompactTarget, seen: &SeenOptions) {
+    fn announce(&self, target: &CompactTarget, seen: &RollbackOptions) {
         if target.framing.commitment != self.header.framing().commitment {
             RollbackCheck::of_successor(seen, &target.key.volume_key, &target.key.archive).places().announce();
         }
@@ -316,7 +316,7 @@ impl SourceArchive<'_> {
 
     /// Updates the rollback state: the archive before this run is an older copy from now on.
     /// Returns whether the archive has a new key.
-    fn remember(self, new: Arc<Volume>, target: &CompactTarget, seen: &SeenOptions) -> bool {
+    fn remember(self, new: Arc<Volume>, target: &CompactTarget, seen: &RollbackOptions) -> bool {
         let rekeyed = target.framing.commitment != self.header.framing().commitment;
         if !rekeyed {
             let sequence = self.header.durable_sequence().max(target.framing.sequence);

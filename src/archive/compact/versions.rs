@@ -183,17 +183,17 @@ fn is_carried(key: Key) -> bool {
 
 /// Copies all versions, and the history of sessions.
 pub(super) fn copy(from: &Volume, to: &Volume, names: &NameRehash, watch: &mut BytesWatch<'_>) -> Result<()> {
-    let moments = ArchiveVersions::of(from)?;
+    let versions = ArchiveVersions::of(from)?;
     let state = from.state();
     let mut pages = PageCopier::new(from, &state, to, identity);
-    for number in 0..moments.count() {
-        let step = moments.step(number)?;
+    for number in 0..versions.count() {
+        let step = versions.step(number)?;
         announce(&step, &mut pages, watch).map_err(|error| step.named(error))?;
     }
     copy_history(from, to)?;
     let mut replay = VersionReplay { pages, to, names, done: 0, watch };
-    for number in 0..moments.count() {
-        let step = moments.step(number)?;
+    for number in 0..versions.count() {
+        let step = versions.step(number)?;
         replay.step(&step).map_err(|error| step.named(error))?;
         if let Some(snapshot) = step.snapshot() {
             to.take_snapshot_again(snapshot)?;
@@ -376,9 +376,9 @@ impl Comparison<'_, '_> {
         }
     }
 
-    fn same_bytes(&mut self, ours: &[u8], theirs: &[u8], moment: Generation) -> Result<bool> {
+    fn same_bytes(&mut self, ours: &[u8], theirs: &[u8], version: Generation) -> Result<bool> {
         let (ours, theirs) = (Extent::decode(ours)?, Extent::decode(theirs)?);
-        if ours.length != theirs.length || theirs.born <= self.before || theirs.born > moment {
+        if ours.length != theirs.length || theirs.born <= self.before || theirs.born > version {
             return Ok(false);
         }
         self.done += u64::from(ours.length);

@@ -204,7 +204,7 @@ pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
         Ok(fs) => {
             refusals += walk(&fs);
             refusals += fs.list_snapshots().map_or(1, |kept| {
-                let walked = |one: &SnapshotInfo| fs.open_snapshot(&one.name).map_or(1, |moment| walk(&moment));
+                let walked = |one: &SnapshotInfo| fs.open_snapshot(&one.name).map_or(1, |view| walk(&view));
                 kept.iter().take(MOST_SNAPSHOTS).map(walked).sum()
             });
             for full in [false, true] {
@@ -315,7 +315,7 @@ fn change(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> Vec<Result<()>>
     match fs.list_snapshots() {
         Ok(kept) => {
             let newest = kept.iter().rev().take(MOST_SNAPSHOTS);
-            results.extend(newest.map(|one| fs.open_snapshot(&one.name).and_then(|moment| restored(fs, &moment))));
+            results.extend(newest.map(|one| fs.open_snapshot(&one.name).and_then(|view| restored(fs, &view))));
         }
         Err(error) => results.push(Err(error)),
     }
@@ -331,26 +331,26 @@ fn change(fs: &Arc<FileSystem>, storage: &Arc<MemoryStorage>) -> Vec<Result<()>>
 }
 
 /// Compares with a snapshot, and restores one path in place and everything into another directory.
-fn restored(fs: &FileSystem, moment: &FileSystem) -> Result<()> {
+fn restored(fs: &FileSystem, view: &FileSystem) -> Result<()> {
     let mut steps = 0;
     let mut go_on = || {
         steps += 1;
         assert!(steps < MOST_STEPS, "it goes on and on");
         Ok(())
     };
-    compare(moment, fs, &mut |held| {
+    compare(view, fs, &mut |held| {
         assert!(held < MOST_STEPS, "differences without end");
         go_on()
     })?;
     let mut first = None;
-    moment.list_directory(ROOT_INO, 2, u64::MAX, false, &mut |entry, _| {
+    view.list_directory(ROOT_INO, 2, u64::MAX, false, &mut |entry, _| {
         first = Some(entry.name.to_vec());
         ControlFlow::Break(())
     })?;
     let paths: Vec<Vec<u8>> = first.into_iter().collect();
-    let in_place = Restore::prepare(fs, moment, &paths, None, &mut OfflineNamespace(fs))?.run(&mut go_on).map(drop);
+    let in_place = Restore::prepare(fs, view, &paths, None, &mut OfflineNamespace(fs))?.run(&mut go_on).map(drop);
     let beside =
-        Restore::prepare(fs, moment, &[], Some(b"restored"), &mut OfflineNamespace(fs))?.run(&mut go_on).map(drop);
+        Restore::prepare(fs, view, &[], Some(b"restored"), &mut OfflineNamespace(fs))?.run(&mut go_on).map(drop);
     in_place.and(beside)
 }
 

@@ -17,7 +17,7 @@ use crate::error::{Error, Refusal, Result};
 use crate::format::{BLOCK, RING_SLOTS, ROOT_INO, slot_block};
 use crate::fs::FileSystem;
 use crate::keys::header::Header;
-use crate::keys::{self, SeenOptions};
+use crate::keys::{self, RollbackOptions};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{CountingStorage, MemoryStorage, Storage};
 
@@ -387,7 +387,7 @@ fn nothing_that_a_backup_copies_is_used_again_before_it_ends() {
 pub(super) struct OnHost {
     directory: tempfile::TempDir,
     pub(super) key: keys::UnlockedKey,
-    pub(super) seen: SeenOptions,
+    pub(super) seen: RollbackOptions,
 }
 
 impl OnHost {
@@ -398,7 +398,7 @@ impl OnHost {
         let path = directory.path().join("a.lbx");
         Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
         let key = keys::unlock(&path, &passphrase).unwrap();
-        let seen = SeenOptions { directory: Some(directory.path().join("seen")), ..SeenOptions::default() };
+        let seen = RollbackOptions { directory: Some(directory.path().join("seen")), ..RollbackOptions::default() };
         OnHost { directory, key, seen }
     }
 
@@ -453,7 +453,7 @@ fn what_only_the_log_of_a_killed_writer_has_is_backed_up() {
     std::fs::copy(host.path("a.lbx"), host.path("killed.lbx")).unwrap();
     archive.close().unwrap();
     std::fs::rename(host.path("killed.lbx"), host.path("a.lbx")).unwrap();
-    let host = OnHost { seen: SeenOptions { accept_older: true, ..host.seen.clone() }, ..host };
+    let host = OnHost { seen: RollbackOptions { accept_older: true, ..host.seen.clone() }, ..host };
     assert!(host.back_up() == now);
 }
 
@@ -496,7 +496,7 @@ fn a_backup_in_the_archives_place_alarms_whoever_writes() {
     let passphrase = super::passphrase("p");
     Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
     let key = keys::unlock(&path, &passphrase).unwrap();
-    let seen = SeenOptions { directory: Some(directory.path().join("seen")), ..SeenOptions::default() };
+    let seen = RollbackOptions { directory: Some(directory.path().join("seen")), ..RollbackOptions::default() };
     let backed = Archive::open_for_backup(&path, &key, &seen).unwrap();
     let destination = BackupDestination::open(&copy, true).unwrap();
     let beside = destination.create_new().unwrap();
@@ -507,7 +507,7 @@ fn a_backup_in_the_archives_place_alarms_whoever_writes() {
     drop((moment, file));
     destination.take(beside).unwrap();
     drop(backed);
-    let write = |path: &std::path::Path, seen: &SeenOptions| {
+    let write = |path: &std::path::Path, seen: &RollbackOptions| {
         let archive = Archive::open_seen(path, &key, &OpenOptions::default(), seen)?;
         put(archive.file_system(), ROOT_INO, format!("{}", archive.info()?.generation.0).as_bytes(), b"1");
         archive.close()
@@ -516,14 +516,14 @@ fn a_backup_in_the_archives_place_alarms_whoever_writes() {
     std::fs::copy(&copy, &path).unwrap();
     let read = Archive::open_seen(&path, &key, &OpenOptions { read_only: true, ..OpenOptions::default() }, &seen);
     assert!(read.unwrap().info().unwrap().notices()[0].starts_with("this is a backup"));
-    let alarmed = |result: Result<()>| assert!(matches!(result, Err(Error::Older(_))), "{result:?}");
+    let alarmed = |result: Result<()>| assert!(matches!(result, Err(Error::OlderCopy(_))), "{result:?}");
     alarmed(write(&path, &seen));
     let compaction = CompactOptions { seen: seen.clone(), ..CompactOptions::default() };
     alarmed(Archive::compact(&path, &key, &compaction, &mut |_| Ok(())).map(drop));
     alarmed(keys::repair_header(&path, &key, &seen).map(drop));
     // Nothing of this was remembered.
     alarmed(write(&path, &seen));
-    write(&path, &SeenOptions { accept_older: true, ..seen.clone() }).unwrap();
+    write(&path, &RollbackOptions { accept_older: true, ..seen.clone() }).unwrap();
     write(&path, &seen).unwrap();
 }
 

@@ -19,12 +19,12 @@ use crate::format::record::Root;
 use crate::format::values::{DeadValue, Extent, SnapshotValue};
 use crate::format::{BLOCK, Generation, Key, Pointer, ROOT_INO, Timestamp, kind};
 use crate::fs::{FileSystem, RenameMode, SetAttributes, XattrMode};
-use crate::keys::{self, SeenOptions};
+use crate::keys::{self, RollbackOptions};
 use crate::txn::ReadView;
 
 impl Case {
     fn open(&self) -> Archive {
-        self.try_open(&secrets("first"), &SeenOptions::default()).unwrap()
+        self.try_open(&secrets("first"), &RollbackOptions::default()).unwrap()
     }
 
     fn compact(&self) -> CompactReport {

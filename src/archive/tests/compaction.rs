@@ -16,7 +16,7 @@ use crate::format::header::HEADER_BYTES;
 use crate::format::values::{Extent, InodeValue, NO_TRIM};
 use crate::format::{BLOCK, Generation, HEADER_START, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Creator, FileSystem};
-use crate::keys::{self, Secrets, SeenOptions, UnlockLimits, UnlockedKey};
+use crate::keys::{self, Secrets, RollbackOptions, UnlockLimits, UnlockedKey};
 use crate::storage::{FileStorage, LockMode, MemoryStorage, Storage};
 
 struct Place {
@@ -308,11 +308,11 @@ fn an_open_archive_is_refused() {
     assert_eq!(place.names(), 1);
 }
 
-fn seen_in(home: &Path) -> SeenOptions {
-    SeenOptions { directory: Some(home.to_owned()), ..SeenOptions::default() }
+fn seen_in(home: &Path) -> RollbackOptions {
+    RollbackOptions { directory: Some(home.to_owned()), ..RollbackOptions::default() }
 }
 
-fn look(place: &Place, path: &Path, seen: &SeenOptions) -> Result<()> {
+fn look(place: &Place, path: &Path, seen: &RollbackOptions) -> Result<()> {
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
     Archive::open_seen(path, &place.key, &options, seen).map(drop)
 }
@@ -341,10 +341,10 @@ fn nobody_who_remembers_the_archive_takes_the_compacted_one_for_older_or_another
         fs::copy(place.path(), &older).unwrap();
         place.compact(CompactOptions { seen: writer.clone(), ..CompactOptions::default() }, &mut |_| Ok(())).unwrap();
         // The compacting user has the new state at once, the others after their next opening.
-        assert!(matches!(look(&place, &older, &writer), Err(Error::Older(_))));
+        assert!(matches!(look(&place, &older, &writer), Err(Error::OlderCopy(_))));
         for user in [&writer, &reader, &early] {
             look(&place, &place.path(), user).unwrap();
-            assert!(matches!(look(&place, &older, user), Err(Error::Older(_))));
+            assert!(matches!(look(&place, &older, user), Err(Error::OlderCopy(_))));
             look(&place, &place.path(), user).unwrap();
         }
         // The history of sessions continues in the compacted file, for any next writer.
@@ -358,7 +358,7 @@ fn nobody_who_remembers_the_archive_takes_the_compacted_one_for_older_or_another
         let before = fs::read(&older).unwrap();
         let mut options = CompactOptions { seen: writer.clone(), ..CompactOptions::default() };
         let refused = Archive::compact(&older, &place.key, &options, &mut |_| Ok(()));
-        assert!(matches!(refused, Err(Error::Older(_))), "{refused:?}");
+        assert!(matches!(refused, Err(Error::OlderCopy(_))), "{refused:?}");
         assert!(fs::read(&older).unwrap() == before);
         options.seen.accept_older = true;
         Archive::compact(&older, &place.key, &options, &mut |_| Ok(())).unwrap();

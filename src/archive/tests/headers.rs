@@ -14,7 +14,7 @@ use crate::frame::PageCipher;
 use crate::fs::mode;
 use crate::keys::header::{self, Header};
 use crate::keys::rollback::RollbackCheck;
-use crate::keys::{KeyAccess, KeyName, SeenOptions, change};
+use crate::keys::{KeyAccess, KeyName, RollbackOptions, change};
 use crate::storage::{FileStorage, LockMode};
 use crate::txn::Volume;
 
@@ -79,7 +79,7 @@ fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
     let restore = |path: &Path, access: &KeyAccess<'_>| {
         let backup = keys::backup_header(path)?;
         add(path, access)?;
-        let access = KeyAccess { seen: SeenOptions { accept_older: true, ..access.seen.clone() }, ..*access };
+        let access = KeyAccess { seen: RollbackOptions { accept_older: true, ..access.seen.clone() }, ..*access };
         keys::restore_header(path, &backup, &access).map(drop)
     };
     type Change<'a> = (&'a str, &'a dyn Fn(&Path, &KeyAccess<'_>) -> crate::Result<()>);
@@ -91,12 +91,12 @@ fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
             fill_a_little(&case, closed);
             let before = copies(&case.path());
             let first = secrets("first");
-            let nobody = SeenOptions::default();
+            let nobody = RollbackOptions::default();
             change(&case.path(), &KeyAccess { seen: nobody.clone(), ..case.access(&first) }).unwrap();
             let after = copies(&case.path());
             put_back(&case.path(), &before);
             let opened = case.try_open(&first, &nobody);
-            assert!(matches!(&opened, Err(Error::Older(text)) if text.contains("header")), "{name}, closed={closed}");
+            assert!(matches!(&opened, Err(Error::OlderCopy(text)) if text.contains("header")), "{name}, closed={closed}");
             put_back(&case.path(), &after);
             let with = if ["passwd", "set"].contains(&name) { secrets("second") } else { first };
             let key = keys::unlock_with(&case.path(), &with, &UnlockLimits::default()).unwrap();
@@ -112,7 +112,7 @@ fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
 
 /// Writes one small file; without `closed` the session ends like a crash.
 fn fill_a_little(case: &Case, closed: bool) {
-    let archive = case.try_open(&secrets("first"), &SeenOptions::default()).unwrap();
+    let archive = case.try_open(&secrets("first"), &RollbackOptions::default()).unwrap();
     let fs = archive.file_system();
     let owner = Creator { uid: 0, gid: 0, umask: None };
     let made = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o644, 0, owner).unwrap();
@@ -209,7 +209,7 @@ fn what_a_crash_leaves_of_a_header_is_noted_and_is_no_damage() {
     let first = secrets("first");
     let before = std::fs::read(case.path()).unwrap();
     let old = copies(&case.path());
-    let access = KeyAccess { seen: SeenOptions::default(), ..case.access(&first) };
+    let access = KeyAccess { seen: RollbackOptions::default(), ..case.access(&first) };
     keys::add(&case.path(), &access, &NewKey::KeyFile(&key_file()), "").unwrap();
     let (after, new) = (std::fs::read(case.path()).unwrap(), copies(&case.path()));
     let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
@@ -299,7 +299,7 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
             matches!(&found[..], [(FindingKind::Header, Severity::Minor, said)] if said.starts_with(what)),
             "{found:?}"
         );
-        let said = keys::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap();
+        let said = keys::repair_header(&case.path(), &key, &RollbackOptions::default()).unwrap();
         assert_eq!(said, Some(format!("{what}; it was written anew from the other copy")));
         assert!(std::fs::read(case.path()).unwrap() == whole, "{what}: something else was changed");
 
@@ -310,7 +310,7 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
         drop(archive);
         assert!(std::fs::read(case.path()).unwrap() == whole, "{what}");
     }
-    assert_eq!(keys::repair_header(&case.path(), &key, &SeenOptions::default()).unwrap(), None);
+    assert_eq!(keys::repair_header(&case.path(), &key, &RollbackOptions::default()).unwrap(), None);
 }
 
 /// HEADER-5: a copy that a newer program began to write is ignored, and neither overwritten nor
@@ -336,7 +336,7 @@ fn a_copy_of_the_header_that_a_newer_program_wrote_is_not_written_over() {
                 assert!(matches!(result, Err(Error::UnsupportedVersion(_))), "{what} {copy} {at}: {result:?}");
                 assert!(std::fs::read(case.path()).unwrap() == before, "{what} {copy} {at}: something was written");
             };
-            let seen = SeenOptions::default();
+            let seen = RollbackOptions::default();
             refused("open", Archive::open(&case.path(), &key, &OpenOptions::default()).map(drop));
             refused("repair", keys::repair_header(&case.path(), &key, &seen).map(drop));
             let access = KeyAccess { seen, ..case.access(&first) };
@@ -353,14 +353,14 @@ fn an_older_header_is_not_written_to_the_other_copy() {
     let case = Case::new();
     let before = copies(&case.path());
     let first = secrets("first");
-    let access = KeyAccess { seen: SeenOptions::default(), ..case.access(&first) };
+    let access = KeyAccess { seen: RollbackOptions::default(), ..case.access(&first) };
     keys::add(&case.path(), &access, &NewKey::KeyFile(&key_file()), "").unwrap();
     put_back(&case.path(), &[before[0].clone(), vec![0; HEADER_BYTES]]);
     let put = std::fs::read(case.path()).unwrap();
-    assert!(matches!(case.try_open(&first, &SeenOptions::default()), Err(Error::Older(_))));
+    assert!(matches!(case.try_open(&first, &RollbackOptions::default()), Err(Error::OlderCopy(_))));
     let key = keys::unlock(&case.path(), &passphrase("first")).unwrap();
-    let repaired = keys::repair_header(&case.path(), &key, &SeenOptions::default());
-    assert!(matches!(repaired, Err(Error::Older(_))));
+    let repaired = keys::repair_header(&case.path(), &key, &RollbackOptions::default());
+    assert!(matches!(repaired, Err(Error::OlderCopy(_))));
     assert!(std::fs::read(case.path()).unwrap() == put, "something was written");
 }
 

@@ -10,7 +10,7 @@ use crate::crypto::{KeyFile, NoPrompts, Prompts, RecoveryCode};
 use crate::env::seeds;
 use crate::format::ROOT_INO;
 use crate::fs::{SetAttributes, XattrMode, mode};
-use crate::keys::{KeyAccess, KeyKind, KeyName, SeenOptions};
+use crate::keys::{KeyAccess, KeyKind, KeyName, RollbackOptions};
 use crate::storage::{FileStorage, LockMode};
 
 pub(super) struct Case {
@@ -29,8 +29,8 @@ impl Case {
         self.place.path().join("a.lbx")
     }
 
-    fn seen(&self) -> SeenOptions {
-        SeenOptions { directory: Some(self.place.path().join("seen")), ..SeenOptions::default() }
+    fn seen(&self) -> RollbackOptions {
+        RollbackOptions { directory: Some(self.place.path().join("seen")), ..RollbackOptions::default() }
     }
 
     pub(super) fn access<'a>(&self, secrets: &'a Secrets) -> KeyAccess<'a> {
@@ -45,7 +45,7 @@ impl Case {
         self.try_open(secrets, &self.seen()).is_ok()
     }
 
-    pub(super) fn try_open(&self, secrets: &Secrets, seen: &SeenOptions) -> crate::Result<Archive> {
+    pub(super) fn try_open(&self, secrets: &Secrets, seen: &RollbackOptions) -> crate::Result<Archive> {
         let key = keys::unlock_with(&self.path(), secrets, &UnlockLimits::default())?;
         Archive::open_seen(&self.path(), &key, &OpenOptions::default(), seen)
     }
@@ -288,7 +288,7 @@ fn a_new_volume_key_is_wrapped_to_every_slot_that_is_kept() {
     // The rollback state was updated: the copy from before is an older one, with a key that still
     // opens it.
     std::fs::write(case.path(), &old_copy).unwrap();
-    assert!(matches!(case.try_open(&secrets("first"), &case.seen()), Err(Error::Older(_))));
+    assert!(matches!(case.try_open(&secrets("first"), &case.seen()), Err(Error::OlderCopy(_))));
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn a_header_backup_opens_an_archive_that_lost_both_copies() {
         }
         let older = keys::restore_header(&case.path(), &backup, &case.access(&access));
         assert!(
-            matches!(&older, Err(Error::Older(reason)) if reason.contains("would open it again") && !reason.contains("accept")),
+            matches!(&older, Err(Error::OlderCopy(reason)) if reason.contains("would open it again") && !reason.contains("accept")),
             "{older:?}"
         );
     }

@@ -216,7 +216,7 @@ fn the_cost_of_all_trials_together_is_bounded() {
     let tight = UnlockLimits { cost_mib: 12, ..UnlockLimits::default() };
     assert!(slots::unlock(&header, &secrets("one"), &tight).is_ok(), "the cheap slot is tried first");
     let error = slots::unlock(&header, &secrets("two"), &tight).err().unwrap();
-    assert!(matches!(&error, Error::Refused(Refusal::Costly { slot: 4, most_cost: 12, .. })), "{error}");
+    assert!(matches!(&error, Error::Refused(Refusal::KdfCost { slot: 4, most_cost: 12, .. })), "{error}");
     assert!(slots::unlock(&header, &secrets("two"), &UnlockLimits::raised(13)).is_ok());
 }
 
@@ -240,7 +240,7 @@ fn every_slot_is_tried_however_many_run_side_by_side() {
         let (opened, all) = slots::unlock_all(&header, &secrets("same"), &tight).unwrap();
         assert_eq!((opened.len(), all), (2, false));
         let refused = slots::unlock(&header, &secrets("wrong"), &tight).err();
-        assert!(matches!(refused, Some(Error::Refused(Refusal::Costly { slot: 30, .. }))), "{refused:?}");
+        assert!(matches!(refused, Some(Error::Refused(Refusal::KdfCost { slot: 30, .. }))), "{refused:?}");
     }
 }
 
@@ -269,7 +269,7 @@ fn thirty_two_hostile_slots_are_refused_before_any_work() {
         // Bounds are checked first (specification 3.2): a value out of bounds is damaged,
         // regardless of its cost.
         let bearable = memory_kib == 4 << 20;
-        assert!(matches!(error, Error::Refused(Refusal::Costly { .. })) == bearable, "{memory_kib} {passes}: {error}");
+        assert!(matches!(error, Error::Refused(Refusal::KdfCost { .. })) == bearable, "{memory_kib} {passes}: {error}");
         assert!(matches!(error, Error::Damaged(_)) != bearable, "{memory_kib} {passes}: {error}");
     }
 }

@@ -20,7 +20,7 @@ use crate::format::{Ino, Key, ROOT_INO, Timestamp, kind};
 use crate::fs::{
     Attributes, DirectoryEntry, FileSystem, FsOptions, RenameMode, SnapshotId, SyncProfile, XattrMode, mode,
 };
-use crate::keys::{self, SeenOptions, UnlockedKey};
+use crate::keys::{self, RollbackOptions, UnlockedKey};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{self, ReadView, Volume};
 
@@ -395,7 +395,7 @@ impl Place {
 
     fn open_snapshot(&self, name: &[u8]) -> Result<Archive> {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-        Archive::open_snapshot(&self.path(), &self.key, &options, &SeenOptions::default(), name)
+        Archive::open_snapshot(&self.path(), &self.key, &options, &RollbackOptions::default(), name)
     }
 }
 
@@ -440,7 +440,7 @@ fn only_snapshots_with_names_are_read_and_removed_and_only_once_each() {
         assert!(matches!(place.open_snapshot(name), Err(Error::Refused(Refusal::NoSnapshot { .. }))));
     }
     let options = OpenOptions::default();
-    let writable = Archive::open_snapshot(&place.path(), &place.key, &options, &SeenOptions::default(), b"two");
+    let writable = Archive::open_snapshot(&place.path(), &place.key, &options, &RollbackOptions::default(), b"two");
     assert!(matches!(writable, Err(Error::Invalid(_))));
     let read = place.open_snapshot(b"two").unwrap();
     let named: Vec<Vec<u8>> = read.snapshots().unwrap().into_iter().map(|snapshot| snapshot.name).collect();

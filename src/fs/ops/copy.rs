@@ -220,7 +220,7 @@ impl FileSystem {
                     return Ok(None);
                 }
                 if let CopySource::Snapshot(snapshot, _) = copy.source {
-                    op.require_moment(&snapshot.volume)?; // COPY-4
+                    op.require_snapshot(&snapshot.volume)?; // COPY-4
                 }
                 let SourceContent::Shared(length, extents) = copy.source.find_content(op.view(), &inode, &part)? else {
                     return Ok(None);

@@ -85,7 +85,7 @@ impl FileSystem {
 
     /// Returns the error for a caller that wrote data, or asked for its durability.
     pub(in crate::fs) fn deliver_error(&self, error: Error) -> Error {
-        self.volume.told(error)
+        self.volume.error_for(error)
     }
 
     /// Throttles, then waits with the volume's function `wait` for the commit.

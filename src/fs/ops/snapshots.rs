@@ -80,13 +80,13 @@ impl FileSystem {
     /// Opens the snapshot of this name as a read-only file system. The snapshot must not be removed
     /// while it is in use. Errors: `NotFound` when there is none.
     pub(crate) fn open_snapshot(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
-        FileSystem::new(self.volume.moment(name)?, self.environment.clone(), self.name_key, self.options)
+        FileSystem::new(self.volume.snapshot_view(name)?, self.environment.clone(), self.name_key, self.options)
     }
 
     /// Opens a pinned version as a read-only file system. The pin has to be held as long as it is
     /// in use. Errors of reading its root.
     pub(crate) fn open_pinned(&self, pinned: &Pinned) -> Result<Arc<FileSystem>> {
-        FileSystem::new(self.volume.pinned_moment(pinned), self.environment.clone(), self.name_key, self.options)
+        FileSystem::new(self.volume.pinned_view(pinned), self.environment.clone(), self.name_key, self.options)
     }
 
     /// Returns the readable snapshots, the oldest first, with their numbers and the bytes that

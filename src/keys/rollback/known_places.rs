@@ -45,7 +45,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{
-    MARK, SealedFile, SeenOptions, hex, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in,
+    MARK, SealedFile, RollbackOptions, hex, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in,
 };
 use crate::crypto::SecretKey;
 use crate::crypto::aead::XaesKey;
@@ -199,11 +199,11 @@ pub(crate) struct Opened {
 
 impl KnownPlaces {
     /// Failures of reading cost one warning (PLACE-6).
-    pub(crate) fn at(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> KnownPlaces {
+    pub(crate) fn at(options: &RollbackOptions, volume_key: &SecretKey, archive: &ArchiveId) -> KnownPlaces {
         KnownPlaces::of(options, *archive, Fingerprint::new(volume_key, archive))
     }
 
-    fn of(options: &SeenOptions, archive: ArchiveId, fingerprint: Fingerprint) -> KnownPlaces {
+    fn of(options: &RollbackOptions, archive: ArchiveId, fingerprint: Fingerprint) -> KnownPlaces {
         let places = places(options).unwrap_or_else(|error| {
             tracing::warn!("{}; another archive in the place of this one would not be noticed", sentence(&error));
             Vec::new()
@@ -222,7 +222,7 @@ impl KnownPlaces {
 
     /// Compares the archive with the memory of its places. `volume` is its commits, where they
     /// could be opened. Errors: `Replaced` unless that is accepted.
-    pub(crate) fn judge(&self, options: &SeenOptions, volume: Option<&Volume>, opened: Opened) -> Result<()> {
+    pub(crate) fn judge(&self, options: &RollbackOptions, volume: Option<&Volume>, opened: Opened) -> Result<()> {
         let contradicted = self.places.iter().find_map(|place| {
             place.known.as_ref().filter(|known| !self.is_same(known, volume)).map(|known| (&place.name, known))
         });
@@ -326,13 +326,13 @@ impl KnownPlaces {
 
 /// Remembers an archive that the user's own command put at the places, in place of the one that was
 /// there before.
-pub fn remember_place(options: &SeenOptions, archive: ArchiveId, fingerprint: Fingerprint) {
+pub fn remember_place(options: &RollbackOptions, archive: ArchiveId, fingerprint: Fingerprint) {
     KnownPlaces::of(options, archive, fingerprint).remember(None);
 }
 
 /// Errors: `Io` and `Damaged` of the user's key. An altered file of one place is a warning, and the
 /// place is unknown.
-fn places(options: &SeenOptions) -> Result<Vec<Place>> {
+fn places(options: &RollbackOptions) -> Result<Vec<Place>> {
     let Some(directory) = options.directory.as_deref().filter(|_| !options.places.is_empty()) else {
         return Ok(Vec::new());
     };

@@ -75,7 +75,7 @@ use known_places::Opened;
 
 /// Location of a user's rollback state, and the contradictions to accept.
 #[derive(Clone, Debug, Default)]
-pub struct SeenOptions {
+pub struct RollbackOptions {
     /// Directory of the rollback state; without one nothing is remembered.
     pub directory: Option<PathBuf>,
     /// Go on with an older copy of the archive, and remember that one.
@@ -90,7 +90,7 @@ pub struct SeenOptions {
     pub places: Vec<PlaceName>,
 }
 
-impl SeenOptions {
+impl RollbackOptions {
     /// Returns the location of one archive's rollback state.
     pub(crate) fn file(&self, volume_key: &SecretKey, archive: &ArchiveId) -> Option<RollbackStateFile> {
         self.directory.as_deref().map(|directory| RollbackStateFile::new(directory, volume_key, archive))
@@ -399,7 +399,7 @@ pub(crate) struct RollbackCheck {
 
 impl RollbackCheck {
     /// A file that cannot be read or was altered is one warning (SEEN-4).
-    pub(crate) fn at(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
+    pub(crate) fn at(options: &RollbackOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
         let file = options.file(volume_key, archive);
         let seen = file.as_ref().and_then(|file| {
             file.load().unwrap_or_else(|error| {
@@ -417,7 +417,7 @@ impl RollbackCheck {
     }
 
     /// Starts new rollback state for an archive that replaces a checked one.
-    pub(crate) fn of_successor(options: &SeenOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
+    pub(crate) fn of_successor(options: &RollbackOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
         RollbackCheck { seen: None, ..RollbackCheck::at(options, volume_key, archive) }
     }
 
@@ -436,12 +436,12 @@ impl RollbackCheck {
     }
 
     /// Returns whether the memory has to be replaced, and remembers the place, for an archive that
-    /// may be used. Errors: `Replaced`, `Older` and `Forked` unless accepted.
+    /// may be used. Errors: `Replaced`, `OlderCopy` and `ForkedCopy` unless accepted.
     pub(crate) fn admit(
         &self,
         volume: &Volume,
         header_sequence: u64,
-        options: &SeenOptions,
+        options: &RollbackOptions,
         only_reads: bool,
     ) -> Result<bool> {
         let replace = judge(volume, header_sequence, self.seen.as_ref(), options, only_reads)?;
@@ -452,7 +452,7 @@ impl RollbackCheck {
 
     /// Judges the places alone, with the commits of the archive if it could be opened. Errors:
     /// `Replaced` unless accepted.
-    pub(crate) fn judge_places(&self, options: &SeenOptions, volume: Option<&Volume>) -> Result<()> {
+    pub(crate) fn judge_places(&self, options: &RollbackOptions, volume: Option<&Volume>) -> Result<()> {
         let opened = Opened { by_recipient: self.by_recipient, before: self.seen.is_some() };
         self.places.judge(options, volume, opened)
     }
@@ -467,13 +467,13 @@ impl RollbackCheck {
 }
 
 /// Judges whether the archive may be used; returns whether it must replace the remembered state.
-/// `only_reads`: this command does not write to the archive. Errors: `Older` and `Forked` unless
+/// `only_reads`: this command does not write to the archive. Errors: `OlderCopy` and `ForkedCopy` unless
 /// accepted. The header is judged also when nothing is remembered.
 pub(crate) fn judge(
     volume: &Volume,
     header_sequence: u64,
     seen: Option<&RollbackState>,
-    options: &SeenOptions,
+    options: &RollbackOptions,
     only_reads: bool,
 ) -> Result<bool> {
     let record = volume.durable();
@@ -513,13 +513,13 @@ pub(crate) fn judge(
         false if options.accept_older => {}
         true if options.accept_fork => {}
         false => {
-            return Err(Error::Older(format!(
+            return Err(Error::OlderCopy(format!(
                 "{facts}. It is a copy from before then, such as a restored backup, or its newest commits were destroyed: \
                  what came later is lost if it is gone on with"
             )));
         }
         true => {
-            return Err(Error::Forked(format!(
+            return Err(Error::ForkedCopy(format!(
                 "{facts}, and its history does not contain the one that was seen: two copies of the archive were written apart from each \
                  other. Keep both files"
             )));
@@ -531,7 +531,7 @@ pub(crate) fn judge(
 
 /// The header has a lower number than one that the archive had already.
 pub(crate) fn older_header(header_sequence: u64, known: u64) -> Error {
-    Error::Older(format!(
+    Error::OlderCopy(format!(
         "its header (number {header_sequence}) is older than one that this archive had already (number {known}): a passphrase that \
              was changed or removed since then would open it again"
     ))

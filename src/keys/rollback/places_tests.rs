@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::known_places::{Known, PlaceName};
-use super::{Fingerprint, RollbackCheck, SeenOptions, remember_place};
+use super::{Fingerprint, RollbackCheck, RollbackOptions, remember_place};
 use crate::crypto::SecretKey;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result, Timestamp};
@@ -35,9 +35,9 @@ impl User {
         self.home.path().join("lockbox/seen")
     }
 
-    fn options(&self, places: &[&str]) -> SeenOptions {
+    fn options(&self, places: &[&str]) -> RollbackOptions {
         let places = places.iter().map(|place| PlaceName::of_path(Path::new(place))).collect();
-        SeenOptions { directory: Some(self.directory()), places, ..SeenOptions::default() }
+        RollbackOptions { directory: Some(self.directory()), places, ..RollbackOptions::default() }
     }
 
     /// Opens an archive as a command does that has no commits of it.
@@ -52,7 +52,7 @@ impl User {
     }
 }
 
-fn open(options: &SeenOptions, number: u8, archive: [u8; 16]) -> Result<()> {
+fn open(options: &RollbackOptions, number: u8, archive: [u8; 16]) -> Result<()> {
     let looked = RollbackCheck::at(options, &key(number), &archive);
     looked.judge_places(options, None)?;
     looked.places().remember(None);
@@ -78,7 +78,7 @@ fn another_archive_at_a_known_place_is_refused_until_it_is_accepted() {
     // Nothing was changed by the refusals, and a copy at another place is the same archive.
     user.open(&["/a"], 1, ONE).unwrap();
     user.open(&["/copy of a"], 1, ONE).unwrap();
-    let accepting = SeenOptions { accept_other: true, ..user.options(&["/a"]) };
+    let accepting = RollbackOptions { accept_other: true, ..user.options(&["/a"]) };
     open(&accepting, 2, TWO).unwrap();
     user.open(&["/a"], 2, TWO).unwrap();
     assert!(is_replaced(&user.open(&["/a"], 1, ONE)), "a place has one archive");
@@ -189,13 +189,13 @@ fn the_files_are_private_and_say_nothing_without_the_key_beside_them() {
 #[test]
 fn without_a_directory_or_places_nothing_is_compared() {
     let user = User::new();
-    for options in [SeenOptions { directory: None, ..user.options(&["/a"]) }, user.options(&[])] {
+    for options in [RollbackOptions { directory: None, ..user.options(&["/a"]) }, user.options(&[])] {
         open(&options, 1, ONE).unwrap();
         open(&options, 2, TWO).unwrap();
     }
     // One that cannot be made.
     fs::write(user.home.path().join("file"), "").unwrap();
-    let blocked = SeenOptions { directory: Some(user.home.path().join("file/below")), ..user.options(&["/a"]) };
+    let blocked = RollbackOptions { directory: Some(user.home.path().join("file/below")), ..user.options(&["/a"]) };
     open(&blocked, 1, ONE).unwrap();
     open(&blocked, 2, TWO).unwrap();
 }
@@ -211,7 +211,7 @@ fn a_first_use_is_told_once_and_of_recipients_alone() {
     assert!(told.contains(&Fingerprint::new(&key(1), &ONE).to_string()), "{told}");
     user.open(&["/a"], 1, ONE).unwrap();
     assert!(first("/a", true).is_none());
-    let nowhere = SeenOptions { directory: None, ..user.options(&["/a"]) };
+    let nowhere = RollbackOptions { directory: None, ..user.options(&["/a"]) };
     assert!(
         RollbackCheck::at(&nowhere, &key(1), &ONE).opened_by_recipient(true).first_use().is_none(),
         "it would be told for ever"

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{EntryMark, RollbackCheck, RollbackGuard, RollbackState, RollbackStateFile, SeenOptions, TRAIL, judge};
+use super::{EntryMark, RollbackCheck, RollbackGuard, RollbackState, RollbackStateFile, RollbackOptions, TRAIL, judge};
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment, seeds};
 use crate::error::{Error, Result, Timestamp};
@@ -43,8 +43,8 @@ impl User {
         self.environment.next_u64() % bound
     }
 
-    fn options(&self) -> SeenOptions {
-        SeenOptions { directory: Some(self.home.path().join("lockbox")), ..SeenOptions::default() }
+    fn options(&self) -> RollbackOptions {
+        RollbackOptions { directory: Some(self.home.path().join("lockbox")), ..RollbackOptions::default() }
     }
 
     fn create(&self) -> Arc<SimulatedStorage> {
@@ -64,7 +64,7 @@ impl User {
         &self,
         storage: &Arc<SimulatedStorage>,
         read_only: bool,
-        options: &SeenOptions,
+        options: &RollbackOptions,
     ) -> Result<(Arc<Volume>, RollbackGuard)> {
         let looked = RollbackCheck::at(options, &key(), &ARCHIVE);
         let open = txn::OpenOptions { read_only, memory: 32 << 20 };
@@ -161,7 +161,7 @@ fn a_memory_survives_its_file_and_reveals_nothing() {
         std::fs::write(path, &bytes[..length]).unwrap();
         assert!(matches!(file(&directory).load(), Err(Error::Damaged(_))));
     }
-    let options = SeenOptions { directory: Some(directory), ..SeenOptions::default() };
+    let options = RollbackOptions { directory: Some(directory), ..RollbackOptions::default() };
     assert!(RollbackCheck::at(&options, &key(), &ARCHIVE).seen.is_none(), "a warning, no error");
 }
 
@@ -190,7 +190,7 @@ fn a_directory_that_cannot_be_written_costs_no_open() {
     let storage = user.create();
     let blocked = user.home.path().join("file");
     std::fs::write(&blocked, b"").unwrap();
-    let options = SeenOptions { directory: Some(blocked.join("below")), ..SeenOptions::default() };
+    let options = RollbackOptions { directory: Some(blocked.join("below")), ..RollbackOptions::default() };
     let (_, witness) = user.open_with(&storage, false, &options).unwrap();
     witness.remember();
 }
@@ -210,19 +210,19 @@ fn an_older_copy_is_refused_until_it_is_accepted() {
                 let before = old.contents();
                 let error = user.open_with(&copy(old), read_only, &user.options()).err().unwrap();
                 assert!(
-                    matches!(&error, Error::Older(text) if text.contains("what came later is lost") && !text.contains("accept")),
+                    matches!(&error, Error::OlderCopy(text) if text.contains("what came later is lost") && !text.contains("accept")),
                     "age={age}: {error}"
                 );
                 assert!(old.contents() == before);
                 // A fork is something else, and accepting it does not cover this.
-                let options = SeenOptions { accept_fork: true, ..user.options() };
+                let options = RollbackOptions { accept_fork: true, ..user.options() };
                 assert!(user.open_with(&copy(old), read_only, &options).is_err());
             }
         }
         // The newest one still opens.
         user.open(&storage).unwrap();
         let old = copy(&copies[0]);
-        user.open_with(&old, false, &SeenOptions { accept_older: true, ..user.options() }).unwrap();
+        user.open_with(&old, false, &RollbackOptions { accept_older: true, ..user.options() }).unwrap();
         user.open(&old).unwrap();
     }
 }
@@ -246,13 +246,13 @@ fn copies_written_apart_are_refused_until_that_is_accepted() {
         for read_only in [true, false] {
             let error = user.open_with(&apart, read_only, &user.options()).err().unwrap();
             assert!(
-                matches!(&error, Error::Forked(text) if text.contains("written apart") && !text.contains("accept")),
+                matches!(&error, Error::ForkedCopy(text) if text.contains("written apart") && !text.contains("accept")),
                 "{error}"
             );
-            let older = SeenOptions { accept_older: true, ..user.options() };
-            assert!(matches!(user.open_with(&apart, read_only, &older), Err(Error::Forked(_))));
+            let older = RollbackOptions { accept_older: true, ..user.options() };
+            assert!(matches!(user.open_with(&apart, read_only, &older), Err(Error::ForkedCopy(_))));
         }
-        user.open_with(&apart, false, &SeenOptions { accept_fork: true, ..user.options() }).unwrap();
+        user.open_with(&apart, false, &RollbackOptions { accept_fork: true, ..user.options() }).unwrap();
         user.open(&apart).unwrap();
         assert!(user.open(&storage).is_err(), "now the first one is the fork");
     }
@@ -295,16 +295,16 @@ fn a_copy_that_lacks_the_last_entries_of_the_log_is_an_older_one() {
         for read_only in [true, false] {
             let before = old.contents();
             let error = user.open_with(old, read_only, &user.options()).err().unwrap();
-            let told = matches!(&error, Error::Older(text) if text.contains("and 5 entries of its log"));
+            let told = matches!(&error, Error::OlderCopy(text) if text.contains("and 5 entries of its log"));
             assert!(told, "{number}: {error}");
             // But for room at the end that no record names, which an opening for writing cuts off.
             assert!(before.starts_with(&old.contents()));
-            let fork = SeenOptions { accept_fork: true, ..user.options() };
+            let fork = RollbackOptions { accept_fork: true, ..user.options() };
             assert!(user.open_with(old, read_only, &fork).is_err());
         }
     }
     user.open_with(&copies[5], true, &user.options()).unwrap();
-    user.open_with(&copies[2], false, &SeenOptions { accept_older: true, ..user.options() }).unwrap();
+    user.open_with(&copies[2], false, &RollbackOptions { accept_older: true, ..user.options() }).unwrap();
     user.open(&copies[2]).unwrap();
 }
 
@@ -319,7 +319,7 @@ fn a_reader_remembers_the_entry_before_the_last() {
         open(seen).unwrap();
         open(seen - 1).unwrap();
         for (number, _) in copies.iter().enumerate().take(seen - 1) {
-            assert!(matches!(open(number), Err(Error::Older(_))), "{number} of {seen}");
+            assert!(matches!(open(number), Err(Error::OlderCopy(_))), "{number} of {seen}");
         }
         // Remembering more entries is an advance.
         open(5).unwrap();
@@ -355,7 +355,7 @@ fn a_log_that_was_written_apart_is_a_fork() {
         address += blocks;
     }
     for read_only in [true, false] {
-        assert!(matches!(user.open_with(&other, read_only, &user.options()), Err(Error::Forked(_))));
+        assert!(matches!(user.open_with(&other, read_only, &user.options()), Err(Error::ForkedCopy(_))));
     }
     for (entries, fork) in [(5, false), (4, true), (0, true)] {
         let stranger = User::new(94 + entries as u64);
@@ -366,7 +366,7 @@ fn a_log_that_was_written_apart_is_a_fork() {
             let open = txn::OpenOptions { read_only: true, memory: 32 << 20 };
             let volume = Volume::open(apart.clone(), user.cipher(), user.environment.clone(), 1, &open).unwrap();
             let judged = judge(&volume, 1, looked.seen.as_ref(), &user.options(), true);
-            assert_eq!(matches!(judged, Err(Error::Forked(_))), fork, "{entries}: {judged:?}");
+            assert_eq!(matches!(judged, Err(Error::ForkedCopy(_))), fork, "{entries}: {judged:?}");
             assert!(fork || judged.is_ok());
         }
     }
@@ -509,7 +509,7 @@ fn what_is_kept_back_is_not_remembered_before_it_is_there() {
     assert!(user.open(&copy(&before)).is_ok(), "others have no more than this");
     storage.set_pending_upload(0);
     witness.remember();
-    assert!(matches!(user.open(&before).err(), Some(Error::Older(_))));
+    assert!(matches!(user.open(&before).err(), Some(Error::OlderCopy(_))));
 }
 
 /// SEEN-2: a remembered commit that lost a page is damage; without the memory it would be undone in
@@ -541,14 +541,14 @@ fn an_older_header_is_refused() {
     let open = txn::OpenOptions { read_only: true, memory: 32 << 20 };
     let environment: Arc<dyn Environment> = user.environment.clone();
     let volume = Volume::open(storage, user.cipher(), environment, 1, &open).unwrap();
-    let none = SeenOptions::default();
+    let none = RollbackOptions::default();
     assert!(!judge(&volume, 1, None, &none, false).unwrap());
     // Remembered alone: nothing was committed since the change.
     let mark = volume.opened_at().unwrap();
     let seen = RollbackState { time: Timestamp::default(), header_sequence: 2, trail: vec![mark], entry: None };
-    assert!(matches!(judge(&volume, 1, Some(&seen), &none, false), Err(Error::Older(text)) if text.contains("header")));
-    assert!(judge(&volume, 1, Some(&seen), &SeenOptions { accept_older: true, ..none.clone() }, false).unwrap());
+    assert!(matches!(judge(&volume, 1, Some(&seen), &none, false), Err(Error::OlderCopy(text)) if text.contains("header")));
+    assert!(judge(&volume, 1, Some(&seen), &RollbackOptions { accept_older: true, ..none.clone() }, false).unwrap());
     assert!(!judge(&volume, 2, Some(&seen), &none, false).unwrap());
     // The record alone: nothing was remembered. Its number is 1.
-    assert!(matches!(judge(&volume, 0, None, &none, false), Err(Error::Older(_))));
+    assert!(matches!(judge(&volume, 0, None, &none, false), Err(Error::OlderCopy(_))));
 }

@@ -313,7 +313,7 @@ fn attempts(
 }
 
 fn too_costly(slot: usize, kdf: &KdfParameters, limits: &UnlockLimits) -> Error {
-    Error::Refused(Refusal::Costly {
+    Error::Refused(Refusal::KdfCost {
         slot,
         memory: kdf.memory_kib / 1024,
         passes: kdf.passes,

@@ -104,7 +104,7 @@ pub(crate) struct Volume {
     /// State that a reader opened, before log replay or the switch to a snapshot.
     before_replay: OnceLock<Arc<State>>,
     /// The snapshot that this is a view of, in another open archive.
-    moment: Option<u64>,
+    snapshot: Option<u64>,
     /// The records of this session that were pinned, which backups may show.
     pinned: Mutex<BTreeMap<Generation, Tag>>,
 }
@@ -143,7 +143,7 @@ impl Volume {
             recorded_ino,
             logged: Mutex::default(),
             before_replay: OnceLock::new(),
-            moment: None,
+            snapshot: None,
             pinned: Mutex::default(),
         }
     }
@@ -216,7 +216,7 @@ impl Volume {
 
     /// Returns the error for a caller that handed over data or asked for its durability: a failure
     /// met only by background work so far is reported with its cause.
-    pub(crate) fn told(&self, error: Error) -> Error {
+    pub(crate) fn error_for(&self, error: Error) -> Error {
         self.medium.pager.sticky_error().error_for(error)
     }
 

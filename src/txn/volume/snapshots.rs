@@ -357,21 +357,21 @@ impl<'v> ReadView<'v> {
 // name, neither its nodes nor the pages of its extents are freed (specification section 8).
 //
 // So the holder of the volume must prevent removal of the snapshot meanwhile. Where that cannot be
-// guaranteed, [`Operation::require_moment`] checks within the operation itself.
+// guaranteed, [`Operation::require_snapshot`] checks within the operation itself.
 
 impl Volume {
     /// The snapshot of this name as a volume that can only be read. Errors: `NotFound` when there
     /// is none of this name.
-    pub(crate) fn moment(&self, name: &[u8]) -> Result<Arc<Volume>> {
+    pub(crate) fn snapshot_view(&self, name: &[u8]) -> Result<Arc<Volume>> {
         let (id, snapshot) = self.snapshot_named(name)?;
         let mut volume = self.beside(&snapshot);
-        volume.moment = Some(id);
+        volume.snapshot = Some(id);
         Ok(Arc::new(volume))
     }
 
     /// Returns the pinned version as a read-only volume. The caller holds the pin as long as the
     /// volume is in use.
-    pub(crate) fn pinned_moment(&self, pinned: &Pinned) -> Arc<Volume> {
+    pub(crate) fn pinned_view(&self, pinned: &Pinned) -> Arc<Volume> {
         Arc::new(self.beside(pinned.content()))
     }
 
@@ -414,10 +414,10 @@ impl Volume {
 }
 
 impl Operation<'_> {
-    /// Checks, within this operation, that the snapshot that `moment` shows still has its name.
-    /// Errors: `Stale` when it has not, or `moment` shows no snapshot.
-    pub(crate) fn require_moment(&self, moment: &Volume) -> Result<()> {
-        let id = moment.moment.ok_or(Error::Stale)?;
+    /// Checks, within this operation, that the snapshot that `view` shows still has its name.
+    /// Errors: `Stale` when it has not, or `view` shows no snapshot.
+    pub(crate) fn require_snapshot(&self, view: &Volume) -> Result<()> {
+        let id = view.snapshot.ok_or(Error::Stale)?;
         let found = self.trees.snapshots.get(self.store, Key::new(id, kind::SNAPSHOT, 0), SnapshotValue::decode)?;
         if found.is_some_and(|snapshot| !is_being_removed(&snapshot)) { Ok(()) } else { Err(Error::Stale) }
     }

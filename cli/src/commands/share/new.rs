@@ -26,7 +26,7 @@ use super::now;
 use super::serving::{self, ServerArgs};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::open_archive::{ArchiveArgs, MomentArgs};
+use crate::open_archive::{ArchiveArgs, SnapshotViewArgs};
 use crate::output::{Output, Reader, complain};
 use crate::progress::Bar;
 
@@ -74,7 +74,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     archive: Option<ArchiveArgs>,
     #[command(flatten)]
-    moment: MomentArgs,
+    snapshot: SnapshotViewArgs,
 }
 
 /// Presence of `--quiet`, an option of the archive arguments that applies without an archive too.
@@ -121,7 +121,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let shared = match (args.path.first(), &args.archive) {
         (None, _) => give(&mut content::text(args.name.clone().unwrap_or_else(|| "text.txt".into()))?)?,
         (Some(path), Some(archive)) => {
-            let (archive, interrupt) = archive.read_watched(&args.moment)?;
+            let (archive, interrupt) = archive.read_watched(&args.snapshot)?;
             from_archive(args, &archive, path, |source| share(args, &client, source, &interrupt))?
         }
         (Some(path), None) if path == "-" => {

@@ -193,11 +193,11 @@ fn restore_file(
     go_on: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<(), Error> {
     let _working = Spinner::at(AT_WORK);
-    let moment = archive.snapshot_view(args.name.as_bytes())?;
+    let snapshot = archive.snapshot_view(args.name.as_bytes())?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     let to = args.to.as_ref().map(|to| to.as_bytes());
     let mut names = OfflineNamespace(archive.file_system());
-    let restore = Restore::prepare(archive.file_system(), &moment, &paths, to, &mut names)?;
+    let restore = Restore::prepare(archive.file_system(), &snapshot, &paths, to, &mut names)?;
     // With --to nothing is replaced.
     if to.is_none() {
         *before = Some(

@@ -27,14 +27,14 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::client_addr::{self, Peer};
 use super::reply::{self, Reply};
-use super::request::{self, ONE, Refusal};
+use super::request::{self, ONE, HttpRefusal};
 use super::{CreatorPolicy, Daemon, see_through, share_handlers};
 use crate::limiter::ClientId;
 use crate::store::spool::{Deposit, Spool};
 use crate::store::{self, NewShare, PendingReply, SpoolEntry, StoreError};
 
 /// Returns the owner's token if the client may create shares.
-fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, Refusal> {
+fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, HttpRefusal> {
     let owner: OwnerToken = request::bearer(headers)?;
     let refusal = match daemon.settings.creators {
         CreatorPolicy::Anyone => None,
@@ -44,7 +44,7 @@ fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier,
             (peer != Peer::Local).then_some("shares are made through the server's Unix socket only (--creators socket)")
         }
     };
-    refusal.map_or(Ok(owner.verifier()), |message| Err(Refusal::new(ErrorCode::Forbidden, message)))
+    refusal.map_or(Ok(owner.verifier()), |message| Err(HttpRefusal::new(ErrorCode::Forbidden, message)))
 }
 
 /// A share that was asked for and checked, with the upload that it takes.
@@ -60,7 +60,7 @@ enum PendingCreate {
 }
 
 /// `POST /v1/shares`
-pub(super) async fn create(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Result<Reply, Refusal> {
+pub(super) async fn create(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Result<Reply, HttpRefusal> {
     let owner = creator(daemon, peer, request.headers())?;
     let create: CreateRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
     let maker = daemon.clone();
@@ -78,7 +78,7 @@ pub(super) async fn batch_create(
     peer: Peer,
     client: ClientId,
     request: Request<Incoming>,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, HttpRefusal> {
     let owner = creator(daemon, peer, request.headers())?;
     let (beginning, ending) = (daemon.clone(), daemon.clone());
     let begin = move |item| begin(&beginning, owner, item);
@@ -91,18 +91,18 @@ pub(super) async fn batch_create(
 
 /// Checks a message and begins to make its share. An upload is taken last: from then on only
 /// [`end`] may say how that ends, so this is to be called within [`see_through`].
-fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<PendingCreate, Refusal> {
+fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<PendingCreate, HttpRefusal> {
     let settings = &daemon.settings;
     let ttl = create.expires_in.map_or(settings.default_expiry, Duration::from_secs);
     if ttl.is_zero() || ttl > settings.max_expiry {
         let longest = settings.max_expiry.as_secs();
-        return Err(Refusal::malformed(format!("a share lives for 1 to {longest} seconds here")));
+        return Err(HttpRefusal::malformed(format!("a share lives for 1 to {longest} seconds here")));
     }
     if !(1..=MAX_CLAIMS).contains(&create.max_claims) {
-        return Err(Refusal::malformed("a share allows 1 to 8 claims"));
+        return Err(HttpRefusal::malformed("a share allows 1 to 8 claims"));
     }
     let auth = create.verifier;
-    let wrong = |message: &'static str| Refusal::new(ErrorCode::Upload, message);
+    let wrong = |message: &'static str| HttpRefusal::new(ErrorCode::Upload, message);
     let upload = match (create.capsule.content(), create.upload) {
         (ContentLocation::Inline, None) => None,
         (ContentLocation::Inline, Some(_)) => {
@@ -113,7 +113,7 @@ fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<Pend
             let entry = match daemon.pending_uploads.take(&token, &owner, &auth) {
                 TakeOutcome::Entry(entry) => entry,
                 TakeOutcome::Made(created) => return Ok(PendingCreate::Again(created)),
-                TakeOutcome::InProgress => return Err(Refusal::unavailable("a share of this upload is being made")),
+                TakeOutcome::InProgress => return Err(HttpRefusal::unavailable("a share of this upload is being made")),
                 TakeOutcome::Unknown => return Err(wrong("there is no such upload")),
             };
             if entry.length != size || entry.digest != digest {
@@ -141,7 +141,7 @@ fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<Pend
     }
 }
 
-async fn end(daemon: &Daemon, begun: Result<PendingCreate, Refusal>) -> Result<CreateReply, Refusal> {
+async fn end(daemon: &Daemon, begun: Result<PendingCreate, HttpRefusal>) -> Result<CreateReply, HttpRefusal> {
     let (handle, wanted, pending) = match begun? {
         PendingCreate::Again(created) => return Ok(created),
         PendingCreate::New(handle, wanted, pending) => (handle, wanted, pending),
@@ -164,11 +164,11 @@ async fn end(daemon: &Daemon, begun: Result<PendingCreate, Refusal>) -> Result<C
 }
 
 /// The upload of a share that could not be made waits for another attempt.
-fn give_back(daemon: &Daemon, wanted: &ShareRequest, error: StoreError) -> Refusal {
+fn give_back(daemon: &Daemon, wanted: &ShareRequest, error: StoreError) -> HttpRefusal {
     if let Some(token) = &wanted.upload {
         daemon.pending_uploads.release(token);
     }
-    Refusal::from(error)
+    HttpRefusal::from(error)
 }
 
 /// Parts that wait for the disk; hyper's parts have at most its buffer.
@@ -183,7 +183,7 @@ pub(super) async fn upload(
     peer: Peer,
     client: ClientId,
     request: Request<Incoming>,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, HttpRefusal> {
     let owner = creator(daemon, peer, request.headers())?;
     request::expect_type(request.headers(), "application/octet-stream")?;
     let most = daemon.settings.max_ciphertext;
@@ -191,10 +191,10 @@ pub(super) async fn upload(
         return Err(too_large());
     }
     let Some(_place) = daemon.uploads.take(client) else {
-        return Err(Refusal::unavailable("too many concurrent uploads"));
+        return Err(HttpRefusal::unavailable("too many concurrent uploads"));
     };
     if !daemon.pending_uploads.has_room() {
-        return Err(Refusal::unavailable("too many uploads wait for their shares"));
+        return Err(HttpRefusal::unavailable("too many uploads wait for their shares"));
     }
     let (parts, taken) = channel(AHEAD);
     let spool = daemon.spool.clone();
@@ -204,17 +204,17 @@ pub(super) async fn upload(
     received?;
     let entry = match written {
         Ok(Ok(Some(deposit))) => deposit.finish().await?,
-        Ok(Ok(None)) => return Err(Refusal::malformed("the upload ended early")),
-        Ok(Err(error)) => return Err(Refusal::from(error)),
+        Ok(Ok(None)) => return Err(HttpRefusal::malformed("the upload ended early")),
+        Ok(Err(error)) => return Err(HttpRefusal::from(error)),
         Err(error) => {
             tracing::error!(%error, "cannot write an upload");
-            return Err(Refusal::new(ErrorCode::Internal, "cannot write the upload"));
+            return Err(HttpRefusal::new(ErrorCode::Internal, "cannot write the upload"));
         }
     };
     let mut random = [0; UploadToken::LENGTH];
     if getrandom::fill(&mut random).is_err() {
         daemon.spool.remove(&entry.id);
-        return Err(Refusal::unavailable("the daemon has no randomness"));
+        return Err(HttpRefusal::unavailable("the daemon has no randomness"));
     }
     let AddedUpload { token, entry, surplus } = daemon.pending_uploads.add(UploadToken::new(random), owner, entry);
     if let Some(surplus) = surplus {
@@ -225,16 +225,16 @@ pub(super) async fn upload(
     Ok(reply::json(StatusCode::CREATED, &uploaded))
 }
 
-fn too_large() -> Refusal {
-    Refusal::new(ErrorCode::TooLarge, "the ciphertext is larger than this server takes")
+fn too_large() -> HttpRefusal {
+    HttpRefusal::new(ErrorCode::TooLarge, "the ciphertext is larger than this server takes")
 }
 
 /// Part of an upload; `None` ends the file, and a writer that never receives it discards the file.
 type Part = Option<Bytes>;
 
-async fn receive(daemon: &Daemon, mut body: Incoming, parts: Sender<Part>, most: u64) -> Result<(), Refusal> {
+async fn receive(daemon: &Daemon, mut body: Incoming, parts: Sender<Part>, most: u64) -> Result<(), HttpRefusal> {
     let started = Instant::now();
-    let not_sealed = || Refusal::new(ErrorCode::NotSealed, "the upload is not an age v1 file");
+    let not_sealed = || HttpRefusal::new(ErrorCode::NotSealed, "the upload is not an age v1 file");
     let mut start: Option<Vec<u8>> = Some(Vec::new());
     let mut received = 0u64;
     while let Some(bytes) = request::part(&mut body, daemon.settings.body_timeout).await? {
@@ -245,7 +245,7 @@ async fn receive(daemon: &Daemon, mut body: Incoming, parts: Sender<Part>, most:
         }
         let seconds = started.elapsed().as_secs();
         if seconds > 60 && received / seconds < LEAST_RATE {
-            return Err(Refusal::new(ErrorCode::Timeout, "the upload came too slowly"));
+            return Err(HttpRefusal::new(ErrorCode::Timeout, "the upload came too slowly"));
         }
         if let Some(seen) = &mut start {
             let room = MAX_AGE_HEADER.saturating_sub(seen.len());

@@ -11,7 +11,7 @@ use lockbox_share_protocol::token::{Digest, Handle, LeaseToken};
 
 use super::Daemon;
 use super::reply::{self, FileBody, Reply, ReplyBody, Transfer};
-use super::request::{self, Refusal};
+use super::request::{self, HttpRefusal};
 use crate::limiter::ClientId;
 use crate::store::LeaseFinish;
 
@@ -21,7 +21,7 @@ pub(super) async fn download(
     client: ClientId,
     handle: Handle,
     request: &Request<Incoming>,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, HttpRefusal> {
     daemon.limiter.admit(client, 1)?;
     let token: LeaseToken = request::bearer(request.headers())?;
     // HEAD, 304 and 416 tell of a lease and leave it as it is (Store rule 12).
@@ -45,7 +45,7 @@ pub(super) async fn download(
             return Ok(reply);
         }
         RangeDecision::NotSatisfiable => {
-            let mut reply = Refusal::new(ErrorCode::Range, "there are no such bytes").reply();
+            let mut reply = HttpRefusal::new(ErrorCode::Range, "there are no such bytes").reply();
             set(&mut reply, header::CONTENT_RANGE, &format!("bytes */{length}"));
             return Ok(reply);
         }
@@ -74,7 +74,7 @@ pub(super) async fn complete(
     client: ClientId,
     handle: Handle,
     request: &Request<Incoming>,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, HttpRefusal> {
     let token: LeaseToken = request::bearer(request.headers())?;
     let finished = daemon.store.finish(handle, &token, LeaseFinish::Now).await;
     let complete = finished.map_err(|error| daemon.refused(client, error))?;

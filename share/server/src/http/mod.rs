@@ -36,7 +36,7 @@ use self::admission::{ConcurrencyLimit, ConnectionSlot, ConnectionSlots};
 use self::client_addr::Peer;
 use self::create::PendingUploads;
 use self::reply::LeaseTransfers;
-use self::request::Refusal;
+use self::request::HttpRefusal;
 use crate::limiter::{ClientId, Limiter, Rates};
 use crate::metrics::{Gauges, Metrics};
 use crate::store::env::{Clock, SystemClock};
@@ -154,11 +154,11 @@ impl DaemonSettings {
 /// Completes a change also after the client disconnected: hyper then drops the future of the
 /// request, and with it all steps between the store's change and the daemon's own bookkeeping.
 async fn see_through<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
-) -> Result<T, Refusal> {
+    work: impl Future<Output = Result<T, HttpRefusal>> + Send + 'static,
+) -> Result<T, HttpRefusal> {
     tokio::spawn(work).await.unwrap_or_else(|error| {
         tracing::error!(%error, "a change was not completed");
-        Err(Refusal::new(ErrorCode::Internal, "the change was not completed"))
+        Err(HttpRefusal::new(ErrorCode::Internal, "the change was not completed"))
     })
 }
 
@@ -260,12 +260,12 @@ impl Daemon {
     }
 
     /// Maps a store error to a refusal. A request without proof is counted as a guess.
-    fn refused(&self, client: ClientId, error: StoreError) -> Refusal {
+    fn refused(&self, client: ClientId, error: StoreError) -> HttpRefusal {
         if error == StoreError::Unknown {
             self.metrics.misses.fetch_add(1, Relaxed);
             self.limiter.missed(client);
         }
-        Refusal::from(error)
+        HttpRefusal::from(error)
     }
 
     fn is_stopping(&self) -> bool {

@@ -29,39 +29,39 @@ pub(super) const MANY: usize = 100 * ONE;
 
 /// Rejects requests that name no host, and cross-site changes. `public_url` begins the links: the
 /// page may have been loaded by that name when a proxy changed `Host`.
-pub(super) fn check_site<B>(request: &Request<B>, public_url: &str) -> Result<(), Refusal> {
+pub(super) fn check_site<B>(request: &Request<B>, public_url: &str) -> Result<(), HttpRefusal> {
     let host = host(request)?;
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
         return Ok(());
     }
     if is_of_another_site(request.headers(), host.as_ref(), public_url)? {
-        return Err(Refusal::new(ErrorCode::Forbidden, "cross-site request rejected"));
+        return Err(HttpRefusal::new(ErrorCode::Forbidden, "cross-site request rejected"));
     }
     Ok(())
 }
 
 /// Returns the host that the request names. It is named once, so that two programs in a row cannot
 /// understand it differently.
-fn host<B>(request: &Request<B>) -> Result<Option<Authority>, Refusal> {
+fn host<B>(request: &Request<B>) -> Result<Option<Authority>, HttpRefusal> {
     let named = match only(request.headers(), header::HOST)? {
         None if request.version() == Version::HTTP_10 => None,
-        None => return Err(Refusal::malformed("the header host is missing")),
+        None => return Err(HttpRefusal::malformed("the header host is missing")),
         Some(text) => {
             // RFC 3986 allows more, which no name has: a list could be read as one of its parts.
             let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);
             let authority = Authority::try_from(text).ok().filter(|_| text.iter().copied().all(is_plain));
-            Some(authority.ok_or_else(|| Refusal::malformed("the header host names no host"))?)
+            Some(authority.ok_or_else(|| HttpRefusal::malformed("the header host names no host"))?)
         }
     };
     match (request.uri().authority(), &named) {
         (Some(asked), Some(named)) if asked != named => {
-            Err(Refusal::malformed("the request is for another host than its header says"))
+            Err(HttpRefusal::malformed("the request is for another host than its header says"))
         }
         _ => Ok(named),
     }
 }
 
-fn is_of_another_site(headers: &HeaderMap, host: Option<&Authority>, public_url: &str) -> Result<bool, Refusal> {
+fn is_of_another_site(headers: &HeaderMap, host: Option<&Authority>, public_url: &str) -> Result<bool, HttpRefusal> {
     let relation = only(headers, HeaderName::from_static("sec-fetch-site"))?;
     if relation.is_some_and(|relation| !matches!(relation, b"same-origin" | b"none")) {
         return Ok(true);
@@ -98,12 +98,12 @@ impl<'a> WebOrigin<'a> {
 }
 
 /// The next part of a body; None at its end.
-pub(super) async fn part(body: &mut Incoming, patience: Duration) -> Result<Option<Bytes>, Refusal> {
+pub(super) async fn part(body: &mut Incoming, patience: Duration) -> Result<Option<Bytes>, HttpRefusal> {
     loop {
         match timeout(patience, body.frame()).await {
-            Err(_) => return Err(Refusal::new(ErrorCode::Timeout, "the request came too slowly")),
+            Err(_) => return Err(HttpRefusal::new(ErrorCode::Timeout, "the request came too slowly")),
             Ok(None) => return Ok(None),
-            Ok(Some(Err(_))) => return Err(Refusal::malformed("the request ended early")),
+            Ok(Some(Err(_))) => return Err(HttpRefusal::malformed("the request ended early")),
             // Trailers say nothing here.
             Ok(Some(Ok(frame))) => {
                 if let Ok(bytes) = frame.into_data() {
@@ -120,9 +120,9 @@ pub(super) async fn json<T: DeserializeOwned>(
     request: Request<Incoming>,
     limit: usize,
     patience: Duration,
-) -> Result<T, Refusal> {
+) -> Result<T, HttpRefusal> {
     expect_type(request.headers(), "application/json")?;
-    let too_large = || Refusal::new(ErrorCode::TooLarge, "the message is too large");
+    let too_large = || HttpRefusal::new(ErrorCode::TooLarge, "the message is too large");
     let mut body = request.into_body();
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
@@ -140,43 +140,43 @@ pub(super) async fn json<T: DeserializeOwned>(
     };
     // The whole message has one time, or a client could send a byte now and then for ever.
     match timeout(patience, read).await {
-        Err(_) => return Err(Refusal::new(ErrorCode::Timeout, "the request came too slowly")),
+        Err(_) => return Err(HttpRefusal::new(ErrorCode::Timeout, "the request came too slowly")),
         Ok(result) => result?,
     }
     // Only the place of the fault is told: the message could repeat a secret.
     serde_json::from_slice(&text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
-        Refusal::malformed(format!("the message does not have the format of this path: line {line}, column {column}"))
+        HttpRefusal::malformed(format!("the message does not have the format of this path: line {line}, column {column}"))
     })
 }
 
-pub(super) fn expect_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Refusal> {
+pub(super) fn expect_type(headers: &HeaderMap, expected: &'static str) -> Result<(), HttpRefusal> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes()).unwrap_or_default();
     let essence = given.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
     if essence.eq_ignore_ascii_case(expected.as_bytes()) {
         return Ok(());
     }
-    Err(Refusal::new(ErrorCode::MediaType, format!("the body must be of the type {expected}")))
+    Err(HttpRefusal::new(ErrorCode::MediaType, format!("the body must be of the type {expected}")))
 }
 
 /// The token of `Authorization: Bearer`.
-pub(super) fn bearer<T: std::str::FromStr>(headers: &HeaderMap) -> Result<T, Refusal> {
-    let missing = || Refusal::new(ErrorCode::Unauthorized, "a bearer token is needed");
+pub(super) fn bearer<T: std::str::FromStr>(headers: &HeaderMap) -> Result<T, HttpRefusal> {
+    let missing = || HttpRefusal::new(ErrorCode::Unauthorized, "a bearer token is needed");
     let value = only(headers, header::AUTHORIZATION)?.ok_or_else(missing)?;
     let (scheme, token) = std::str::from_utf8(value).ok().and_then(|text| text.split_once(' ')).ok_or_else(missing)?;
     if !scheme.eq_ignore_ascii_case("bearer") {
         return Err(missing());
     }
-    token.trim().parse().map_err(|_| Refusal::new(ErrorCode::Unauthorized, "the bearer token has a wrong form"))
+    token.trim().parse().map_err(|_| HttpRefusal::new(ErrorCode::Unauthorized, "the bearer token has a wrong form"))
 }
 
 /// The one value of a header. Two different ones could be understood differently by two programs in
 /// a row.
-pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&[u8]>, Refusal> {
+pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&[u8]>, HttpRefusal> {
     let mut values = headers.get_all(&name).iter();
     let first = values.next().map(|value| value.as_bytes());
     if values.next().is_some() {
-        return Err(Refusal::malformed(format!("the header {name} is repeated")));
+        return Err(HttpRefusal::malformed(format!("the header {name} is repeated")));
     }
     Ok(first)
 }
@@ -185,20 +185,20 @@ pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&[u8]
 pub(super) fn parameters<'a, const N: usize>(
     query: Option<&'a str>,
     names: [&str; N],
-) -> Result<[Option<&'a str>; N], Refusal> {
+) -> Result<[Option<&'a str>; N], HttpRefusal> {
     let mut values = [None; N];
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         match names.iter().position(|known| *known == name) {
             Some(place) if values[place].is_none() => values[place] = Some(value),
-            _ => return Err(Refusal::malformed("a parameter is unknown or repeated")),
+            _ => return Err(HttpRefusal::malformed("a parameter is unknown or repeated")),
         }
     }
     Ok(values)
 }
 
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct HttpRefusal {
     pub(super) code: ErrorCode,
     message: Cow<'static, str>,
     /// Seconds since 1970.
@@ -209,22 +209,22 @@ pub(super) struct Refusal {
     pub(super) allow: Option<&'static str>,
 }
 
-impl Refusal {
-    pub(super) fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal { code, message: message.into(), at: None, retry_after: None, allow: None }
+impl HttpRefusal {
+    pub(super) fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> HttpRefusal {
+        HttpRefusal { code, message: message.into(), at: None, retry_after: None, allow: None }
     }
 
-    pub(super) fn malformed(message: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal::new(ErrorCode::Malformed, message)
+    pub(super) fn malformed(message: impl Into<Cow<'static, str>>) -> HttpRefusal {
+        HttpRefusal::new(ErrorCode::Malformed, message)
     }
 
-    pub(super) fn method(allow: &'static str) -> Refusal {
-        Refusal { allow: Some(allow), ..Refusal::new(ErrorCode::Method, "the path does not support this method") }
+    pub(super) fn method(allow: &'static str) -> HttpRefusal {
+        HttpRefusal { allow: Some(allow), ..HttpRefusal::new(ErrorCode::Method, "the path does not support this method") }
     }
 
     /// The daemon is there and cannot do it at this time.
-    pub(super) fn unavailable(message: &'static str) -> Refusal {
-        Refusal { retry_after: Some(5), ..Refusal::new(ErrorCode::Unavailable, message) }
+    pub(super) fn unavailable(message: &'static str) -> HttpRefusal {
+        HttpRefusal { retry_after: Some(5), ..HttpRefusal::new(ErrorCode::Unavailable, message) }
     }
 
     /// Converts the refusal to an error body or one result of a batch.
@@ -233,35 +233,35 @@ impl Refusal {
     }
 }
 
-impl From<RateLimited> for Refusal {
-    fn from(RateLimited(wait): RateLimited) -> Refusal {
+impl From<RateLimited> for HttpRefusal {
+    fn from(RateLimited(wait): RateLimited) -> HttpRefusal {
         let seconds = wait.as_secs() + 1;
-        Refusal { retry_after: Some(seconds), ..Refusal::new(ErrorCode::Limited, "too many requests, try again later") }
+        HttpRefusal { retry_after: Some(seconds), ..HttpRefusal::new(ErrorCode::Limited, "too many requests, try again later") }
     }
 }
 
-impl From<StoreError> for Refusal {
-    fn from(error: StoreError) -> Refusal {
+impl From<StoreError> for HttpRefusal {
+    fn from(error: StoreError) -> HttpRefusal {
         let since =
-            |code, message: &'static str, at: u64| Refusal { at: Some(at / 1000), ..Refusal::new(code, message) };
+            |code, message: &'static str, at: u64| HttpRefusal { at: Some(at / 1000), ..HttpRefusal::new(code, message) };
         match error {
-            StoreError::Unknown => Refusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong"),
+            StoreError::Unknown => HttpRefusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong"),
             StoreError::Expired { at } => since(ErrorCode::Expired, "the share has expired", at.0),
             StoreError::Revoked { at } => since(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
             StoreError::Used { at } => since(ErrorCode::Consumed, "the share was used", at.0),
             StoreError::Busy { until } => since(ErrorCode::Leased, "the share is being downloaded by another", until.0),
             StoreError::NothingToRearm => {
-                Refusal::new(ErrorCode::NotInterrupted, "no download of the share was interrupted")
+                HttpRefusal::new(ErrorCode::NotInterrupted, "no download of the share was interrupted")
             }
-            StoreError::Full => Refusal::new(ErrorCode::NoSpace, "no space is left for shares"),
-            StoreError::Invalid(message) => Refusal::malformed(message),
+            StoreError::Full => HttpRefusal::new(ErrorCode::NoSpace, "no space is left for shares"),
+            StoreError::Invalid(message) => HttpRefusal::malformed(message),
             StoreError::Taken => {
                 tracing::error!("no free handle was found: more digits are needed for so many shares");
-                Refusal::new(ErrorCode::Internal, "no free handle was found")
+                HttpRefusal::new(ErrorCode::Internal, "no free handle was found")
             }
             StoreError::Unavailable(reason) => {
                 tracing::warn!(reason, "the store takes no changes");
-                Refusal::unavailable("the server is read-only right now")
+                HttpRefusal::unavailable("the server is read-only right now")
             }
         }
     }

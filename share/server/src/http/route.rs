@@ -13,7 +13,7 @@ use lockbox_share_protocol::token::Handle;
 
 use super::client_addr::{self, Peer};
 use super::reply::{self, Reply};
-use super::request::{self, Refusal};
+use super::request::{self, HttpRefusal};
 use super::share_handlers::{self, Action};
 use super::{Daemon, create, download};
 use crate::metrics::Route;
@@ -97,12 +97,12 @@ pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<In
     let started = Instant::now();
     let target = Endpoint::of(request.uri().path());
     let checked = request::check_site(&request, &daemon.settings.public_url)
-        .and_then(|()| target.ok_or_else(|| Refusal::new(ErrorCode::NotFound, "there is no such path")));
+        .and_then(|()| target.ok_or_else(|| HttpRefusal::new(ErrorCode::NotFound, "there is no such path")));
     let result = match checked {
         Ok(target) => serve(daemon, peer, target, request).await,
         Err(refusal) => {
             let client = client_addr::client(peer, request.headers(), &daemon.settings.trusted_proxies);
-            daemon.limiter.admit(client, 1).map_err(Refusal::from).and(Err(refusal))
+            daemon.limiter.admit(client, 1).map_err(HttpRefusal::from).and(Err(refusal))
         }
     };
     let reply = result.unwrap_or_else(|refusal| {
@@ -120,7 +120,7 @@ async fn serve(
     peer: Peer,
     target: Endpoint,
     request: Request<Incoming>,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, HttpRefusal> {
     let client = client_addr::client(peer, request.headers(), &daemon.settings.trusted_proxies);
     let method = request.method();
     if method == Method::OPTIONS {
@@ -131,7 +131,7 @@ async fn serve(
     }
     if !target.methods().split(", ").any(|allowed| allowed == method.as_str()) {
         daemon.limiter.admit(client, 1)?;
-        return Err(Refusal::method(target.methods()));
+        return Err(HttpRefusal::method(target.methods()));
     }
     if !target.limits_itself() {
         daemon.limiter.admit(client, 1)?;
@@ -139,7 +139,7 @@ async fn serve(
     if request.uri().query().is_some_and(|query| !query.is_empty())
         && !matches!(target, Endpoint::Share(ShareEndpoint::Watch, _) | Endpoint::Page(_))
     {
-        return Err(Refusal::malformed("the path takes no parameters"));
+        return Err(HttpRefusal::malformed("the path takes no parameters"));
     }
     match target {
         Endpoint::Limits => Ok(reply::with_type(StatusCode::OK, "application/json", daemon.limits.clone())),

@@ -30,7 +30,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::admission::{ConnectionSlots, SlotOwner};
 use super::reply::{self, Reply};
-use super::request::Refusal;
+use super::request::HttpRefusal;
 use super::worker::{self, StallGuard, WorkerSockets};
 use super::{Daemon, MAX_UPLOADS};
 use crate::limiter::ClientId;
@@ -240,7 +240,7 @@ async fn serve_admin(daemon: Arc<Daemon>, listener: TcpListener) {
 
 fn answer_admin(daemon: &Daemon, request: &Request<Incoming>) -> Reply {
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return Refusal::method("GET, HEAD").reply();
+        return HttpRefusal::method("GET, HEAD").reply();
     }
     let text = |status, text: String| reply::with_type(status, "text/plain; version=0.0.4", Bytes::from(text));
     match request.uri().path() {
@@ -251,7 +251,7 @@ fn answer_admin(daemon: &Daemon, request: &Request<Incoming>) -> Reply {
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         },
         "/metrics" => text(StatusCode::OK, daemon.metrics_text()),
-        _ => Refusal::new(ErrorCode::NotFound, "there is no such path").reply(),
+        _ => HttpRefusal::new(ErrorCode::NotFound, "there is no such path").reply(),
     }
 }
 

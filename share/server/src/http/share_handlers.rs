@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::reply::{self, Reply};
-use super::request::{self, MANY, ONE, Refusal};
+use super::request::{self, MANY, ONE, HttpRefusal};
 use super::{Daemon, see_through};
 use crate::limiter::ClientId;
 use crate::store::{self, PendingReply, StoreError};
@@ -51,7 +51,7 @@ impl Action {
         client: ClientId,
         handle: Handle,
         pending: PendingReply<store::ShareReport>,
-    ) -> Result<ShareInfo, Refusal> {
+    ) -> Result<ShareInfo, HttpRefusal> {
         let info = pending.await.map_err(|error| daemon.refused(client, error))?;
         let counter = match self {
             Action::Info => return Ok(message_of(handle, &info)),
@@ -69,7 +69,7 @@ impl Action {
         client: ClientId,
         handle: Handle,
         request: &Request<Incoming>,
-    ) -> Result<Reply, Refusal> {
+    ) -> Result<Reply, HttpRefusal> {
         let owner = request::bearer(request.headers())?;
         let pending = self.begin(daemon, handle, &owner);
         let end = self.end(daemon.clone(), client, handle, pending);
@@ -83,7 +83,7 @@ impl Action {
         daemon: &Arc<Daemon>,
         client: ClientId,
         request: Request<Incoming>,
-    ) -> Result<Reply, Refusal> {
+    ) -> Result<Reply, HttpRefusal> {
         let owner = request::bearer(request.headers())?;
         let (beginning, ending) = (daemon.clone(), daemon.clone());
         let begin = move |handle| (handle, self.begin(&beginning, handle, &owner));
@@ -98,18 +98,18 @@ pub(super) async fn watch(
     client: ClientId,
     handle: Handle,
     request: &Request<Incoming>,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, HttpRefusal> {
     let owner: OwnerToken = request::bearer(request.headers())?;
     let [version, state, wait] = request::parameters(request.uri().query(), ["version", "state", "wait"])?;
-    let number = |text: &str| text.parse::<u64>().map_err(|_| Refusal::malformed("a parameter is not a number"));
+    let number = |text: &str| text.parse::<u64>().map_err(|_| HttpRefusal::malformed("a parameter is not a number"));
     let version = version.map(number).transpose()?;
     let wait = wait.map(number).transpose()?.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT);
     let state: Option<ShareState> = state
         .map(|word| serde_json::from_value(serde_json::Value::from(word)))
         .transpose()
-        .map_err(|_| Refusal::malformed("there is no such state"))?;
+        .map_err(|_| HttpRefusal::malformed("there is no such state"))?;
     let Some(_place) = daemon.watchers.take(client) else {
-        return Err(Refusal::unavailable("too many clients watch shares at this time"));
+        return Err(HttpRefusal::unavailable("too many clients watch shares at this time"));
     };
     let end = tokio::time::Instant::now() + Duration::from_secs(wait);
     loop {
@@ -150,7 +150,7 @@ fn message_of(handle: Handle, info: &store::ShareReport) -> ShareInfo {
 }
 
 /// Handles `POST /v1/look`. It has the rate limits of a claim, and reveals the same.
-pub(super) async fn look(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, Refusal> {
+pub(super) async fn look(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, HttpRefusal> {
     daemon.limiter.admit_claim(client, 1)?;
     let look: LookRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
     let expires = daemon.store.look(look.handle, &look.auth).await.map_err(|error| daemon.refused(client, error))?;
@@ -158,7 +158,7 @@ pub(super) async fn look(daemon: &Daemon, client: ClientId, request: Request<Inc
 }
 
 /// `POST /v1/claim`
-pub(super) async fn claim(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, Refusal> {
+pub(super) async fn claim(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, HttpRefusal> {
     daemon.limiter.admit_claim(client, 1)?;
     let claim: ClaimRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
     let handle = claim.handle;
@@ -172,7 +172,7 @@ pub(super) async fn claim_batch(
     daemon: &Arc<Daemon>,
     client: ClientId,
     request: Request<Incoming>,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, HttpRefusal> {
     daemon.limiter.admit_claim(client, 0)?;
     let (beginning, ending) = (daemon.clone(), daemon.clone());
     let begin = move |claim: ClaimRequest| (claim.handle, begin_claim(&beginning, &claim));
@@ -192,7 +192,7 @@ async fn finish_claim(
     client: ClientId,
     handle: Handle,
     pending: PendingReply<store::ClaimGrant>,
-) -> Result<ClaimReply, Refusal> {
+) -> Result<ClaimReply, HttpRefusal> {
     let claimed = pending.await.map_err(|error| {
         use StoreError::{Busy, Expired, Revoked, Used};
         if matches!(error, Expired { .. } | Revoked { .. } | Used { .. } | Busy { .. }) {
@@ -210,7 +210,7 @@ async fn finish_claim(
     // Only well-formed capsules were taken in, so this one was damaged since.
     let capsule = Capsule::decode(claimed.capsule.to_vec()).map_err(|error| {
         tracing::error!(%error, "a stored capsule is damaged");
-        Refusal::new(ErrorCode::Internal, "the stored capsule is damaged")
+        HttpRefusal::new(ErrorCode::Internal, "the stored capsule is damaged")
     })?;
     let lease = claimed.lease.map(|lease| Lease {
         expires_in: lease.until.0.saturating_sub(daemon.clock.wall().0) / 1000,
@@ -227,21 +227,21 @@ pub(super) async fn serve_batch<T, U, O, F>(
     request: Request<Incoming>,
     begin: impl Fn(T) -> U + Send + 'static,
     end: impl Fn(U) -> F + Send + 'static,
-) -> Result<Reply, Refusal>
+) -> Result<Reply, HttpRefusal>
 where
     T: DeserializeOwned + Send + 'static,
     U: Send + 'static,
     O: Serialize + Send + 'static,
-    F: Future<Output = Result<O, Refusal>> + Send + 'static,
+    F: Future<Output = Result<O, HttpRefusal>> + Send + 'static,
 {
-    let place = daemon.batches.take(client).ok_or_else(|| Refusal::unavailable("too many concurrent batches"))?;
+    let place = daemon.batches.take(client).ok_or_else(|| HttpRefusal::unavailable("too many concurrent batches"))?;
     let batch: Batch<T> = request::json(request, MANY, daemon.settings.body_timeout).await?;
     let count = batch.items.len();
     if count == 0 {
-        return Err(Refusal::malformed("the batch is empty"));
+        return Err(HttpRefusal::malformed("the batch is empty"));
     }
     if count > MAX_BATCH {
-        return Err(Refusal::malformed("the batch has more than 100 items"));
+        return Err(HttpRefusal::malformed("the batch has more than 100 items"));
     }
     daemon.limiter.admit(client, count as u32)?;
     let work = async move {

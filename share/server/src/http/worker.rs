@@ -27,7 +27,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::admission::ConnectionSlot;
 use super::client_addr::Peer;
-use super::request::Refusal;
+use super::request::HttpRefusal;
 use super::{Daemon, route};
 
 /// Buffer size of a connection, and maximum size of a request head.
@@ -266,7 +266,7 @@ impl Connection {
             let reply = match &active {
                 Some(_) => route::answer(daemon, peer, request).await,
                 // The head was whole a moment too late, and the connection ends now.
-                None => Refusal::unavailable("too many connections are open now").reply(),
+                None => HttpRefusal::unavailable("too many connections are open now").reply(),
             };
             let mut reply = reply.map(|body| body.of(active));
             if is_tls {

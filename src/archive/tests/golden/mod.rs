@@ -580,6 +580,6 @@ fn compaction_gives_an_archive_of_before_a_log() {
     std::fs::write(&path, put_back).unwrap();
     for read_only in [true, false] {
         let error = Archive::open(&path, &key, &OpenOptions { read_only, ..OpenOptions::default() }).err().unwrap();
-        assert!(matches!(&error, Error::Older(text) if text.contains("header")), "{error}");
+        assert!(matches!(&error, Error::OlderCopy(text) if text.contains("header")), "{error}");
     }
 }

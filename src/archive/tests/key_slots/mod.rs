@@ -226,7 +226,7 @@ fn what_is_derived_comes_last_and_within_the_budget() {
     let given = Secrets { key_file: Some(key_file(2)), ..secrets("word") };
     assert_eq!(slots::unlock(&header, &given, &nothing).unwrap().slot, 20);
     let given = Secrets { key_file: Some(key_file(3)), ..secrets("word") };
-    assert!(matches!(slots::unlock(&header, &given, &nothing), Err(Error::Refused(Refusal::Costly { .. }))));
+    assert!(matches!(slots::unlock(&header, &given, &nothing), Err(Error::Refused(Refusal::KdfCost { .. }))));
 }
 
 /// A hybrid recipient is the largest that fits: opening it requires hardware, but it can be

@@ -578,7 +578,7 @@ impl Installer<'_> {
                     InstallStep::InTheWay => {
                         let path = display(path.strip_prefix(b"/").unwrap_or_default());
                         let what = format!("nothing was imported: {path} exists already");
-                        return Err(Error::Refused(Refusal::InTheWay { what }));
+                        return Err(Error::Refused(Refusal::ExistingObject { what }));
                     }
                 }
             }

@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 
 use super::Daemon;
 use super::admission::ActiveRequest;
-use super::request::Refusal;
+use super::request::HttpRefusal;
 use crate::store::{LeaseFinish, LeaseGrant, PendingReply, StoreError};
 
 /// Response body; its request is in flight until the body's end.
@@ -92,7 +92,7 @@ impl ReplyBody {
     }
 }
 
-impl Refusal {
+impl HttpRefusal {
     pub(super) fn reply(self) -> Reply {
         let status = StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let (retry_after, allow, code) = (self.retry_after, self.allow, self.code);
@@ -166,9 +166,9 @@ impl Transfer {
         handle: Handle,
         token: &LeaseToken,
         first: u64,
-    ) -> Result<Transfer, Refusal> {
+    ) -> Result<Transfer, HttpRefusal> {
         daemon.leases.begin(token).map_err(|busy| {
-            Refusal::unavailable(match busy {
+            HttpRefusal::unavailable(match busy {
                 TransferLimit::Daemon => "too many concurrent downloads",
                 TransferLimit::Lease => "too many concurrent range requests for this download",
             })
