@@ -55,7 +55,7 @@ impl WriterArgs {
 
     /// Opens the remote archive as its writer.
     pub(crate) fn come(self, address: &Path, remote: &remote::Remote) -> Result<ArchiveLocation, Failure> {
-        let place = ArchiveLocation::changed(address, remote, self.take_over);
+        let place = ArchiveLocation::open_writable(address, remote, self.take_over);
         let place = place.map_err(|error| in_use_elsewhere(address, self.take_over, error))?;
         place.notice().into_iter().for_each(output::complain);
         Ok(place)
@@ -90,7 +90,7 @@ fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
 /// Returns the location of an archive, to read its keys.
 pub(crate) fn place(archive: &Path, remote: &RemoteArgs) -> Result<ArchiveLocation, Failure> {
     match remote::is_remote(archive) {
-        true => ArchiveLocation::at(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
+        true => ArchiveLocation::open(archive, &remote.remote).map_err(|error| Lockbox::failure(archive, error)),
         false => of_host(archive),
     }
 }
@@ -255,7 +255,7 @@ impl ArchiveArgs {
         self.probe(None)?;
         let key = self.unlock(&self.opening.sources)?;
         let interrupt = Interrupt::watch()?;
-        let opened = Archive::open_for_backup(self.site()?, &key, &self.seen());
+        let opened = Archive::open_for_backup(self.source()?, &key, &self.seen());
         Ok((self.with_notices(opened)?, interrupt))
     }
 
@@ -304,12 +304,12 @@ impl ArchiveArgs {
     /// Unlocks an archive that may be damaged.
     pub(crate) fn unlock_damaged(&self) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
         let path = &self.archive;
-        let place = self.place_of(|| ArchiveLocation::damaged(path, self.remote()))?;
+        let place = self.place_of(|| ArchiveLocation::open_damaged(path, self.remote()))?;
         if !place.is_remote() {
             FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
         }
         let limits = self.opening.limit.limits();
-        let key = lockbox_host::unlock_damaged(place.site(), path, &self.opening.sources, &limits)?;
+        let key = lockbox_host::unlock_damaged(place.source(), path, &self.opening.sources, &limits)?;
         keys::check_place(&key, &self.seen()).map_err(|error| Lockbox::failure(path, error))?;
         Ok((key, place))
     }
@@ -323,7 +323,7 @@ impl ArchiveArgs {
     }
 
     fn unlock(&self, sources: &Sources) -> Result<UnlockedKey, Failure> {
-        secrets::unlock(self.site()?, &self.archive, sources, &self.opening.cache, &self.opening.limit.limits())
+        secrets::unlock(self.source()?, &self.archive, sources, &self.opening.cache, &self.opening.limit.limits())
     }
 
     /// Returns the rollback options, for commands that open the archive themselves.
@@ -348,7 +348,7 @@ impl ArchiveArgs {
         if let Some(writer) = writer {
             self.come(writer)?;
         }
-        let site = self.site()?;
+        let site = self.source()?;
         let options = OpenOptions { read_only: writer.is_none(), ..OpenOptions::default() };
         let seen = self.seen();
         let archive = match &view.snapshot {
@@ -358,12 +358,12 @@ impl ArchiveArgs {
         self.with_notices(archive)
     }
 
-    fn site(&self) -> Result<ArchiveSource<'_>, Failure> {
-        self.place().map(ArchiveLocation::site)
+    fn source(&self) -> Result<ArchiveSource<'_>, Failure> {
+        self.place().map(ArchiveLocation::source)
     }
 
     fn place(&self) -> Result<&ArchiveLocation, Failure> {
-        self.place_of(|| ArchiveLocation::at(&self.archive, self.remote()))
+        self.place_of(|| ArchiveLocation::open(&self.archive, self.remote()))
     }
 
     /// Returns the location that is open already, or calls `open` for an address.
@@ -397,7 +397,7 @@ impl ArchiveArgs {
                 self.come(writer)?;
             }
         }
-        match self.site()? {
+        match self.source()? {
             ArchiveSource::File(path) => {
                 probe(path, if writer.is_some() { LockMode::Exclusive } else { LockMode::Shared })
             }

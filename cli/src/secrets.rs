@@ -196,7 +196,7 @@ impl UnlockArgs {
     pub(crate) fn verified(&self, archive: &ArchiveLocation) -> Result<Credentials, Failure> {
         let mut given = self.given(archive)?;
         if given.is_typed(&self.sources) {
-            self.attempt(archive, &mut given, |access| keys::list(archive.site(), access))?;
+            self.attempt(archive, &mut given, |access| keys::list(archive.source(), access))?;
         }
         Ok(given)
     }
@@ -257,7 +257,7 @@ impl UnlockArgs {
     /// Returns whether the key file opens nothing without a passphrase.
     fn needs_passphrase(&self, archive: &ArchiveLocation) -> bool {
         // A header that cannot be read is the business of the command.
-        let kinds = keys::kinds(archive.site()).unwrap_or_default();
+        let kinds = keys::kinds(archive.source()).unwrap_or_default();
         let has = |kind| kinds.iter().any(|(_, other)| *other == kind);
         self.sources.keyfile.is_some() && has(KeyKind::KeyFileAndPassphrase) && !has(KeyKind::KeyFile)
     }
@@ -268,7 +268,7 @@ pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
     match &error {
         Error::WrongKey => {
             let mut kinds: Vec<&str> =
-                keys::kinds(place.site()).unwrap_or_default().into_iter().map(|(_, kind)| kind.name()).collect();
+                keys::kinds(place.source()).unwrap_or_default().into_iter().map(|(_, kind)| kind.name()).collect();
             kinds.sort_unstable();
             kinds.dedup();
             let opens =

@@ -52,7 +52,7 @@ pub(crate) fn start(
 ) -> lockbox::Result<ArchiveLocation> {
     let arguments = [ARGUMENT, if confined { CONFINED } else { FREE }].map(OsStr::new);
     let mut command = logging::process_command(&arguments, log);
-    ArchiveLocation::apart(&mut command, archive, options, access)
+    ArchiveLocation::open_in_fetcher(&mut command, archive, options, access)
 }
 
 /// Runs the fetcher process.

@@ -114,7 +114,7 @@ fn publish_version(
     // Reused, because the sandbox denies access to the rollback state.
     let witness = slot.lock().as_ref().map(|current| Arc::clone(current.witness()));
     let Some(witness) = witness else { return Ok(()) };
-    let archive = Archive::open_again(place.site(), key, options, seen, &witness)?;
+    let archive = Archive::open_again(place.source(), key, options, seen, &witness)?;
     let fs = Arc::clone(archive.file_system());
     // For `status`, which queries no other process.
     if let Err(error) = fs.look_at_snapshots() {

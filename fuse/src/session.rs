@@ -103,15 +103,15 @@ pub fn serve(
     }
     let (options, seen) = (config.options.open_options(), config.options.seen_options());
     let archive = match &config.options.snapshot {
-        None => Archive::open_seen(place.site(), key, &options, &seen),
-        Some(name) => Archive::open_snapshot(place.site(), key, &options, &seen, name.as_bytes()),
+        None => Archive::open_seen(place.source(), key, &options, &seen),
+        Some(name) => Archive::open_snapshot(place.source(), key, &options, &seen, name.as_bytes()),
     };
     let archive = archive.map_err(|e| in_use_failure(config, e))?;
     let owner = archive.owner()?.or_else(|| mount::owner_by_path(path)).filter(|_| !is_alone);
     let info = archive.info()?;
     let mut notices: Vec<String> = place.notice().map(str::to_owned).into_iter().chain(info.notices()).collect();
     let replica = config.options.follow.filter(|_| config.options.snapshot.is_none());
-    let replica = replica.zip(place.take_following()).map(|(every, fetcher)| {
+    let replica = replica.zip(place.take_version_follower()).map(|(every, fetcher)| {
         let (key, options) = (key.copy(), OpenOptions { read_only: true, ..options });
         ReplicaConfig { fetcher, every, key, options, seen }
     });
@@ -121,12 +121,12 @@ pub fn serve(
 
     let (events, inbox) = mpsc::channel();
     let elsewhere = place
-        .leaving()
-        .zip(place.ending())
+        .spool_request()
+        .zip(place.fetcher_shutdown())
         .map(|(leave, end)| RemoteShutdown { stop_waiting: leave, stop_fetcher: end });
     let mut end = Shutdown::new(Arc::clone(&slot), inbox, elsewhere);
     let point_owner = mount::required_owner(owner, &config.options);
-    let host = ArchiveHost { directory: host, point_owner, remote_status: place.telling(), replica };
+    let host = ArchiveHost { directory: host, point_owner, remote_status: place.traffic_query(), replica };
     let served = start(config, &slot, host, signals, &events, &mut end).and_then(|running| {
         if config.options.lock_on_suspend {
             let (cache, mount) = (Arc::clone(&running.cache), Arc::clone(&running.mount));

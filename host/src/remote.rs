@@ -143,10 +143,10 @@ pub type VersionFollower = Box<dyn FnMut(&mut dyn FnMut(&ArchiveLocation) -> Res
 pub struct ArchiveLocation {
     path: PathBuf,
     storage: Option<Arc<dyn Storage>>,
-    telling: Option<TrafficQuery>,
-    leaving: Option<SpoolRequest>,
-    ending: Option<FetcherShutdown>,
-    following: Option<VersionFollower>,
+    traffic: Option<TrafficQuery>,
+    spooling: Option<SpoolRequest>,
+    shutdown: Option<FetcherShutdown>,
+    follower: Option<VersionFollower>,
     notice: Option<String>,
 }
 
@@ -160,7 +160,7 @@ impl ArchiveLocation {
     ///
     /// # Errors
     /// As of [`lockbox_remote::open`].
-    pub fn at(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
+    pub fn open(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
         let storage = lockbox_remote::open(&parsed(address)?, &how.options())?;
         Ok(ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
     }
@@ -169,7 +169,7 @@ impl ArchiveLocation {
     ///
     /// # Errors
     /// As of [`lockbox_remote::open_partial`].
-    pub fn damaged(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
+    pub fn open_damaged(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
         let storage = lockbox_remote::open_partial(&parsed(address)?, &how.options())?;
         Ok(ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
     }
@@ -178,7 +178,7 @@ impl ArchiveLocation {
     ///
     /// # Errors
     /// As of [`lockbox_remote::open_writable`].
-    pub fn changed(address: &Path, how: &Remote, take_over: bool) -> Result<ArchiveLocation> {
+    pub fn open_writable(address: &Path, how: &Remote, take_over: bool) -> Result<ArchiveLocation> {
         let (storage, notice) = lockbox_remote::open_writable(&parsed(address)?, &how.options(), take_over)?;
         Ok(ArchiveLocation { storage: Some(storage), notice, ..ArchiveLocation::file(address) })
     }
@@ -186,17 +186,17 @@ impl ArchiveLocation {
     /// The same by a process of its own, which `command` starts and [`fetch`] is.
     ///
     /// # Errors
-    /// As of [`ArchiveLocation::at`], and of starting the process.
-    pub fn apart(command: &mut Command, address: &Path, how: &Remote, access: Access) -> Result<ArchiveLocation> {
+    /// As of [`ArchiveLocation::open`], and of starting the process.
+    pub fn open_in_fetcher(command: &mut Command, address: &Path, how: &Remote, access: Access) -> Result<ArchiveLocation> {
         // Buffers of megabytes pass through each of its threads, and an allocator with one arena per
         // thread keeps them all: 350 MiB instead of 60. Set independently of the daemon's own value.
         command.env("MALLOC_ARENA_MAX", "1");
         let opened = lockbox_remote::open_in_fetcher(command, &parsed(address)?, &how.options(), access)?;
-        let lockbox_remote::FetcherConnection { storage, control: asking, versions: news, notice } = opened;
-        let asking = Arc::new(asking);
-        let (leaving, ending) = (asking.clone(), asking.clone());
-        let telling = move || {
-            let told = asking.stats()?;
+        let lockbox_remote::FetcherConnection { storage, control, versions, notice } = opened;
+        let control = Arc::new(control);
+        let (spooling, shutdown) = (control.clone(), control.clone());
+        let traffic = move || {
+            let told = control.stats()?;
             Some(RemoteTraffic {
                 reads: told.reads,
                 lists: told.lists,
@@ -210,9 +210,9 @@ impl ArchiveLocation {
             })
         };
         let name = address.to_owned();
-        let following = news.map(|mut news| -> VersionFollower {
+        let follower = versions.map(|mut versions| -> VersionFollower {
             Box::new(move |take| {
-                news.poll(&mut |storage| {
+                versions.poll(&mut |storage| {
                     take(&ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(&name) })
                 })
             })
@@ -220,10 +220,10 @@ impl ArchiveLocation {
         Ok(ArchiveLocation {
             path: address.to_owned(),
             storage: Some(Arc::new(storage)),
-            telling: Some(Arc::new(telling)),
-            leaving: Some(Arc::new(move || leaving.spool_on_timeout())),
-            ending: Some(Arc::new(move || ending.stop())),
-            following,
+            traffic: Some(Arc::new(traffic)),
+            spooling: Some(Arc::new(move || spooling.spool_on_timeout())),
+            shutdown: Some(Arc::new(move || shutdown.stop())),
+            follower,
             notice,
         })
     }
@@ -234,18 +234,18 @@ impl ArchiveLocation {
     }
 
     /// Returns the request to keep pending uploads on this host.
-    pub fn leaving(&self) -> Option<SpoolRequest> {
-        self.leaving.clone()
+    pub fn spool_request(&self) -> Option<SpoolRequest> {
+        self.spooling.clone()
     }
 
     /// Takes the poller for newer versions; `None` after the first call.
-    pub fn take_following(&mut self) -> Option<VersionFollower> {
-        self.following.take()
+    pub fn take_version_follower(&mut self) -> Option<VersionFollower> {
+        self.follower.take()
     }
 
     /// Returns the handle that ends the fetcher.
-    pub fn ending(&self) -> Option<FetcherShutdown> {
-        self.ending.clone()
+    pub fn fetcher_shutdown(&self) -> Option<FetcherShutdown> {
+        self.shutdown.clone()
     }
 
     /// Returns whether the archive can be changed; a single file of a server cannot.
@@ -254,8 +254,8 @@ impl ArchiveLocation {
     }
 
     /// Returns the metrics query of the fetcher.
-    pub fn telling(&self) -> Option<TrafficQuery> {
-        self.telling.clone()
+    pub fn traffic_query(&self) -> Option<TrafficQuery> {
+        self.traffic.clone()
     }
 
     /// Name of the archive as the user gave it.
@@ -263,7 +263,7 @@ impl ArchiveLocation {
         &self.path
     }
 
-    pub fn site(&self) -> ArchiveSource<'_> {
+    pub fn source(&self) -> ArchiveSource<'_> {
         self.storage.as_ref().map_or(ArchiveSource::File(&self.path), ArchiveSource::Storage)
     }
 
@@ -334,7 +334,7 @@ pub fn spelled(name: &Path) -> Option<String> {
     parsed(name).ok().map(|address| address.text())
 }
 
-/// Serves [`ArchiveLocation::apart`] of the process at the other end, until that is gone. `confine`
+/// Serves [`ArchiveLocation::open_in_fetcher`] of the process at the other end, until that is gone. `confine`
 /// is called before the first request; from then on the process at the other end of `broker`, which
 /// [`answer_fetcher`] is, looks up names and credentials.
 ///

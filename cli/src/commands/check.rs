@@ -114,7 +114,7 @@ fn open(args: &Args) -> Result<(Archive, Interrupt, Option<String>), Failure> {
     let path = &args.archive.archive;
     let (key, place) = args.archive.unlock_alone(WriterArgs::taking_over(args.take_over))?;
     let seen = args.archive.seen();
-    let repaired = keys::repair_header(place.site(), &key, &seen).map_err(|error| Lockbox::failure(path, error))?;
+    let repaired = keys::repair_header(place.source(), &key, &seen).map_err(|error| Lockbox::failure(path, error))?;
     if let Some(repaired) = repaired.as_ref().filter(|_| !args.json) {
         output::complain(&format!("{}: {repaired}", shown(path)));
     }

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let watch = Watch::start(args.archive.bar())?;
     let seen = args.archive.seen();
     let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links, seen };
-    let done = Archive::compact(place.site(), &key, &options, &mut |step| watch.step(step));
+    let done = Archive::compact(place.source(), &key, &options, &mut |step| watch.step(step));
     drop(watch);
     let report = done.map_err(|error| failure(place, error))?;
     let mut out = Output::new();

@@ -146,7 +146,7 @@ fn exists(path: &Path) -> Failure {
 fn come(args: &Args, path: &Path) -> Result<Bucket, Failure> {
     let remote = &args.remote.remote;
     remote::check_writable(path).map_err(|error| Failure::at(path, &error))?;
-    match ArchiveLocation::at(path, remote) {
+    match ArchiveLocation::open(path, remote) {
         Ok(_) => return Err(exists(path)),
         // The place is empty, or an earlier writer has not committed anything.
         Err(Error::NotArchive(_)) => {}

@@ -207,7 +207,7 @@ impl AddKeyArgs {
 
     fn add(&self, place: &ArchiveLocation, mut given: Credentials, new: &NewKey<'_>) -> Result<u8, Failure> {
         let unlock = &self.change.key.unlock;
-        unlock.attempt(place, &mut given, |access| keys::add(place.site(), access, new, &self.label))
+        unlock.attempt(place, &mut given, |access| keys::add(place.source(), access, new, &self.label))
     }
 }
 
@@ -218,7 +218,7 @@ fn tell(slot: u8) -> Result<(), Failure> {
 fn recovery(args: &RecoveryArgs) -> Result<(), Failure> {
     let place = args.change.place()?;
     let code = keys::new_recovery_code()?;
-    let add = |access: &KeyAccess<'_>| keys::add(place.site(), access, &NewKey::RecoveryCode(&code), &args.label);
+    let add = |access: &KeyAccess<'_>| keys::add(place.source(), access, &NewKey::RecoveryCode(&code), &args.label);
     let slot = args.change.key.unlock.with_access(&place, add)?;
     if !args.json {
         return print_recovery_code(place.path(), slot, &code);
@@ -315,8 +315,8 @@ type Lister = fn(ArchiveSource<'_>, &KeyAccess<'_>) -> lockbox::Result<Vec<KeyIn
 
 fn keys(args: &KeyArgs, list: Lister) -> Result<Vec<KeyInfo>, Failure> {
     let place = open_archive::place(&args.archive, &args.remote)?;
-    keys::identify(place.site()).map_err(|error| secrets::failure(&place, error))?;
-    args.unlock.with_access(&place, |access| list(place.site(), access))
+    keys::identify(place.source()).map_err(|error| secrets::failure(&place, error))?;
+    args.unlock.with_access(&place, |access| list(place.source(), access))
 }
 
 /// Remove a key, by the number of its slot or by its label
@@ -331,8 +331,8 @@ pub(crate) struct KeyRmArgs {
 fn rm(args: &KeyRmArgs) -> Result<(), Failure> {
     let place = args.change.place()?;
     let name = KeyName::parse(&args.slot);
-    let removed = args.change.key.unlock.with_access(&place, |access| keys::remove(place.site(), access, &name))?;
-    secrets::forget_kept(place.site());
+    let removed = args.change.key.unlock.with_access(&place, |access| keys::remove(place.source(), access, &name))?;
+    secrets::forget_kept(place.source());
     output::print(&format!(
         "Key slot {} is removed. Older copies of the archive still open with it, and users that opened it before may have kept the volume key: \
          'lockbox key rekey' writes the archive under a new one.",
@@ -376,11 +376,11 @@ fn rekey(args: &RekeyArgs) -> Result<(), Failure> {
     let options = RekeyOptions { keep, break_links: args.break_links, dry_run: args.dry_run, prompts: &prompts };
     let watch = Watch::start(unlock.bar())?;
     let access = unlock.access(&given.secrets, &place);
-    let done = Archive::rekey(place.site(), &access, &options, &mut |step| watch.step(step));
+    let done = Archive::rekey(place.source(), &access, &options, &mut |step| watch.step(step));
     drop(watch);
     let report = done.map_err(|error| compact::failure(&place, error))?;
     if !args.dry_run {
-        secrets::forget_kept(place.site());
+        secrets::forget_kept(place.source());
     }
     let mut out = Output::new();
     if args.json {
@@ -461,7 +461,7 @@ pub(crate) fn header(command: &HeaderCommand) -> Result<(), Failure> {
 
 fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let place = open_archive::place(&args.archive, &args.remote)?;
-    let bytes = keys::backup_header(place.site()).map_err(|error| secrets::failure(&place, error))?;
+    let bytes = keys::backup_header(place.source()).map_err(|error| secrets::failure(&place, error))?;
     let failed = |e: io::Error| match e.kind() {
         io::ErrorKind::AlreadyExists => {
             Failure::other(format!("{} exists already and was not changed: choose another name", shown(&args.file)))
@@ -481,8 +481,8 @@ fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     std::fs::File::open(&args.file).and_then(|file| file.take(MAX_HEADER).read_to_end(&mut bytes)).map_err(failed)?;
     let place = open_archive::place_to_restore(&args.archive, &args.remote, args.writer)?;
     let Restored { backup, known } =
-        args.unlock.with_access(&place, |access| keys::restore_header(place.site(), &bytes, access))?;
-    secrets::forget_kept(place.site());
+        args.unlock.with_access(&place, |access| keys::restore_header(place.source(), &bytes, access))?;
+    secrets::forget_kept(place.source());
     output::print(match backup < known {
         true => "The header is restored. Keys that were removed or changed since the backup open the archive again.",
         false => "The header is restored.",

@@ -36,9 +36,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let place = open_archive::place_to_change(&args.archive, &args.remote, args.writer)?;
     let (mut given, new) = args.unlock.given_and_new(args.new_passfile.as_deref(), &place)?;
     let kdf = args.kdf.cost(args.unlock.advises())?;
-    let change = |access: &KeyAccess<'_>| keys::change_passphrase(place.site(), access, &new, kdf);
+    let change = |access: &KeyAccess<'_>| keys::change_passphrase(place.source(), access, &new, kdf);
     let changed = args.unlock.attempt(&place, &mut given, change)?;
-    secrets::forget_kept(place.site());
+    secrets::forget_kept(place.source());
     let several = match &changed.slots[..] {
         [] | [_] => String::new(),
         [most @ .., last] => {
@@ -99,7 +99,7 @@ pub(crate) fn recovery(args: &RecoverArgs) -> Result<(), Failure> {
     // A wrong code is reported before the next prompt, and before a second is spent on the new
     // passphrase.
     let access = KeyAccess { secrets: &given, limits: args.limit.limits(), seen: args.seen.options(path) };
-    let keys = keys::list(place.site(), &access).map_err(failed)?;
+    let keys = keys::list(place.source(), &access).map_err(failed)?;
     let (name, new) = match new {
         Some(new) => (args.slot(&keys, false)?, new),
         None => (args.slot(&keys, true)?, args.new_passphrase(path)?),
@@ -107,9 +107,9 @@ pub(crate) fn recovery(args: &RecoverArgs) -> Result<(), Failure> {
     let sees = args.sources().advises();
     let kdf = args.kdf.cost(sees)?;
     let working = Spinner::deriving(sees);
-    let slot = keys::set_passphrase(place.site(), &access, name.as_ref(), &new, kdf).map_err(failed)?;
+    let slot = keys::set_passphrase(place.source(), &access, name.as_ref(), &new, kdf).map_err(failed)?;
     drop(working);
-    secrets::forget_kept(place.site());
+    secrets::forget_kept(place.source());
     let shown = keys.iter().find(|key| key.slot == slot).map_or_else(|| format!("{slot} passphrase"), name_of);
     output::print(&format!(
         "Key slot {shown} has the new passphrase. The recovery code still opens the archive: remove it with 'lockbox key rm' if others saw it."

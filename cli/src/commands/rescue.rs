@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut failed = None;
     let bar = args.archive.bar();
     let rescued = rescue::rescue(
-        place.site(),
+        place.source(),
         &key,
         &options,
         &mut |item| {

@@ -258,7 +258,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         session::wait_until_free(&archive, options.read_only, print_message)?;
     }
     let (key, refused) = lockbox_host::unlock(
-        place.site(),
+        place.source(),
         &arguments.archive,
         &options.sources,
         &options.cache,
@@ -352,7 +352,7 @@ fn is_read_only(archive: &Path) -> bool {
 /// Returns whether a remote archive is a backup, and would stop being one if it were written to.
 fn is_backup(place: &ArchiveLocation, key: &UnlockedKey, options: &MountOptions) -> Result<bool, Failure> {
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let archive = Archive::open_seen(place.site(), key, &reading, &options.seen_options())?;
+    let archive = Archive::open_seen(place.source(), key, &reading, &options.seen_options())?;
     let info = archive.info()?;
     // Recorded now, so that the daemon does not report a first use.
     info.first_use.iter().for_each(|sentence| print_message(sentence));
@@ -391,7 +391,7 @@ fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf
         return Err(Failure::usage("-o unsent is for archives at addresses"));
     }
     if is_remote {
-        return match ArchiveLocation::at(name, &options.remote.without_cache()) {
+        return match ArchiveLocation::open(name, &options.remote.without_cache()) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
             opened => Ok(Some((name.to_owned(), opened.map_err(|error| MountProgram::failure(name, error))?))),
         };

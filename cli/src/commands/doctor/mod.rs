@@ -143,8 +143,8 @@ fn findings_of_server(address: &Path, how: &Remote) -> Result<Vec<Finding>, Fail
 
 fn archive(address: &Path, how: &Remote) -> Finding {
     const NAME: &str = "archive";
-    let opened = ArchiveLocation::at(address, &how.without_cache()).and_then(|place| {
-        let ArchiveSource::Storage(storage) = place.site() else {
+    let opened = ArchiveLocation::open(address, &how.without_cache()).and_then(|place| {
+        let ArchiveSource::Storage(storage) = place.source() else {
             return Err(Error::invalid("that is not an address"));
         };
         let length = storage.len()?;
