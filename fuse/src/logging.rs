@@ -32,7 +32,6 @@ pub enum LogTarget<'a> {
 }
 
 impl<'a> LogTarget<'a> {
-    /// Returns the log target of a mount with these options.
     pub fn of(options: &'a MountOptions) -> LogTarget<'a> {
         match &options.log {
             Some(path) => LogTarget::File(path),

@@ -32,7 +32,6 @@ const MAX_IDLE: u64 = 366 * 86_400;
 /// they became unused.
 const MAX_FOLLOW: Duration = Duration::from_secs(3600);
 
-/// All mount options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountOptions {
     pub read_only: bool,

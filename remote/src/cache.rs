@@ -431,7 +431,6 @@ fn failed(options: &RemoteOptions, error: io::Error) -> Error {
     cannot_read_dir(options.cache_directory.as_deref().unwrap_or("".as_ref()), error)
 }
 
-/// Returns the name if it is one of a cache.
 fn name_of(name: &CStr) -> Option<&str> {
     let name = name.to_str().ok()?;
     let digits = name.strip_suffix(SUFFIX)?;

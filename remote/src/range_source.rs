@@ -46,7 +46,6 @@ pub(crate) enum RemoteError {
     Unsupported(String),
 }
 
-/// Refusal of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoreRefusal {
     pub(crate) why: String,

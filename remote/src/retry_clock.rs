@@ -16,7 +16,6 @@ pub(crate) trait RetryClock: Send + Sync {
     fn wake(&self) {}
 }
 
-/// Clock of the host.
 #[derive(Default)]
 pub(crate) struct HostClock {
     lock: Mutex<()>,

@@ -54,7 +54,6 @@ pub(crate) const GOOGLE_LOCATION: &str = "auto";
 /// Header that, with 0, makes a request conditional on the absence of the object.
 pub(crate) const GOOGLE_IF_GENERATION: &str = "x-goog-if-generation-match";
 
-/// Request to be signed.
 pub(crate) struct UnsignedRequest<'a> {
     pub(crate) method: &'a str,
     pub(crate) url: Url,

@@ -489,7 +489,6 @@ pub enum KeepKeys {
     Drop(Vec<KeyName>),
 }
 
-/// Options of a rekey.
 pub struct RekeyOptions<'a> {
     pub keep: KeepKeys,
     /// As for a compaction; `seen` is that of the access.

@@ -411,7 +411,6 @@ impl RetentionRule {
         }
     }
 
-    /// Returns the beginning of the period.
     pub fn beginning_of(self, period: i64) -> Timestamp {
         let seconds = match self {
             RetentionRule::Last => period,

@@ -421,7 +421,6 @@ impl SocketName {
         SocketName(name + ".sock")
     }
 
-    /// Returns whether the socket at this path has this name.
     pub fn is_of(&self, socket: &Path) -> bool {
         socket.file_name() == Some(OsStr::new(&self.0))
     }

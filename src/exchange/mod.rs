@@ -47,7 +47,6 @@ pub struct Problem {
     pub cause: ProblemCause,
 }
 
-/// Cause of a [`Problem`].
 #[derive(Debug)]
 pub enum ProblemCause {
     /// The file changed while it was read: its copy may mix two versions.

@@ -43,7 +43,6 @@ pub const UNNAMED: &str = "unnamed";
 /// Directory for incomplete files.
 pub const PARTIAL: &str = "partial";
 
-/// Options of a rescue.
 #[derive(Clone, Debug)]
 pub struct RescueOptions {
     /// Target directory on the host; created if missing, refused if not empty.
@@ -109,7 +108,6 @@ pub enum LaterCommits {
     Seen,
 }
 
-/// Progress of a rescue.
 #[derive(Clone, Copy, Debug)]
 pub enum RescueProgress<'a> {
     /// Bytes scanned, and bytes of the archive.

@@ -78,7 +78,6 @@ impl Durable {
     }
 }
 
-/// The log as it was opened.
 pub(super) struct OpenedLog {
     /// Generation of the record that it extends.
     pub(super) generation: Generation,

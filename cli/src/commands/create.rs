@@ -86,7 +86,6 @@ fn with_extension(path: PathBuf) -> PathBuf {
     path.into()
 }
 
-/// Returns the passphrase.
 fn create(args: &Args, path: &Path) -> Result<Passphrase, Failure> {
     args.writer.check(path)?;
     // Checked before the passphrase prompt; the creation itself refuses an existing archive too.

@@ -227,7 +227,6 @@ fn read_newest(store: &BucketStore, incarnation: &Incarnation) -> Result<Option<
 pub struct ObjectCheck {
     /// Sequence of the newest record.
     pub number: u64,
-    /// Objects that it needs.
     pub needed: ObjectTotals,
     /// Faults, one sentence each.
     pub faults: Vec<String>,

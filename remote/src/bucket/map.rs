@@ -7,7 +7,6 @@ use rangemap::{RangeMap, RangeSet};
 
 pub(crate) type Hash = [u8; 32];
 
-/// Id of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum ObjectId {
     /// Log record, by its number.

@@ -43,7 +43,6 @@ pub struct HistoryEntry {
 }
 
 impl HistoryEntry {
-    /// Returns its address.
     pub fn server(&self) -> ServerAddress {
         parse_server_key(&self.server)
     }

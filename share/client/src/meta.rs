@@ -42,7 +42,6 @@ pub struct Meta {
 /// Content kind shown to the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContentKind {
-    /// A file.
     #[default]
     File,
     /// A text to be read at once.
@@ -60,7 +59,6 @@ impl Meta {
         Meta { name, size, sha256, kind: word }
     }
 
-    /// Returns the content kind.
     pub fn kind(&self) -> ContentKind {
         let word = self.kind.as_deref().unwrap_or_default();
         KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind).unwrap_or_default()

@@ -41,7 +41,6 @@ pub struct CreatedShare {
     pub created: CreateReply,
     /// Description of the sealed content.
     pub meta: Meta,
-    /// Lifetime.
     pub lifetime: Span,
 }
 

@@ -32,7 +32,6 @@ pub enum Route {
     Revoke,
     /// A share armed again.
     Rearm,
-    /// Any of the batches.
     Batch,
     /// The page and its assets.
     Page,

@@ -26,7 +26,6 @@ use crate::storage::FileIdentity;
 /// Size of one read from the host and one write to the archive, in bytes.
 const PIECE: usize = 1 << 20;
 
-/// Options of an import.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
     /// Target directory in the archive; created if missing.

@@ -59,7 +59,6 @@ impl Root {
     }
 }
 
-/// Roots of all trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Roots([Root; TreeId::ALL.len()]);
 

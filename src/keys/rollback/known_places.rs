@@ -215,7 +215,6 @@ impl KnownPlaces {
         self.fingerprint
     }
 
-    /// Returns whether there are places and none of them is known.
     pub(crate) fn are_new(&self) -> bool {
         !self.places.is_empty() && self.places.iter().all(|place| place.known.is_none())
     }

@@ -49,7 +49,6 @@ pub(super) fn fill(bits: &mut RegionBits, start: u64, end: u64, value: bool) {
     }
 }
 
-/// Returns whether any bit of `[start, end)` is set.
 pub(super) fn any(bits: &RegionBits, start: u64, end: u64) -> bool {
     (start..end).any(|i| bits[(i / 64) as usize] >> (i % 64) & 1 == 1)
 }

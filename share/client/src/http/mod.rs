@@ -150,7 +150,6 @@ impl ShareClient {
         ShareClient { agent, server, patience }
     }
 
-    /// Returns the server.
     pub fn server(&self) -> &ServerAddress {
         &self.server
     }

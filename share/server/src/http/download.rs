@@ -100,11 +100,8 @@ fn set(reply: &mut Reply, name: HeaderName, value: &str) {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RangeHeaders<'a> {
-    /// `Range`.
     pub range: Option<&'a [u8]>,
-    /// `If-Range`.
     pub if_range: Option<&'a [u8]>,
-    /// `If-None-Match`.
     pub if_none_match: Option<&'a [u8]>,
 }
 

@@ -265,7 +265,6 @@ const STAGE: &[u8] = b".lockbox-import-tar";
 /// of that name.
 const MARK: &[u8] = b"user.lockbox.import-tar";
 
-/// Options of a tar import.
 #[derive(Clone, Debug)]
 pub struct TarImportOptions {
     /// Target directory in the archive; created if missing.
