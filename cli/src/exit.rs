@@ -217,8 +217,13 @@ mod tests {
         let error = Error::io("cannot open a.lbx", std::io::Error::from_raw_os_error(13));
         let sentence = Failure::sentence;
         assert_eq!(sentence(&error), "cannot open a.lbx: Permission denied");
-        assert_eq!(sentence(&Error::OlderCopy("facts".into())), "older copy: facts; use --accept-older to go on with it");
-        assert!(sentence(&Error::ForkedCopy("facts".into())).ends_with("facts; use --accept-fork to go on with this one"));
+        assert_eq!(
+            sentence(&Error::OlderCopy("facts".into())),
+            "older copy: facts; use --accept-older to go on with it"
+        );
+        assert!(
+            sentence(&Error::ForkedCopy("facts".into())).ends_with("facts; use --accept-fork to go on with this one")
+        );
         assert!(
             sentence(&Error::Replaced("facts".into())).ends_with("facts; use --accept-other to go on with this one")
         );

@@ -6,7 +6,7 @@ mod exit;
 mod help;
 mod interrupt;
 #[cfg(test)]
-mod manual;
+mod manual_tests;
 mod open_archive;
 mod output;
 mod paths;

@@ -344,7 +344,12 @@ impl ArchiveArgs {
         self.open_at(key, None, &SnapshotViewArgs::default())
     }
 
-    fn open_at(&self, key: &UnlockedKey, writer: Option<WriterArgs>, view: &SnapshotViewArgs) -> Result<Archive, Failure> {
+    fn open_at(
+        &self,
+        key: &UnlockedKey,
+        writer: Option<WriterArgs>,
+        view: &SnapshotViewArgs,
+    ) -> Result<Archive, Failure> {
         if let Some(writer) = writer {
             self.come(writer)?;
         }

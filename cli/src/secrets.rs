@@ -6,7 +6,7 @@ use lockbox::archive::{Archive, KdfCost};
 use lockbox::crypto::{KeyFile, Passphrase};
 use lockbox::format::ArchiveId;
 use lockbox::keys::{
-    self, Fingerprint, KeyAccess, KeyKind, Secrets, RollbackOptions, UnlockLimits, UnlockedKey, seen_directory,
+    self, Fingerprint, KeyAccess, KeyKind, RollbackOptions, Secrets, UnlockLimits, UnlockedKey, seen_directory,
 };
 use lockbox::storage::ArchiveSource;
 use lockbox_host::remote::ArchiveLocation;

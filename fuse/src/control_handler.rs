@@ -115,7 +115,13 @@ impl ControlHandler {
                 self.with_snapshots(false, |snapshots| {
                     let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
                     let send = || {
-                        snapshot_requests::send_differences((&fs, snapshots), &self.locks, &client, older, newer.as_ref())
+                        snapshot_requests::send_differences(
+                            (&fs, snapshots),
+                            &self.locks,
+                            &client,
+                            older,
+                            newer.as_ref(),
+                        )
                     };
                     collected.and_then(|()| send()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
                 })
@@ -165,9 +171,8 @@ impl ControlHandler {
     fn with_snapshots(&self, changes: bool, work: impl FnOnce(&SnapshotManager) -> Response) -> Response {
         match snapshot_requests::read_only_refusal(&self.config.options).filter(|_| changes) {
             Some(refused) => refused,
-            None => {
-                snapshot_requests::open_snapshots(&self.slot).map_or_else(closing_response, |snapshots| work(&snapshots))
-            }
+            None => snapshot_requests::open_snapshots(&self.slot)
+                .map_or_else(closing_response, |snapshots| work(&snapshots)),
         }
     }
 

@@ -187,7 +187,12 @@ impl ArchiveLocation {
     ///
     /// # Errors
     /// As of [`ArchiveLocation::open`], and of starting the process.
-    pub fn open_in_fetcher(command: &mut Command, address: &Path, how: &Remote, access: Access) -> Result<ArchiveLocation> {
+    pub fn open_in_fetcher(
+        command: &mut Command,
+        address: &Path,
+        how: &Remote,
+        access: Access,
+    ) -> Result<ArchiveLocation> {
         // Buffers of megabytes pass through each of its threads, and an allocator with one arena per
         // thread keeps them all: 350 MiB instead of 60. Set independently of the daemon's own value.
         command.env("MALLOC_ARENA_MAX", "1");

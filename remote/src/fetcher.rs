@@ -267,7 +267,8 @@ pub fn open_in_fetcher(
     let control = FetcherControl { process: Arc::downgrade(&process), ..control };
     let borrowed = IpcStorage::new(sockets, access != Access::Read)?;
     let guard = Arc::new(FetcherGuard(process));
-    let news = news.map(|(socket, version)| VersionPoller { socket, sequence: version, process: Arc::downgrade(&guard) });
+    let news =
+        news.map(|(socket, version)| VersionPoller { socket, sequence: version, process: Arc::downgrade(&guard) });
     let storage = if ordered { borrowed.with_atomic_barrier() } else { borrowed }.with_keeper(guard);
     Ok(FetcherConnection { storage, control, versions: news, notice })
 }

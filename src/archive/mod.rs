@@ -37,8 +37,8 @@ use crate::keys::header::{self, Header, SlotBlock, empty_slots};
 use crate::keys::rollback::RollbackCheck;
 use crate::keys::slots::{self, OpenedSlot, SlotAddress};
 use crate::keys::{
-    Fingerprint, KeyAccess, KeyInfo, KeyKind, KeyName, LEAST_MEMORY, RollbackGuard, RollbackOptions, UnlockedKey, listed,
-    open_header,
+    Fingerprint, KeyAccess, KeyInfo, KeyKind, KeyName, LEAST_MEMORY, RollbackGuard, RollbackOptions, UnlockedKey,
+    listed, open_header,
 };
 use crate::storage::{ArchiveSource, FileIdentity, FileStorage, LockMode, Storage};
 use crate::txn::{self, Audit, LostPage, Volume};

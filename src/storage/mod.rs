@@ -1,24 +1,20 @@
 //! Storage trait with file, in-memory, crash-simulating and IPC implementations; and names of host
 //! files.
 
-#[cfg(test)]
-mod counting;
 mod file;
 pub mod host_call;
 mod host_entry;
 pub mod ipc;
 #[cfg(any(test, fuzzing))]
-mod memory;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod simulated;
+mod tests;
 
-#[cfg(test)]
-pub(crate) use counting::CountingStorage;
 pub use file::{FileStorage, LockMode};
 pub use host_entry::{FileIdentity, HostEntry, names, rename_to_free_name};
 pub use ipc::{IpcStorage, serve_storage};
+#[cfg(test)]
+pub(crate) use tests::CountingStorage;
 #[cfg(any(test, fuzzing))]
-pub(crate) use memory::MemoryStorage;
+pub(crate) use tests::{MemoryStorage, simulated};
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use lockbox::Error;
 use lockbox::archive::{Archive, CreateOptions};
 use lockbox::crypto::{Passphrase, RecoveryCode};
-use lockbox::keys::{self, KeyAccess, NewKey, Secrets, RollbackOptions};
+use lockbox::keys::{self, KeyAccess, NewKey, RollbackOptions, Secrets};
 use lockbox::storage::ArchiveSource;
 use lockbox_host::proc::CoreLimit;
 use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};

@@ -15,7 +15,7 @@ use lockbox_terminal::display;
 use crate::commands::exchange::{copy_in, copy_out};
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt;
-use crate::open_archive::{SnapshotViewArgs, OpeningArgs, WriterArgs, creator};
+use crate::open_archive::{OpeningArgs, SnapshotViewArgs, WriterArgs, creator};
 use crate::paths::{Named, in_one_archive, is_same};
 
 /// Copy files and directories into an archive, out of it, or within it

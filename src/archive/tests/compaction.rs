@@ -16,7 +16,7 @@ use crate::format::header::HEADER_BYTES;
 use crate::format::values::{Extent, InodeValue, NO_TRIM};
 use crate::format::{BLOCK, Generation, HEADER_START, Ino, Key, ROOT_INO, kind};
 use crate::fs::{Creator, FileSystem};
-use crate::keys::{self, Secrets, RollbackOptions, UnlockLimits, UnlockedKey};
+use crate::keys::{self, RollbackOptions, Secrets, UnlockLimits, UnlockedKey};
 use crate::storage::{FileStorage, LockMode, MemoryStorage, Storage};
 
 struct Place {

@@ -96,7 +96,10 @@ fn a_header_from_before_any_change_of_keys_is_refused_at_once() {
             let after = copies(&case.path());
             put_back(&case.path(), &before);
             let opened = case.try_open(&first, &nobody);
-            assert!(matches!(&opened, Err(Error::OlderCopy(text)) if text.contains("header")), "{name}, closed={closed}");
+            assert!(
+                matches!(&opened, Err(Error::OlderCopy(text)) if text.contains("header")),
+                "{name}, closed={closed}"
+            );
             put_back(&case.path(), &after);
             let with = if ["passwd", "set"].contains(&name) { secrets("second") } else { first };
             let key = keys::unlock_with(&case.path(), &with, &UnlockLimits::default()).unwrap();

@@ -45,7 +45,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{
-    MARK, SealedFile, RollbackOptions, hex, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in,
+    MARK, RollbackOptions, SealedFile, hex, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in,
 };
 use crate::crypto::SecretKey;
 use crate::crypto::aead::XaesKey;

@@ -417,7 +417,11 @@ impl RollbackCheck {
     }
 
     /// Starts new rollback state for an archive that replaces a checked one.
-    pub(crate) fn of_successor(options: &RollbackOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
+    pub(crate) fn of_successor(
+        options: &RollbackOptions,
+        volume_key: &SecretKey,
+        archive: &ArchiveId,
+    ) -> RollbackCheck {
         RollbackCheck { seen: None, ..RollbackCheck::at(options, volume_key, archive) }
     }
 

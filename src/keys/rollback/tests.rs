@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{EntryMark, RollbackCheck, RollbackGuard, RollbackState, RollbackStateFile, RollbackOptions, TRAIL, judge};
+use super::{EntryMark, RollbackCheck, RollbackGuard, RollbackOptions, RollbackState, RollbackStateFile, TRAIL, judge};
 use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment, seeds};
 use crate::error::{Error, Result, Timestamp};
@@ -546,7 +546,9 @@ fn an_older_header_is_refused() {
     // Remembered alone: nothing was committed since the change.
     let mark = volume.opened_at().unwrap();
     let seen = RollbackState { time: Timestamp::default(), header_sequence: 2, trail: vec![mark], entry: None };
-    assert!(matches!(judge(&volume, 1, Some(&seen), &none, false), Err(Error::OlderCopy(text)) if text.contains("header")));
+    assert!(
+        matches!(judge(&volume, 1, Some(&seen), &none, false), Err(Error::OlderCopy(text)) if text.contains("header"))
+    );
     assert!(judge(&volume, 1, Some(&seen), &RollbackOptions { accept_older: true, ..none.clone() }, false).unwrap());
     assert!(!judge(&volume, 2, Some(&seen), &none, false).unwrap());
     // The record alone: nothing was remembered. Its number is 1.

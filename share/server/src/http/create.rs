@@ -27,7 +27,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::client_addr::{self, Peer};
 use super::reply::{self, Reply};
-use super::request::{self, ONE, HttpRefusal};
+use super::request::{self, HttpRefusal, ONE};
 use super::{CreatorPolicy, Daemon, see_through, share_handlers};
 use crate::limiter::ClientId;
 use crate::store::spool::{Deposit, Spool};
@@ -113,7 +113,9 @@ fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<Pend
             let entry = match daemon.pending_uploads.take(&token, &owner, &auth) {
                 TakeOutcome::Entry(entry) => entry,
                 TakeOutcome::Made(created) => return Ok(PendingCreate::Again(created)),
-                TakeOutcome::InProgress => return Err(HttpRefusal::unavailable("a share of this upload is being made")),
+                TakeOutcome::InProgress => {
+                    return Err(HttpRefusal::unavailable("a share of this upload is being made"));
+                }
                 TakeOutcome::Unknown => return Err(wrong("there is no such upload")),
             };
             if entry.length != size || entry.digest != digest {

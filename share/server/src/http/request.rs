@@ -146,7 +146,9 @@ pub(super) async fn json<T: DeserializeOwned>(
     // Only the place of the fault is told: the message could repeat a secret.
     serde_json::from_slice(&text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
-        HttpRefusal::malformed(format!("the message does not have the format of this path: line {line}, column {column}"))
+        HttpRefusal::malformed(format!(
+            "the message does not have the format of this path: line {line}, column {column}"
+        ))
     })
 }
 
@@ -219,7 +221,10 @@ impl HttpRefusal {
     }
 
     pub(super) fn method(allow: &'static str) -> HttpRefusal {
-        HttpRefusal { allow: Some(allow), ..HttpRefusal::new(ErrorCode::Method, "the path does not support this method") }
+        HttpRefusal {
+            allow: Some(allow),
+            ..HttpRefusal::new(ErrorCode::Method, "the path does not support this method")
+        }
     }
 
     /// The daemon is there and cannot do it at this time.
@@ -236,16 +241,23 @@ impl HttpRefusal {
 impl From<RateLimited> for HttpRefusal {
     fn from(RateLimited(wait): RateLimited) -> HttpRefusal {
         let seconds = wait.as_secs() + 1;
-        HttpRefusal { retry_after: Some(seconds), ..HttpRefusal::new(ErrorCode::Limited, "too many requests, try again later") }
+        HttpRefusal {
+            retry_after: Some(seconds),
+            ..HttpRefusal::new(ErrorCode::Limited, "too many requests, try again later")
+        }
     }
 }
 
 impl From<StoreError> for HttpRefusal {
     fn from(error: StoreError) -> HttpRefusal {
-        let since =
-            |code, message: &'static str, at: u64| HttpRefusal { at: Some(at / 1000), ..HttpRefusal::new(code, message) };
+        let since = |code, message: &'static str, at: u64| HttpRefusal {
+            at: Some(at / 1000),
+            ..HttpRefusal::new(code, message)
+        };
         match error {
-            StoreError::Unknown => HttpRefusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong"),
+            StoreError::Unknown => {
+                HttpRefusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong")
+            }
             StoreError::Expired { at } => since(ErrorCode::Expired, "the share has expired", at.0),
             StoreError::Revoked { at } => since(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
             StoreError::Used { at } => since(ErrorCode::Consumed, "the share was used", at.0),

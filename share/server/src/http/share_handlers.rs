@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::reply::{self, Reply};
-use super::request::{self, MANY, ONE, HttpRefusal};
+use super::request::{self, HttpRefusal, MANY, ONE};
 use super::{Daemon, see_through};
 use crate::limiter::ClientId;
 use crate::store::{self, PendingReply, StoreError};

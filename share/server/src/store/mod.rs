@@ -73,10 +73,8 @@ pub mod fuzzing;
 mod record;
 pub mod segments;
 mod share;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod simulated;
 pub mod spool;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) mod tests;
 pub mod valkey;
 
@@ -90,6 +88,8 @@ pub use contract::{
     ShareTimes, SpoolEntry, StoreMaintenance, StoreStats, create_random,
 };
 pub use env::{WallTime, random_handle};
+#[cfg(any(test, fuzzing))]
+pub(crate) use tests::simulated;
 
 /// Result of every operation of a store.
 pub type Result<T> = std::result::Result<T, StoreError>;

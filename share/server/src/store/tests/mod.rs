@@ -1,4 +1,7 @@
-//! Tests of every store, and of the group commit in all interleavings.
+//! Tests of every store, and of the group commit in all interleavings; a simulated disk and clock.
 
+#[cfg(test)]
 pub(crate) mod conformance;
+#[cfg(test)]
 mod model;
+pub(crate) mod simulated;

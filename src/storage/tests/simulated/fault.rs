@@ -1,10 +1,10 @@
 //! Planned faults: which operation fails, how, and whether later ones fail too; and the space
 //! accounting of a copy-on-write host.
 
+use super::super::memory::HOST_BLOCK;
 use super::{SimulatedStorage, State, eio};
 use crate::error::{Error, Result};
 use crate::storage::BALLAST;
-use crate::storage::memory::HOST_BLOCK;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {

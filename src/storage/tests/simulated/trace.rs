@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
+use super::super::memory::SparseImage;
 use super::{Fate, OpKind, PendingOp, SimulatedStorage, State, apply, apply_fate, apply_parts};
-use crate::storage::memory::SparseImage;
 
 /// Operations requested since recording began; see [`SimulatedStorage::record`].
 #[derive(Clone)]

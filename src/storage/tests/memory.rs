@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::{Replacement, Storage, end_of, truncated};
 use crate::error::{Error, Result};
+use crate::storage::{Replacement, Storage, end_of, truncated};
 
 /// Sparse in-memory file with an optional capacity to simulate a full disk.
 pub(crate) struct MemoryStorage {

@@ -25,8 +25,8 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 
 use super::memory::{HOST_BLOCK, SparseImage};
-use super::{Storage, end_of};
 use crate::error::{Error, Result};
+use crate::storage::{Storage, end_of};
 
 mod fault;
 mod trace;

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{MemoryStorage, Storage};
+use super::MemoryStorage;
 use crate::error::Result;
 use crate::format::{BLOCK, RESERVED};
+use crate::storage::Storage;
 
 /// Wrapper of `memory` that counts reads; direct access to `memory` is not counted.
 #[derive(Default)]

@@ -13,11 +13,11 @@ use bytes::Bytes;
 use lockbox_share_protocol::token::Handle;
 use parking_lot::Mutex;
 
-use super::barrier_group::{PendingReply, Syncable};
-use super::contract::{NewShare, Periods, ShareTimes, StoreMaintenance, StoreStats};
-use super::env::{Clock, Disk, DiskFile, StoreClock, WallTime, random};
-use super::share::{Key, Share, ShareBackend, StepReply, StoreTiming};
-use super::{Result, StoreError};
+use crate::store::barrier_group::{PendingReply, Syncable};
+use crate::store::contract::{NewShare, Periods, ShareTimes, StoreMaintenance, StoreStats};
+use crate::store::env::{Clock, Disk, DiskFile, StoreClock, WallTime, random};
+use crate::store::share::{Key, Share, ShareBackend, StepReply, StoreTiming};
+use crate::store::{Result, StoreError};
 
 #[derive(Clone, Default)]
 struct Node {
@@ -432,7 +432,7 @@ impl StoreMaintenance for MemoryStore {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::conformance::{Subject, suite};
+    use super::super::conformance::{Subject, suite};
     use super::*;
 
     #[test]
