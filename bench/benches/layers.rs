@@ -45,39 +45,39 @@ fn nodes(c: &mut Criterion) {
     group.finish();
 }
 
-/// Trade-off of the cell size: space, and the cost of a small and a long read. See bench/README.md.
-fn cells(c: &mut Criterion) {
+/// Trade-off of the chunk size: space, and the cost of a small and a long read. See bench/README.md.
+fn chunks(c: &mut Criterion) {
     let key = XaesKey::new(&SecretKey::new([7; 32]));
-    let mut group = c.benchmark_group("cells");
+    let mut group = c.benchmark_group("chunks");
     for (name, level, data) in [("text", 1, text()), ("half", -3, half()), ("noise", 1, noise(8 * PAGE))] {
         for log2 in [12, 13, 14, 15, 16, 17] {
             let size = 1 << log2;
             let mut blocks = 0;
             let mut sealed = Vec::new();
             for page in data.chunks_exact(PAGE) {
-                let stored: Vec<Vec<u8>> = page.chunks(size).map(|cell| stored(cell, level)).collect();
+                let stored: Vec<Vec<u8>> = page.chunks(size).map(|chunk| stored(chunk, level)).collect();
                 let length: usize = stored.iter().map(Vec::len).sum();
                 blocks += (104 + head_length(stored.len(), 0) + length).div_ceil(4096);
                 sealed = stored;
             }
             let plain = data.len() / PAGE * PAGE;
-            println!("cells of {size} bytes, {name}: {:.3} of the plain size", blocks as f64 * 4096.0 / plain as f64);
+            println!("chunks of {size} bytes, {name}: {:.3} of the plain size", blocks as f64 * 4096.0 / plain as f64);
             // Opening costs what sealing does: both pass over the bytes once.
-            let seal = |index: usize, cell: &mut [u8], out: &mut [u8]| {
-                key.page_key(&[1; 24]).seal_cell(index, &[0; 92], cell);
-                if cell.len() < size {
+            let seal = |index: usize, chunk: &mut [u8], out: &mut [u8]| {
+                key.page_key(&[1; 24]).seal_chunk(index, &[0; 92], chunk);
+                if chunk.len() < size {
                     zstd::bulk::decompress_to_buffer(&sealed[index], out).unwrap();
                 }
             };
             let mut work = sealed.clone();
             let mut out = vec![0; size];
             group.throughput(Throughput::Bytes(4096));
-            group.bench_function(format!("{name}, 4 KiB out of a cell of {size}"), |b| {
+            group.bench_function(format!("{name}, 4 KiB out of a chunk of {size}"), |b| {
                 b.iter(|| seal(0, black_box(&mut work[0]), &mut out));
             });
             group.throughput(Throughput::Bytes(PAGE as u64));
-            group.bench_function(format!("{name}, a page in cells of {size}"), |b| {
-                b.iter(|| work.iter_mut().enumerate().for_each(|(index, cell)| seal(index, cell, &mut out)));
+            group.bench_function(format!("{name}, a page in chunks of {size}"), |b| {
+                b.iter(|| work.iter_mut().enumerate().for_each(|(index, chunk)| seal(index, chunk, &mut out)));
             });
         }
     }
@@ -86,10 +86,10 @@ fn cells(c: &mut Criterion) {
 
 const PAGE: usize = 128 * 1024;
 
-/// Compresses a cell as the writer does: raw unless a sixteenth is saved.
-fn stored(cell: &[u8], level: i32) -> Vec<u8> {
-    let smaller = zstd::bulk::compress(cell, level).unwrap();
-    if smaller.len() <= cell.len() - cell.len() / 16 { smaller } else { cell.to_vec() }
+/// Compresses a chunk as the writer does: raw unless a sixteenth is saved.
+fn stored(chunk: &[u8], level: i32) -> Vec<u8> {
+    let smaller = zstd::bulk::compress(chunk, level).unwrap();
+    if smaller.len() <= chunk.len() - chunk.len() / 16 { smaller } else { chunk.to_vec() }
 }
 
 /// The sources of lockbox, one after the other.
@@ -130,5 +130,5 @@ fn noise(length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-criterion_group!(layers, seal, nodes, cells);
+criterion_group!(layers, seal, nodes, chunks);
 criterion_main!(layers);

@@ -129,7 +129,7 @@ impl SlotCache {
             let most = most.clamp(MIN_WINDOW, MAX_WINDOW);
             stream.window = stream.window.min(most);
             let until = (read.end + stream.window).min(end);
-            // Head and cells of one page are no stream. Not slot by slot: a request costs a round
+            // Head and chunks of one page are no stream. Not slot by slot: a request costs a round
             // trip.
             let is_due = stream.ahead + stream.window / 2 <= until || (until == end && stream.ahead < end);
             if is_due && stream.next - stream.began > PAGE_SLOTS {
@@ -223,7 +223,7 @@ mod tests {
         for slot in [500, 3, 900, 77] {
             assert_eq!(cache.plan_readahead(slot..slot + 1, 1000, u64::MAX), Vec::new());
         }
-        // Head and cells of a page.
+        // Head and chunks of a page.
         for read in [300..301, 300..302, 302..304] {
             assert_eq!(cache.plan_readahead(read, 1000, u64::MAX), Vec::new());
         }

@@ -86,12 +86,12 @@ fn prologue(bytes: &[u8]) -> Result<Rendered> {
 
 fn data_head(bytes: &[u8], vector: &Value) -> Result<Rendered> {
     let known = |name: &str| vector[name].as_u64().unwrap() as u32;
-    let table = page::decode_cell_table(bytes, known("stored_length"), known("plain_length"))?;
-    let cells: Value = table
-        .cells
+    let table = page::decode_chunk_table(bytes, known("stored_length"), known("plain_length"))?;
+    let chunks: Value = table
+        .chunks
         .iter()
-        .map(|cell| {
-            json!({"at": cell.at, "stored": cell.stored, "raw": cell.raw, "plain_length": cell.plain_length, "tag": hex(&cell.tag)})
+        .map(|chunk| {
+            json!({"at": chunk.at, "stored": chunk.stored, "raw": chunk.raw, "plain_length": chunk.plain_length, "tag": hex(&chunk.tag)})
         })
         .collect();
     let items: Value = table
@@ -99,9 +99,9 @@ fn data_head(bytes: &[u8], vector: &Value) -> Result<Rendered> {
         .iter()
         .map(|item| json!({"ino": item.ino.0, "offset": item.offset, "start": item.start, "length": item.length}))
         .collect();
-    let entries: Vec<_> = table.cells.iter().map(|cell| (cell.stored, cell.raw, cell.tag)).collect();
-    let again = page::encode_head(table.cell_size.ilog2() as u8, &entries, &table.items, bytes.len());
-    Ok((json!({"cell_size": table.cell_size, "cells": cells, "items": items}), again))
+    let entries: Vec<_> = table.chunks.iter().map(|chunk| (chunk.stored, chunk.raw, chunk.tag)).collect();
+    let again = page::encode_head(table.chunk_size.ilog2() as u8, &entries, &table.items, bytes.len());
+    Ok((json!({"cell_size": table.chunk_size, "cells": chunks, "items": items}), again))
 }
 
 fn tree_node(bytes: &[u8]) -> Result<Rendered> {

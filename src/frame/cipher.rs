@@ -1,4 +1,4 @@
-//! Page encryption: seals and opens prologue, body or head, and cells, each bound to its location
+//! Page encryption: seals and opens prologue, body or head, and chunks, each bound to its location
 //! (specification 4.2 and 5). Log entries likewise, head and body bound to each other (9.4).
 
 use std::ops::Range;
@@ -11,7 +11,9 @@ use crate::crypto::kdf::hkdf;
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::log::{ENTRY_HEAD, EntryHead, entry_capacity};
-use crate::format::page::{Cell, CellTable, PROLOGUE, PackedItem, PageKind, Prologue, decode_cell_table, encode_head};
+use crate::format::page::{
+    Chunk, ChunkTable, PROLOGUE, PackedItem, PageKind, Prologue, decode_chunk_table, encode_head,
+};
 use crate::format::record::RECORD_PLAIN;
 use crate::format::{
     ArchiveId, BLOCK, FORMAT_VERSION, Generation, LOG, NODE_CAPACITY, PAGE_OVERHEAD, Pointer, Run, Tag, array_at,
@@ -42,11 +44,11 @@ pub(crate) struct OpenedPage {
     /// Page as read and decrypted in place, or a decompressed node.
     buffer: Vec<u8>,
     body: Range<usize>,
-    table: Option<CellTable>,
+    table: Option<ChunkTable>,
 }
 
 impl OpenedPage {
-    /// Returns the body without padding, decompressed for nodes; for a data page all cells as
+    /// Returns the body without padding, decompressed for nodes; for a data page all chunks as
     /// stored.
     pub(crate) fn body(&self) -> &[u8] {
         &self.buffer[self.body.clone()]
@@ -60,53 +62,53 @@ impl OpenedPage {
     }
 
     /// Returns the head of a data page. Errors: `Damaged` for a page of another kind.
-    pub(crate) fn table(&self) -> Result<&CellTable> {
+    pub(crate) fn table(&self) -> Result<&ChunkTable> {
         self.table.as_ref().ok_or_else(|| Error::damaged("page holds no file data"))
     }
 
-    pub(crate) fn read_cell(&self, cell: usize) -> Result<Vec<u8>> {
-        let missing = || Error::damaged(format!("data page has no cell {cell}"));
-        let entry = self.table()?.cells.get(cell).ok_or_else(missing)?;
+    pub(crate) fn read_chunk(&self, chunk: usize) -> Result<Vec<u8>> {
+        let missing = || Error::damaged(format!("data page has no chunk {chunk}"));
+        let entry = self.table()?.chunks.get(chunk).ok_or_else(missing)?;
         let stored = entry.at as usize..(entry.at + entry.stored) as usize;
         let mut plain = vec![0; entry.plain_length as usize];
-        plain_cell(entry, self.body().get(stored).ok_or_else(missing)?, &mut plain)?;
+        plain_chunk(entry, self.body().get(stored).ok_or_else(missing)?, &mut plain)?;
         Ok(plain)
     }
 }
 
-/// Decompresses the decrypted bytes of a cell into `out`, which has the cell's plain length.
-pub(crate) fn plain_cell(cell: &Cell, stored: &[u8], out: &mut [u8]) -> Result<()> {
-    if out.len() != cell.plain_length as usize || stored.len() != cell.stored as usize {
-        return Err(Error::damaged(format!("cell has another length: stored={} plain={}", stored.len(), out.len())));
+/// Decompresses the decrypted bytes of a chunk into `out`, which has the chunk's plain length.
+pub(crate) fn plain_chunk(chunk: &Chunk, stored: &[u8], out: &mut [u8]) -> Result<()> {
+    if out.len() != chunk.plain_length as usize || stored.len() != chunk.stored as usize {
+        return Err(Error::damaged(format!("chunk has another length: stored={} plain={}", stored.len(), out.len())));
     }
-    if cell.raw {
+    if chunk.raw {
         out.copy_from_slice(stored);
         return Ok(());
     }
-    decompress(stored, out).map_err(|error| Error::damaged(format!("a cell does not decompress: {error}")))
+    decompress(stored, out).map_err(|error| Error::damaged(format!("a chunk does not decompress: {error}")))
 }
 
-/// Authenticated head of a data page, needed to open its cells. The pointer's tag binds it to the
-/// page, and it contains the tag of every cell.
+/// Authenticated head of a data page, needed to open its chunks. The pointer's tag binds it to the
+/// page, and it contains the tag of every chunk.
 pub(crate) struct DataHead {
     nonce: [u8; NONCE],
     prologue: [u8; PROLOGUE],
-    /// Cell table without packed items, which file reads do not need.
-    pub(crate) table: CellTable,
-    /// Offset of the first cell within the page.
+    /// Chunk table without packed items, which file reads do not need.
+    pub(crate) table: ChunkTable,
+    /// Offset of the first chunk within the page.
     first: usize,
 }
 
 impl DataHead {
-    /// Returns the byte range of `cells` (not empty) within the page.
-    pub(crate) fn stored_range(&self, cells: &Range<usize>) -> Range<usize> {
-        let (start, last) = (self.table.cells[cells.start], self.table.cells[cells.end - 1]);
+    /// Returns the byte range of `chunks` (not empty) within the page.
+    pub(crate) fn stored_range(&self, chunks: &Range<usize>) -> Range<usize> {
+        let (start, last) = (self.table.chunks[chunks.start], self.table.chunks[chunks.end - 1]);
         self.first + start.at as usize..self.first + (last.at + last.stored) as usize
     }
 
     /// Returns the memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        size_of::<DataHead>() + self.table.cells.len() * size_of::<Cell>()
+        size_of::<DataHead>() + self.table.chunks.len() * size_of::<Chunk>()
     }
 }
 
@@ -129,7 +131,7 @@ impl PageStart {
 }
 
 /// Associated data: label || version u32 || archive id || block address u64 || prologue plaintext
-/// (48, except for the prologue itself) || cell u8 (for cells).
+/// (48, except for the prologue itself) || chunk u8 (for chunks).
 struct Aad {
     bytes: [u8; 96],
     length: usize,
@@ -153,8 +155,8 @@ impl Aad {
         aad
     }
 
-    /// Builds the associated data of cell 0; `set_cell` changes the cell number.
-    fn of_cells(archive: &ArchiveId, address: u64, prologue: &[u8; PROLOGUE]) -> Aad {
+    /// Builds the associated data of chunk 0; `set_chunk` changes the chunk number.
+    fn of_chunks(archive: &ArchiveId, address: u64, prologue: &[u8; PROLOGUE]) -> Aad {
         let mut aad = Aad { bytes: [0; 96], length: 0 };
         aad.put(b"lockbox/v1/cell");
         aad.put_location(archive, address);
@@ -163,8 +165,8 @@ impl Aad {
         aad
     }
 
-    fn set_cell(&mut self, cell: usize) {
-        self.bytes[self.length - 1] = cell as u8; // below 32
+    fn set_chunk(&mut self, chunk: usize) {
+        self.bytes[self.length - 1] = chunk as u8; // below 32
     }
 
     fn put(&mut self, part: &[u8]) {
@@ -272,18 +274,18 @@ impl PageCipher {
         let end = MAIN + prologue.main_length();
         match &page.content {
             PageContent::Body(body) => bytes.extend_from_slice(body),
-            PageContent::Cells { cell_log2, cells, items } => {
-                bytes.resize(end + TAG, 0); // room for the head, which is sealed last: it names the cells' tags
-                let mut aad = Aad::of_cells(&self.archive, run.address, &plain);
-                let mut entries = Vec::with_capacity(cells.len());
-                for (cell, (stored, raw)) in cells.iter().enumerate() {
+            PageContent::Chunks { chunk_log2, chunks, items } => {
+                bytes.resize(end + TAG, 0); // room for the head, which is sealed last: it names the chunks' tags
+                let mut aad = Aad::of_chunks(&self.archive, run.address, &plain);
+                let mut entries = Vec::with_capacity(chunks.len());
+                for (chunk, (stored, raw)) in chunks.iter().enumerate() {
                     let at = bytes.len();
                     bytes.extend_from_slice(stored);
-                    aad.set_cell(cell);
-                    let tag = key.seal_cell(cell, aad.bytes(), &mut bytes[at..]);
+                    aad.set_chunk(chunk);
+                    let tag = key.seal_chunk(chunk, aad.bytes(), &mut bytes[at..]);
                     entries.push((stored.len() as u32, *raw, tag));
                 }
-                let head = encode_head(*cell_log2, &entries, items, prologue.main_length());
+                let head = encode_head(*chunk_log2, &entries, items, prologue.main_length());
                 bytes[MAIN..end].copy_from_slice(&head);
             }
         }
@@ -348,7 +350,7 @@ impl PageCipher {
     /// `page_start.main_end()` bytes. Errors: `Damaged` when it fails authentication, the page is
     /// not a data page, or fields are inconsistent.
     pub(crate) fn open_head(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<DataHead> {
-        if !page_start.prologue.has_cells() {
+        if !page_start.prologue.has_chunks() {
             return Err(wrong_kind_error(pointer));
         }
         if bytes.len() < page_start.main_end() {
@@ -374,50 +376,50 @@ impl PageCipher {
         Ok(self.open_table(pointer, page_start, bytes)?.items)
     }
 
-    fn open_table(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<CellTable> {
+    fn open_table(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<ChunkTable> {
         let prologue = page_start.prologue;
         let head = self.open_main(pointer, page_start, bytes)?;
-        let table = decode_cell_table(head, prologue.stored_length, prologue.plain_length)?;
+        let table = decode_chunk_table(head, prologue.stored_length, prologue.plain_length)?;
         if (prologue.kind == PageKind::Packed) == table.items.is_empty() {
             return Err(Error::damaged(format!("page has items of another kind: block={}", pointer.run.address)));
         }
         Ok(table)
     }
 
-    /// Opens consecutive cells in place; `bytes` has the range `head.stored_range(cells)`. Errors:
+    /// Opens consecutive chunks in place; `bytes` has the range `head.stored_range(chunks)`. Errors:
     /// `Damaged` when one fails authentication; its bytes are then zeroed.
-    pub(crate) fn open_cells(
+    pub(crate) fn open_chunks(
         &self,
         pointer: &Pointer,
         head: &DataHead,
-        cells: Range<usize>,
+        chunks: Range<usize>,
         bytes: &mut [u8],
     ) -> Result<()> {
         let key = self.pages.page_key(&head.nonce);
-        self.open_cells_with(&key, pointer, &head.prologue, &head.table, cells, bytes)
+        self.open_chunks_with(&key, pointer, &head.prologue, &head.table, chunks, bytes)
     }
 
-    fn open_cells_with(
+    fn open_chunks_with(
         &self,
         key: &PageKey,
         pointer: &Pointer,
         prologue: &[u8; PROLOGUE],
-        table: &CellTable,
-        cells: Range<usize>,
+        table: &ChunkTable,
+        chunks: Range<usize>,
         mut bytes: &mut [u8],
     ) -> Result<()> {
-        let mut aad = Aad::of_cells(&self.archive, pointer.run.address, prologue);
-        for cell in cells {
-            let entry = &table.cells[cell];
+        let mut aad = Aad::of_chunks(&self.archive, pointer.run.address, prologue);
+        for chunk in chunks {
+            let entry = &table.chunks[chunk];
             let Some((stored, rest)) = bytes.split_at_mut_checked(entry.stored as usize) else {
-                return Err(Error::damaged(format!("cell {cell} ends early: block={}", pointer.run.address)));
+                return Err(Error::damaged(format!("chunk {chunk} ends early: block={}", pointer.run.address)));
             };
-            aad.set_cell(cell);
-            key.open_cell(cell, aad.bytes(), stored, &entry.tag).map_err(|_| {
+            aad.set_chunk(chunk);
+            key.open_chunk(chunk, aad.bytes(), stored, &entry.tag).map_err(|_| {
                 let Run { address, .. } = pointer.run;
                 let generation = pointer.generation.0;
                 Error::damaged(format!(
-                    "page failed authentication: block={address} generation={generation} cell={cell}"
+                    "page failed authentication: block={address} generation={generation} chunk={chunk}"
                 ))
             })?;
             bytes = rest;
@@ -425,7 +427,7 @@ impl PageCipher {
         Ok(())
     }
 
-    /// Opens a whole page read from `pointer.run`, including padding and every cell, and verifies
+    /// Opens a whole page read from `pointer.run`, including padding and every chunk, and verifies
     /// it against the pointer. Errors: same as [`PageCipher::open_start`].
     pub(crate) fn open(&self, pointer: &Pointer, mut bytes: Vec<u8>) -> Result<OpenedPage> {
         let Run { address, blocks } = pointer.run;
@@ -436,11 +438,11 @@ impl PageCipher {
         }
         let page_start = self.open_start(pointer, &bytes)?;
         let prologue = page_start.prologue;
-        if prologue.has_cells() {
+        if prologue.has_chunks() {
             let table = self.open_table(pointer, &page_start, &mut bytes)?;
             let first = page_start.main_end();
-            let cells = 0..table.cells.len();
-            self.open_cells_with(&page_start.key, pointer, &page_start.plain, &table, cells, &mut bytes[first..])?;
+            let chunks = 0..table.chunks.len();
+            self.open_chunks_with(&page_start.key, pointer, &page_start.plain, &table, chunks, &mut bytes[first..])?;
             return Ok(OpenedPage { prologue, buffer: bytes, body: first..length, table: Some(table) });
         }
         let body = self.open_main(pointer, &page_start, &mut bytes)?;

@@ -1,4 +1,4 @@
-//! Page layout before sealing: compression, division into cells, and number of blocks.
+//! Page layout before sealing: compression, division into chunks, and number of blocks.
 
 mod cipher;
 
@@ -10,22 +10,22 @@ use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::find_frame_compressed_size;
 
 pub(crate) use cipher::{
-    DataHead, EntryStart, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_cell, wrong_kind_error,
+    DataHead, EntryStart, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_chunk, wrong_kind_error,
 };
 
 use crate::format::page::{PackedItem, PageKind, head_length};
 use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, NODE_CAPACITY, PAGE_OVERHEAD};
 
-/// log2 of the cell size; decided by measurement (bench/README.md).
-pub(crate) const CELL_LOG2: u8 = 14;
+/// log2 of the chunk size; decided by measurement (bench/README.md).
+pub(crate) const CHUNK_LOG2: u8 = 14;
 
-const CELL: usize = 1 << CELL_LOG2;
+const CHUNK: usize = 1 << CHUNK_LOG2;
 
 /// Plain data that fits four blocks uncompressed, after overhead and head. A page of n *
 /// `GROUP_DATA` bytes also fits n such groups: it has one fixed part instead of n, and at most n
-/// times the cells of one group, since `GROUP_DATA` is smaller than a cell.
+/// times the chunks of one group, since `GROUP_DATA` is smaller than a chunk.
 pub(crate) const GROUP_DATA: usize =
-    4 * BLOCK as usize - PAGE_OVERHEAD - head_length((4 * BLOCK as usize).div_ceil(CELL), 0);
+    4 * BLOCK as usize - PAGE_OVERHEAD - head_length((4 * BLOCK as usize).div_ceil(CHUNK), 0);
 
 pub(crate) struct PlainPage<'a> {
     pub kind: PageKind,
@@ -40,16 +40,16 @@ pub(crate) struct PlainPage<'a> {
 pub(crate) enum PageContent<'a> {
     /// Body of a node or delta list, without padding.
     Body(Vec<u8>),
-    /// Cells of a data page as (stored bytes, raw), and the items that describe their parts.
-    Cells { cell_log2: u8, cells: Vec<(Cow<'a, [u8]>, bool)>, items: Vec<PackedItem> },
+    /// Chunks of a data page as (stored bytes, raw), and the items that describe their parts.
+    Chunks { chunk_log2: u8, chunks: Vec<(Cow<'a, [u8]>, bool)>, items: Vec<PackedItem> },
 }
 
 impl PlainPage<'_> {
-    /// Returns the bytes of the body, or of all cells.
+    /// Returns the bytes of the body, or of all chunks.
     pub(crate) fn stored_length(&self) -> usize {
         match &self.content {
             PageContent::Body(body) => body.len(),
-            PageContent::Cells { cells, .. } => cells.iter().map(|(stored, _)| stored.len()).sum(),
+            PageContent::Chunks { chunks, .. } => chunks.iter().map(|(stored, _)| stored.len()).sum(),
         }
     }
 
@@ -59,8 +59,8 @@ impl PlainPage<'_> {
             // node is small.
             (_, PageKind::Node, false) => NODE_BLOCKS,
             (PageContent::Body(body), ..) => blocks_of(body.len()),
-            (PageContent::Cells { cells, items, .. }, ..) => {
-                data_blocks(self.stored_length(), cells.len(), items.len())
+            (PageContent::Chunks { chunks, items, .. }, ..) => {
+                data_blocks(self.stored_length(), chunks.len(), items.len())
             }
         }
     }
@@ -70,9 +70,9 @@ fn blocks_of(bytes: usize) -> u64 {
     ((bytes + PAGE_OVERHEAD) as u64).div_ceil(BLOCK)
 }
 
-/// Returns the number of blocks of a data page whose cells take `stored` bytes.
-fn data_blocks(stored: usize, cells: usize, items: usize) -> u64 {
-    blocks_of(head_length(cells, items) + stored)
+/// Returns the number of blocks of a data page whose chunks take `stored` bytes.
+fn data_blocks(stored: usize, chunks: usize, items: usize) -> u64 {
+    blocks_of(head_length(chunks, items) + stored)
 }
 
 /// Creates a node page: raw, or one zstd frame if that saves a block.
@@ -91,17 +91,17 @@ pub(crate) fn node_page(tree: u8, level: u8, encoded: Vec<u8>) -> PlainPage<'sta
     PlainPage { kind: PageKind::Node, compressed, plain_length, owner: tree.into(), position: level.into(), content }
 }
 
-/// Creates a data page of `data` (1..=128 KiB) at `offset` of inode `ino`. Compresses it cell by
-/// cell if `compress` is set and a probe shows that at least one block is saved.
+/// Creates a data page of `data` (1..=128 KiB) at `offset` of inode `ino`. Compresses it chunk by
+/// chunk if `compress` is set and a probe shows that at least one block is saved.
 pub(crate) fn data_page(ino: u64, offset: u64, data: &[u8], compress: bool) -> PlainPage<'_> {
-    let content = split_cells(data, Vec::new(), compress);
+    let content = split_chunks(data, Vec::new(), compress);
     let plain_length = data.len() as u32;
     PlainPage { kind: PageKind::Data, compressed: false, plain_length, owner: ino, position: offset, content }
 }
 
 /// Creates a packed page; `items` describe the parts of `data`.
 pub(crate) fn packed_page<'a>(data: &'a [u8], items: &[PackedItem], compress: bool) -> PlainPage<'a> {
-    let content = split_cells(data, items.to_vec(), compress);
+    let content = split_chunks(data, items.to_vec(), compress);
     let plain_length = data.len() as u32;
     PlainPage { kind: PageKind::Packed, compressed: false, plain_length, owner: 0, position: 0, content }
 }
@@ -112,53 +112,54 @@ pub(crate) fn delta_page(encoded: Vec<u8>) -> PlainPage<'static> {
     PlainPage { kind: PageKind::DeltaList, compressed: false, plain_length, owner: 0, position: 0, content }
 }
 
-/// Divides data into cells and compresses those that benefit.
-fn split_cells(data: &[u8], items: Vec<PackedItem>, compress_cells: bool) -> PageContent<'_> {
+/// Divides data into chunks and compresses those that benefit.
+fn split_chunks(data: &[u8], items: Vec<PackedItem>, compress_chunks: bool) -> PageContent<'_> {
     debug_assert!(!data.is_empty() && data.len() <= MAX_DATA);
-    let cell_log2 = CELL_LOG2;
-    let count = data.len().div_ceil(CELL);
+    let chunk_log2 = CHUNK_LOG2;
+    let count = data.len().div_ceil(CHUNK);
     let raw_blocks = data_blocks(data.len(), count, items.len());
     let compressed = |effort: Effort| {
-        // A cell that shrinks by less than a sixteenth is not worth decompressing on every read.
-        let smaller = |cell: &[u8]| compress(cell, cell.len() - cell.len() / 16, effort);
-        let cells: Vec<(Cow<'_, [u8]>, bool)> = data.chunks(CELL).map(|cell| choose(cell, smaller(cell))).collect();
-        let stored = cells.iter().map(|(bytes, _)| bytes.len()).sum();
-        (data_blocks(stored, count, items.len()), cells)
+        // A chunk that shrinks by less than a sixteenth is not worth decompressing on every read.
+        let smaller = |chunk: &[u8]| compress(chunk, chunk.len() - chunk.len() / 16, effort);
+        let chunks: Vec<(Cow<'_, [u8]>, bool)> =
+            data.chunks(CHUNK).map(|chunk| choose(chunk, smaller(chunk))).collect();
+        let stored = chunks.iter().map(|(bytes, _)| bytes.len()).sum();
+        (data_blocks(stored, count, items.len()), chunks)
     };
-    if compress_cells && raw_blocks > 1 {
+    if compress_chunks && raw_blocks > 1 {
         if data.len() <= 2 * BLOCK as usize {
             // Pages of small overwrites take at least one block: if fast compression reaches one
             // block, no other is better.
-            let (blocks, cells) = compressed(Effort::Fast);
+            let (blocks, chunks) = compressed(Effort::Fast);
             if blocks == 1 {
-                return PageContent::Cells { cell_log2, cells, items };
+                return PageContent::Chunks { chunk_log2, chunks, items };
             }
         }
         if let Some(effort) = probe(data) {
-            let (blocks, cells) = compressed(effort);
+            let (blocks, chunks) = compressed(effort);
             if blocks < raw_blocks {
-                return PageContent::Cells { cell_log2, cells, items };
+                return PageContent::Chunks { chunk_log2, chunks, items };
             }
         }
     }
-    let cells = data.chunks(CELL).map(|cell| (Cow::Borrowed(cell), true)).collect();
-    PageContent::Cells { cell_log2, cells, items }
+    let chunks = data.chunks(CHUNK).map(|chunk| (Cow::Borrowed(chunk), true)).collect();
+    PageContent::Chunks { chunk_log2, chunks, items }
 }
 
-fn choose(cell: &[u8], smaller: Option<Vec<u8>>) -> (Cow<'_, [u8]>, bool) {
+fn choose(chunk: &[u8], smaller: Option<Vec<u8>>) -> (Cow<'_, [u8]>, bool) {
     match smaller {
-        Some(bytes) if bytes.len() < cell.len() => (Cow::Owned(bytes), false),
-        _ => (Cow::Borrowed(cell), true),
+        Some(bytes) if bytes.len() < chunk.len() => (Cow::Owned(bytes), false),
+        _ => (Cow::Borrowed(chunk), true),
     }
 }
 
 /// Returns the maximum number of blocks of a data page of `length` plain bytes, stored raw.
 #[cfg(test)]
 pub(crate) fn worst_case_blocks(length: usize) -> u64 {
-    data_blocks(length, length.div_ceil(CELL), 0)
+    data_blocks(length, length.div_ceil(CHUNK), 0)
 }
 
-/// Sample size in bytes that decides whether compression can pay: a tenth of the time of a cell,
+/// Sample size in bytes that decides whether compression can pay: a tenth of the time of a chunk,
 /// and enough for zstd to find repetitions.
 const PROBE: usize = 4096;
 

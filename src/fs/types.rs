@@ -142,8 +142,8 @@ pub struct Statistics {
 /// Memory, cache and space usage of an open archive, in bytes.
 #[derive(Clone, Debug)]
 pub struct Usage {
-    /// Decrypted cells of file data.
-    pub cells: CacheStats,
+    /// Decrypted chunks of file data.
+    pub chunks: CacheStats,
     /// Opened heads of data pages.
     pub heads: CacheStats,
     /// Nodes of trees.

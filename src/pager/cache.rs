@@ -1,4 +1,4 @@
-//! Sharded cache with a byte budget, for decompressed cells and decrypted heads, and for decoded
+//! Sharded cache with a byte budget, for decompressed chunks and decrypted heads, and for decoded
 //! nodes in `btree`; and reusable buffers.
 //!
 //! Eviction is second chance (CLOCK; Corbató, 1968): entries are examined in insertion order, and

@@ -29,8 +29,8 @@ const UNSYNCED_LIMIT: u64 = 16 << 20;
 pub(crate) struct Pager {
     storage: Arc<dyn Storage>,
     cipher: Arc<PageCipher>,
-    /// Decompressed cells of which only a part was read, by page and cell number.
-    cells: ShardedCache<(Pointer, u32), Arc<Vec<u8>>>,
+    /// Decompressed chunks of which only a part was read, by page and chunk number.
+    chunks: ShardedCache<(Pointer, u32), Arc<Vec<u8>>>,
     heads: ShardedCache<Pointer, Arc<DataHead>>,
     /// Buffers for sealed bytes, which are decrypted in place.
     scratch: BufferPool,
@@ -41,14 +41,14 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
-    /// Creates a pager; `cache_bytes` bounds its caches: three quarters for decompressed cells, one
+    /// Creates a pager; `cache_bytes` bounds its caches: three quarters for decompressed chunks, one
     /// quarter for heads.
     pub(crate) fn new(storage: Arc<dyn Storage>, cipher: impl Into<Arc<PageCipher>>, cache_bytes: usize) -> Pager {
         let heads = cache_bytes / 4;
         Pager {
             storage,
             cipher: cipher.into(),
-            cells: ShardedCache::new(cache_bytes - heads),
+            chunks: ShardedCache::new(cache_bytes - heads),
             heads: ShardedCache::new(heads),
             scratch: BufferPool::default(),
             reads: BufferPool::default(),
@@ -90,12 +90,12 @@ impl Pager {
     }
 
     pub(crate) fn cache_use(&self) -> (CacheStats, CacheStats) {
-        (self.cells.usage(), self.heads.usage())
+        (self.chunks.usage(), self.heads.usage())
     }
 
     /// Drops all decrypted content of data pages.
     pub(crate) fn clear_data_caches(&self) {
-        self.cells.clear();
+        self.chunks.clear();
         self.heads.clear();
         self.wipe_buffers();
     }
@@ -119,7 +119,7 @@ impl Pager {
         Ok(opened)
     }
 
-    /// Reads and decrypts a whole page of any kind; verifies padding and every cell.
+    /// Reads and decrypts a whole page of any kind; verifies padding and every chunk.
     pub(crate) fn open_page(&self, pointer: &Pointer) -> Result<OpenedPage> {
         self.check_address(pointer)?;
         self.retry_evicted(pointer, || {

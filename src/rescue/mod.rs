@@ -36,7 +36,7 @@ use crate::storage::{ArchiveSource, LockMode, Storage};
 use scan::{StrictStorage, SurvivingLog};
 
 /// Cache of decompressed file data, in bytes.
-const CELL_CACHE: usize = 4 << 20;
+const CHUNK_CACHE: usize = 4 << 20;
 
 /// Directory for objects without a name.
 pub const UNNAMED: &str = "unnamed";
@@ -217,7 +217,7 @@ pub(crate) fn rescue_from(
     let log = SurvivingLog::read(&*storage, &cipher)?;
     // Without a log, its blocks may contain pages.
     let cipher = if log.exists() { cipher } else { cipher.without_log() };
-    let pager = Arc::new(Pager::new(storage, cipher, CELL_CACHE));
+    let pager = Arc::new(Pager::new(storage, cipher, CHUNK_CACHE));
     let index = index::LeafIndex::build(pager.clone(), log, &mut |done, total| {
         progress(&RescueProgress::Scanning(done, total))
     })?;

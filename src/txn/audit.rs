@@ -360,12 +360,12 @@ impl Auditor<'_> {
     /// Answers how many bytes of file data it has.
     fn open_data_page(&self, pointer: &Pointer) -> Result<u32> {
         let opened = self.medium.pager.open_page(pointer)?;
-        if !opened.prologue.has_cells() {
+        if !opened.prologue.has_chunks() {
             return Err(Error::damaged(format!("page of another kind: block={}", pointer.run.address)));
         }
         let table = opened.table()?;
-        for cell in 0..table.cells.len() {
-            opened.read_cell(cell)?;
+        for chunk in 0..table.chunks.len() {
+            opened.read_chunk(chunk)?;
         }
         Ok(table.plain_length)
     }

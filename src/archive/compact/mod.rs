@@ -42,7 +42,7 @@ use super::{Archive, OpenOptions};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Result};
 use crate::format::header::{FEATURE_LOG, Framing};
-use crate::format::page::{Cell, PackedItem, PageKind};
+use crate::format::page::{Chunk, PackedItem, PageKind};
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Ino, Key, MAX_OFFSET, MIN_BLOCKS, Pointer};
 use crate::frame::{self, OpenedPage, PageCipher, PageContent, PlainPage};
@@ -551,8 +551,8 @@ impl<'a> PageCopier<'a> {
 fn plain(opened: &OpenedPage, ranges: &[Range<u32>]) -> Result<Vec<u8>> {
     let table = opened.table()?;
     let mut plain = Vec::with_capacity(table.plain_length as usize);
-    for cell in 0..table.cells.len() {
-        plain.extend_from_slice(&opened.read_cell(cell)?);
+    for chunk in 0..table.chunks.len() {
+        plain.extend_from_slice(&opened.read_chunk(chunk)?);
     }
     Ok(ranges.iter().map(|range| &plain[range.start as usize..range.end as usize]).collect::<Vec<_>>().concat())
 }
@@ -560,16 +560,17 @@ fn plain(opened: &OpenedPage, ranges: &[Range<u32>]) -> Result<Vec<u8>> {
 /// Copies the whole page without recompressing its chunks.
 fn whole(opened: &OpenedPage) -> Result<PlainPage<'_>> {
     let (prologue, table) = (opened.prologue, opened.table()?);
-    let stored = |cell: &Cell| (Cow::Borrowed(&opened.body()[cell.at as usize..][..cell.stored as usize]), cell.raw);
-    let cells = table.cells.iter().map(stored).collect();
-    let cell_log2 = table.cell_size.trailing_zeros() as u8; // at most 17
+    let stored =
+        |chunk: &Chunk| (Cow::Borrowed(&opened.body()[chunk.at as usize..][..chunk.stored as usize]), chunk.raw);
+    let chunks = table.chunks.iter().map(stored).collect();
+    let chunk_log2 = table.chunk_size.trailing_zeros() as u8; // at most 17
     Ok(PlainPage {
         kind: prologue.kind,
         compressed: false,
         plain_length: prologue.plain_length,
         owner: prologue.owner,
         position: prologue.position,
-        content: PageContent::Cells { cell_log2, cells, items: table.items.clone() },
+        content: PageContent::Chunks { chunk_log2, chunks, items: table.items.clone() },
     })
 }
 
@@ -598,7 +599,7 @@ fn reframed<'a>(
         }
         at += range.len() as u32;
     }
-    let compress = table.cells.iter().any(|cell| !cell.raw);
+    let compress = table.chunks.iter().any(|chunk| !chunk.raw);
     if prologue.kind == PageKind::Data && ranges.len() == 1 {
         return Ok(frame::data_page(prologue.owner, items[0].offset, retained, compress));
     }

@@ -14,7 +14,7 @@ use crate::format::header::{self, DESCRIPTION_PLAIN, Description, HEADER_BYTES, 
 use crate::format::log::{ENTRY_HEAD, EntryHead, LOG_BLOCKS, LogEntry, entry_capacity};
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::{
-    POINTER, PROLOGUE, PackedItem, PageKind, Prologue, decode_cell_table, encode_head, head_length,
+    POINTER, PROLOGUE, PackedItem, PageKind, Prologue, decode_chunk_table, encode_head, head_length,
 };
 use crate::format::record::{CommitRecord, DeltaList, RECORD_PLAIN, Root};
 use crate::format::values::{
@@ -211,20 +211,20 @@ pub(super) fn head(data: &[u8]) {
     let Some((lengths, head)) = data.split_first_chunk::<8>() else { return };
     let word = |at: usize| u32::from_le_bytes(filled(&lengths[at..]));
     let (stored, plain) = (word(0), word(4));
-    let Ok(table) = decode_cell_table(head, stored, plain) else { return };
+    let Ok(table) = decode_chunk_table(head, stored, plain) else { return };
     let mut ends = 0;
     let mut held = 0;
-    for cell in &table.cells {
-        assert_eq!(cell.at, ends);
-        ends += cell.stored;
-        held += cell.plain_length;
+    for chunk in &table.chunks {
+        assert_eq!(chunk.at, ends);
+        ends += chunk.stored;
+        held += chunk.plain_length;
     }
     assert_eq!((ends, held), (stored, plain));
     assert!(plain as usize <= MAX_DATA);
-    let cells: Vec<_> = table.cells.iter().map(|cell| (cell.stored, cell.raw, cell.tag)).collect();
-    assert!(head.len() >= head_length(cells.len(), table.items.len()));
-    let log2 = table.cell_size.trailing_zeros() as u8;
-    assert!(encode_head(log2, &cells, &table.items, head.len()) == head, "a head is encoded otherwise");
+    let chunks: Vec<_> = table.chunks.iter().map(|chunk| (chunk.stored, chunk.raw, chunk.tag)).collect();
+    assert!(head.len() >= head_length(chunks.len(), table.items.len()));
+    let log2 = table.chunk_size.trailing_zeros() as u8;
+    assert!(encode_head(log2, &chunks, &table.items, head.len()) == head, "a head is encoded otherwise");
 }
 
 pub(super) fn node(data: &[u8]) {
@@ -335,19 +335,19 @@ pub(in crate::archive::fuzzing) fn plain_page(data: &[u8]) -> Option<PlainPage<'
         PageKind::Data | PageKind::Packed => {
             // The encoder accepts only valid heads; invalid ones are tested by the target `head`.
             let count = usize::from(head[2]) % 32 + 1;
-            let cells = rest.chunks(rest.len().div_ceil(count).max(1)).take(32);
-            let cells = cells.map(|cell| (Cow::Owned(cell.to_vec()), head[1] & 2 == 2)).collect();
+            let chunks = rest.chunks(rest.len().div_ceil(count).max(1)).take(32);
+            let chunks = chunks.map(|chunk| (Cow::Owned(chunk.to_vec()), head[1] & 2 == 2)).collect();
             let items = (0..head[3] % 4).map(|n| PackedItem {
                 ino: Ino(owner.wrapping_add(u64::from(n))),
                 offset: position,
                 start: plain_length / 4 * u32::from(n),
                 length: plain_length / 4,
             });
-            PageContent::Cells { cell_log2: 12 + head[1] / 4 % 6, cells, items: items.collect() }
+            PageContent::Chunks { chunk_log2: 12 + head[1] / 4 % 6, chunks, items: items.collect() }
         }
     };
-    if let PageContent::Cells { cells, .. } = &content
-        && cells.is_empty()
+    if let PageContent::Chunks { chunks, .. } = &content
+        && chunks.is_empty()
     {
         return None;
     }
@@ -367,9 +367,9 @@ pub(super) fn page(data: &[u8]) {
             PageKind::Node => drop(node::decode(opened.body())),
             PageKind::DeltaList => drop(DeltaList::decode(opened.body())),
             PageKind::Data | PageKind::Packed => {
-                let cells = opened.table().map_or(0, |table| table.cells.len());
-                for cell in 0..=cells {
-                    let _ = opened.read_cell(cell);
+                let chunks = opened.table().map_or(0, |table| table.chunks.len());
+                for chunk in 0..=chunks {
+                    let _ = opened.read_chunk(chunk);
                 }
             }
         }

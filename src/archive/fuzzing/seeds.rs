@@ -235,8 +235,8 @@ fn known() -> Vec<Vec<u8>> {
 }
 
 fn pages() -> Vec<Vec<u8>> {
-    let head = |kind: u8, flags: u8, cells: u8, items: u8, plain: u32, owner: u64, position: u64| {
-        let mut out = vec![kind, flags, cells, items];
+    let head = |kind: u8, flags: u8, chunks: u8, items: u8, plain: u32, owner: u64, position: u64| {
+        let mut out = vec![kind, flags, chunks, items];
         out.extend(plain.to_le_bytes());
         out.extend(owner.to_le_bytes());
         out.extend(position.to_le_bytes());

@@ -182,7 +182,7 @@ fn forged(data: &[u8]) -> Vec<u8> {
             for (_, at, bytes) in nodes.iter().filter(|(number, ..)| *number == count) {
                 match &mut page.content {
                     PageContent::Body(body) => overwrite(body, *at, bytes),
-                    PageContent::Cells { .. } => {}
+                    PageContent::Chunks { .. } => {}
                 }
             }
             count += 1;

@@ -22,7 +22,7 @@ pub(super) fn recoverable(storage: &Arc<dyn Storage>) -> BTreeSet<Ino> {
         match prologue.kind {
             PageKind::Data => drop(inodes.insert(Ino(prologue.owner))),
             PageKind::Packed => {
-                opened.read_cell(0)?;
+                opened.read_chunk(0)?;
                 inodes.extend(opened.table()?.items.iter().map(|item| item.ino));
             }
             PageKind::Node | PageKind::DeltaList => {}

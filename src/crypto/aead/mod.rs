@@ -130,15 +130,15 @@ mod portable {
 }
 
 pub const NONCE: usize = 24;
-/// Maximum number of cells per page.
-pub const MAX_CELLS: usize = 32;
+/// Maximum number of chunks per page.
+pub const MAX_CHUNKS: usize = 32;
 
 /// XAES-256-GCM key with AES context and CMAC subkey computed once.
 pub struct XaesKey {
     xaes: Xaes<Native>,
 }
 
-/// AES-256-GCM key of one page. Seals each of its messages once: prologue, body or head, and cells.
+/// AES-256-GCM key of one page. Seals each of its messages once: prologue, body or head, and chunks.
 pub struct PageKey {
     messages: Messages<Native>,
 }
@@ -195,20 +195,20 @@ impl PageKey {
         self.messages.open(1, aad, data, tag)
     }
 
-    /// Seals message 2 + `cell`, with the IV of the nonce and that number xored into its last byte.
+    /// Seals message 2 + `chunk`, with the IV of the nonce and that number xored into its last byte.
     ///
     /// # Panics
-    /// Same as [`PageKey::seal_prologue`], and when `cell` is [`MAX_CELLS`] or more.
-    pub fn seal_cell(&self, cell: usize, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
-        self.messages.seal(cell_message(cell), aad, data)
+    /// Same as [`PageKey::seal_prologue`], and when `chunk` is [`MAX_CHUNKS`] or more.
+    pub fn seal_chunk(&self, chunk: usize, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
+        self.messages.seal(chunk_message(chunk), aad, data)
     }
 
-    /// Opens a cell in place.
+    /// Opens a chunk in place.
     ///
     /// # Panics
-    /// When `cell` is [`MAX_CELLS`] or more.
-    pub fn open_cell(&self, cell: usize, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
-        self.messages.open(cell_message(cell), aad, data, tag)
+    /// When `chunk` is [`MAX_CHUNKS`] or more.
+    pub fn open_chunk(&self, chunk: usize, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
+        self.messages.open(chunk_message(chunk), aad, data, tag)
     }
 }
 
@@ -287,9 +287,9 @@ impl<E: Engine> Messages<E> {
     }
 }
 
-fn cell_message(cell: usize) -> u8 {
-    assert!(cell < MAX_CELLS, "a page has at most {MAX_CELLS} cells");
-    cell as u8 + 2
+fn chunk_message(chunk: usize) -> u8 {
+    assert!(chunk < MAX_CHUNKS, "a page has at most {MAX_CHUNKS} chunks");
+    chunk as u8 + 2
 }
 
 fn iv(nonce: &[u8; NONCE]) -> [u8; IV] {

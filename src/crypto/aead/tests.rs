@@ -92,19 +92,19 @@ fn key() -> XaesKey {
 fn the_messages_of_a_page_differ_and_every_bit_of_the_nonce_counts() {
     for nonce in [[1; NONCE], [0xff; NONCE]] {
         let page = key().page_key(&nonce);
-        let mut sealed = vec![[0; 48]; 2 + MAX_CELLS];
+        let mut sealed = vec![[0; 48]; 2 + MAX_CHUNKS];
         let mut tags = Vec::new();
         for (message, data) in sealed.iter_mut().enumerate() {
             tags.push(match message {
                 0 => page.seal_prologue(b"", data),
                 1 => page.seal_body(b"", data),
-                _ => page.seal_cell(message - 2, b"", data),
+                _ => page.seal_chunk(message - 2, b"", data),
             });
         }
         let open = |page: &PageKey, message: usize, data: &mut [u8], tag| match message {
             0 => page.open_prologue(b"", data, tag),
             1 => page.open_body(b"", data, tag),
-            _ => page.open_cell(message - 2, b"", data, tag),
+            _ => page.open_chunk(message - 2, b"", data, tag),
         };
         // The prologue is plain XAES.
         let mut plain = [0; 48];
@@ -143,12 +143,12 @@ fn a_failed_opening_leaves_nothing_readable() {
 #[should_panic(expected = "sealed once")]
 fn a_page_key_never_seals_a_message_twice() {
     let page = key().page_key(&[1; NONCE]);
-    page.seal_cell(31, b"", &mut [0; 16]);
-    page.seal_cell(31, b"", &mut [1; 16]);
+    page.seal_chunk(31, b"", &mut [0; 16]);
+    page.seal_chunk(31, b"", &mut [1; 16]);
 }
 
 #[test]
-#[should_panic(expected = "at most 32 cells")]
+#[should_panic(expected = "at most 32 chunks")]
 fn a_page_key_has_no_message_for_a_cell_too_many() {
-    key().page_key(&[1; NONCE]).seal_cell(MAX_CELLS, b"", &mut [0; 16]);
+    key().page_key(&[1; NONCE]).seal_chunk(MAX_CHUNKS, b"", &mut [0; 16]);
 }

@@ -1,4 +1,4 @@
-//! Page prologue and pointer, and the head of a data page: location and tag of its cells
+//! Page prologue and pointer, and the head of a data page: location and tag of its chunks
 //! (specification 5.1 to 5.3).
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ pub struct Prologue {
     /// Set when the whole body is one zstd frame (nodes only).
     pub compressed: bool,
     pub blocks: u16,
-    /// Bytes of the body before its padding; for a data page the bytes of all cells.
+    /// Bytes of the body before its padding; for a data page the bytes of all chunks.
     pub stored_length: u32,
     pub plain_length: u32,
     pub generation: Generation,
@@ -94,9 +94,9 @@ impl Prologue {
         Ok(prologue)
     }
 
-    /// Returns whether the page holds file data: a sealed head and separately sealed cells, instead
+    /// Returns whether the page holds file data: a sealed head and separately sealed chunks, instead
     /// of one sealed body.
-    pub fn has_cells(&self) -> bool {
+    pub fn has_chunks(&self) -> bool {
         matches!(self.kind, PageKind::Data | PageKind::Packed)
     }
 
@@ -104,7 +104,7 @@ impl Prologue {
     /// page, otherwise the body with its padding.
     pub fn main_length(&self) -> usize {
         let room = usize::from(self.blocks) * BLOCK as usize - PAGE_OVERHEAD;
-        if self.has_cells() { room - self.stored_length as usize } else { room }
+        if self.has_chunks() { room - self.stored_length as usize } else { room }
     }
 
     /// Checks the relations between fields required by section 5.1.
@@ -181,22 +181,22 @@ impl Pointer {
     }
 }
 
-/// Bytes of a head before its cell entries.
+/// Bytes of a head before its chunk entries.
 const FIXED: usize = 8;
-/// Length of a cell's entry in bytes: stored length and tag.
+/// Length of a chunk's entry in bytes: stored length and tag.
 const ENTRY: usize = 20;
 /// Length of an encoded packed item in bytes.
 const ITEM: usize = 24;
-/// Maximum number of cells of a data page: the longest data in the smallest cells.
-pub const MAX_CELLS: usize = MAX_DATA / BLOCK as usize;
+/// Maximum number of chunks of a data page: the longest data in the smallest chunks.
+pub const MAX_CHUNKS: usize = MAX_DATA / BLOCK as usize;
 /// Maximum number of items of a packed page.
 const MAX_ITEMS: usize = 4096;
-/// Flag in a cell's stored length: the cell is not compressed.
+/// Flag in a chunk's stored length: the chunk is not compressed.
 const RAW_BIT: u32 = 1 << 31;
 
 /// Returns the minimum length of a head in bytes; it is longer where the page must be filled.
-pub const fn head_length(cells: usize, items: usize) -> usize {
-    FIXED + ENTRY * cells + ITEM * items
+pub const fn head_length(chunks: usize, items: usize) -> usize {
+    FIXED + ENTRY * chunks + ITEM * items
 }
 
 /// Part of a packed page that belongs to one small file, for `rescue`.
@@ -228,17 +228,17 @@ impl PackedItem {
 
 /// Decoded head of a data page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CellTable {
-    pub cell_size: u32,
+pub struct ChunkTable {
+    pub chunk_size: u32,
     pub plain_length: u32,
-    pub cells: Vec<Cell>,
+    pub chunks: Vec<Chunk>,
     pub items: Vec<PackedItem>,
 }
 
 /// Independently compressed and sealed piece of a data page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cell {
-    /// Offset of the stored bytes from the first cell.
+pub struct Chunk {
+    /// Offset of the stored bytes from the first chunk.
     pub at: u32,
     pub stored: u32,
     pub plain_length: u32,
@@ -246,19 +246,21 @@ pub struct Cell {
     pub tag: Tag,
 }
 
-/// Encodes a head of `length` bytes, zero-padded, for `cells` of (stored length, raw, tag).
+/// Encodes a head of `length` bytes, zero-padded, for `chunks` of (stored length, raw, tag).
 ///
 /// # Panics
 /// When `length` is below [`head_length`].
-pub fn encode_head(cell_log2: u8, cells: &[(u32, bool, Tag)], items: &[PackedItem], length: usize) -> Vec<u8> {
-    debug_assert!((1..=MAX_CELLS).contains(&cells.len()) && items.len() <= MAX_ITEMS && (12..=17).contains(&cell_log2));
-    assert!(head_length(cells.len(), items.len()) <= length, "a head of {length} bytes is too short");
+pub fn encode_head(chunk_log2: u8, chunks: &[(u32, bool, Tag)], items: &[PackedItem], length: usize) -> Vec<u8> {
+    debug_assert!(
+        (1..=MAX_CHUNKS).contains(&chunks.len()) && items.len() <= MAX_ITEMS && (12..=17).contains(&chunk_log2)
+    );
+    assert!(head_length(chunks.len(), items.len()) <= length, "a head of {length} bytes is too short");
     let mut out = Vec::with_capacity(length);
-    out.extend_from_slice(&(cells.len() as u16).to_le_bytes());
-    out.extend_from_slice(&[cell_log2, 0]);
+    out.extend_from_slice(&(chunks.len() as u16).to_le_bytes());
+    out.extend_from_slice(&[chunk_log2, 0]);
     out.extend_from_slice(&(items.len() as u16).to_le_bytes());
     out.extend_from_slice(&[0; 2]);
-    for (stored, raw, tag) in cells {
+    for (stored, raw, tag) in chunks {
         let flag = if *raw { RAW_BIT } else { 0 };
         out.extend_from_slice(&(stored | flag).to_le_bytes());
         out.extend_from_slice(tag);
@@ -277,64 +279,64 @@ pub fn encode_head(cell_log2: u8, cells: &[(u32, bool, Tag)], items: &[PackedIte
 ///
 /// # Errors
 /// `Damaged` when counts, lengths or items are inconsistent; allocations are bounded by the counts'
-/// limits (32 cells, 4,096 items).
-pub fn decode_cell_table(head: &[u8], stored_length: u32, plain_length: u32) -> Result<CellTable> {
+/// limits (32 chunks, 4,096 items).
+pub fn decode_chunk_table(head: &[u8], stored_length: u32, plain_length: u32) -> Result<ChunkTable> {
     let Some((fixed, rest)) = head.split_first_chunk::<FIXED>() else {
         return Err(Error::damaged("data head ends early"));
     };
-    let (cell_count, log2, item_count) = (usize::from(u16_at(fixed, 0)), fixed[2], usize::from(u16_at(fixed, 4)));
+    let (chunk_count, log2, item_count) = (usize::from(u16_at(fixed, 0)), fixed[2], usize::from(u16_at(fixed, 4)));
     check_zero(&[fixed[3], fixed[6], fixed[7]], "data head")?;
     if !(12..=17).contains(&log2) {
-        return Err(Error::damaged(format!("data head has a wrong cell size: log2={log2}")));
+        return Err(Error::damaged(format!("data head has a wrong chunk size: log2={log2}")));
     }
-    let cell_size = 1u32 << log2;
+    let chunk_size = 1u32 << log2;
     if plain_length == 0
         || plain_length as usize > MAX_DATA
-        || cell_count > MAX_CELLS
-        || cell_count != plain_length.div_ceil(cell_size) as usize
+        || chunk_count > MAX_CHUNKS
+        || chunk_count != plain_length.div_ceil(chunk_size) as usize
     {
         return Err(Error::damaged(format!(
-            "data head has a wrong number of cells: cells={cell_count} plain={plain_length}"
+            "data head has a wrong number of chunks: chunks={chunk_count} plain={plain_length}"
         )));
     }
     if item_count > MAX_ITEMS {
         return Err(Error::damaged(format!("data head has too many items: {item_count}")));
     }
-    let Some((entries, rest)) = rest.split_at_checked(ENTRY * cell_count) else {
+    let Some((entries, rest)) = rest.split_at_checked(ENTRY * chunk_count) else {
         return Err(Error::damaged("data head ends early"));
     };
     let Some((items, padding)) = rest.split_at_checked(ITEM * item_count) else {
         return Err(Error::damaged("data head ends early"));
     };
     check_zero(padding, "data head")?;
-    Ok(CellTable {
-        cell_size,
+    Ok(ChunkTable {
+        chunk_size,
         plain_length,
-        cells: decode_cells(entries, stored_length, cell_size, plain_length)?,
+        chunks: decode_chunks(entries, stored_length, chunk_size, plain_length)?,
         items: decode_items(items, plain_length)?,
     })
 }
 
-/// Computes the offsets of the cells, which must fill exactly `stored_length`.
-fn decode_cells(entries: &[u8], stored_length: u32, cell_size: u32, mut remaining: u32) -> Result<Vec<Cell>> {
-    let mut cells = Vec::with_capacity(entries.len() / ENTRY);
+/// Computes the offsets of the chunks, which must fill exactly `stored_length`.
+fn decode_chunks(entries: &[u8], stored_length: u32, chunk_size: u32, mut remaining: u32) -> Result<Vec<Chunk>> {
+    let mut chunks = Vec::with_capacity(entries.len() / ENTRY);
     let mut at = 0;
     for entry in entries.chunks_exact(ENTRY) {
         let field = u32_at(entry, 0);
         let (raw, stored) = (field & RAW_BIT != 0, field & !RAW_BIT);
-        let plain_length = remaining.min(cell_size);
+        let plain_length = remaining.min(chunk_size);
         let length_fits = if raw { stored == plain_length } else { stored > 0 };
         if !length_fits || stored > stored_length - at {
-            return Err(Error::damaged(format!("cell has a wrong length: stored={stored} plain={plain_length}")));
+            return Err(Error::damaged(format!("chunk has a wrong length: stored={stored} plain={plain_length}")));
         }
-        cells.push(Cell { at, stored, plain_length, raw, tag: array_at(entry, 4) });
+        chunks.push(Chunk { at, stored, plain_length, raw, tag: array_at(entry, 4) });
         at += stored;
         remaining -= plain_length;
     }
     if at != stored_length {
-        return Err(Error::damaged(format!("cells take another length than their page says: {at} {stored_length}")));
+        return Err(Error::damaged(format!("chunks take another length than their page says: {at} {stored_length}")));
     }
-    Ok(cells)
+    Ok(chunks)
 }
 
 fn decode_items(bytes: &[u8], plain_length: u32) -> Result<Vec<PackedItem>> {

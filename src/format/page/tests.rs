@@ -49,7 +49,7 @@ fn a_prologue_with_lengths_beyond_its_page_is_refused() {
     assert!(refused(Prologue { blocks: 0, ..data_prologue() }));
     assert!(refused(Prologue { blocks: 65, ..data_prologue() }));
     assert!(refused(Prologue { blocks: 32, ..data_prologue() }));
-    // The head has a cell at least.
+    // The head has a chunk at least.
     let fullest = Prologue { stored_length: 33 * 4096 - 104 - 28, ..data_prologue() };
     assert_eq!(Prologue::decode(&fullest.encode()).unwrap().main_length(), 28);
     assert!(refused(Prologue { stored_length: fullest.stored_length + 1, ..fullest }));

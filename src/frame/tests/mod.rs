@@ -7,7 +7,7 @@ use crate::crypto::SecretKey;
 use crate::crypto::aead::{NONCE, TAG};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::{Error, Result};
-use crate::format::page::CellTable;
+use crate::format::page::ChunkTable;
 use crate::format::record::RECORD_PLAIN;
 use crate::format::{Generation, Ino, Pointer, Run};
 
@@ -53,10 +53,10 @@ fn read_back(page: &PlainPage<'_>) -> Vec<u8> {
     let cipher = cipher();
     let sealed = seal_at(&cipher, page, 400);
     let opened = cipher.open(&sealed.pointer, sealed.bytes).unwrap();
-    (0..opened.table().unwrap().cells.len()).flat_map(|cell| opened.read_cell(cell).unwrap()).collect()
+    (0..opened.table().unwrap().chunks.len()).flat_map(|chunk| opened.read_chunk(chunk).unwrap()).collect()
 }
 
-fn table_of(page: &PlainPage<'_>) -> CellTable {
+fn table_of(page: &PlainPage<'_>) -> ChunkTable {
     let cipher = cipher();
     let sealed = seal_at(&cipher, page, 400);
     cipher.open(&sealed.pointer, sealed.bytes).unwrap().table().unwrap().clone()
@@ -70,7 +70,7 @@ fn head_of(cipher: &PageCipher, pointer: &Pointer, bytes: &[u8]) -> Result<DataH
 
 #[test]
 fn data_comes_back_whatever_its_size_and_nature() {
-    for length in [1, 100, 3964, 3965, 4096, CELL, CELL + 1, 70_000, MAX_DATA] {
+    for length in [1, 100, 3964, 3965, 4096, CHUNK, CHUNK + 1, 70_000, MAX_DATA] {
         for data in [noise(length), text(length), vec![0; length]] {
             for compress in [false, true] {
                 let page = data_page(9, 4096, &data, compress);
@@ -90,11 +90,11 @@ fn compression_is_kept_only_where_it_saves_blocks() {
     // One block either way: raw, so that reading needs no decompression.
     let short = text(3000);
     let page = data_page(1, 0, &short, true);
-    assert!(table_of(&page).cells[0].raw);
-    // Cells are chosen one by one.
-    let mixed = [text(CELL), noise(CELL), text(CELL)].concat();
+    assert!(table_of(&page).chunks[0].raw);
+    // Chunks are chosen one by one.
+    let mixed = [text(CHUNK), noise(CHUNK), text(CHUNK)].concat();
     let page = data_page(1, 0, &mixed, true);
-    assert_eq!(table_of(&page).cells.iter().map(|cell| cell.raw).collect::<Vec<_>>(), [false, true, false]);
+    assert_eq!(table_of(&page).chunks.iter().map(|chunk| chunk.raw).collect::<Vec<_>>(), [false, true, false]);
     assert_eq!(read_back(&page), mixed);
 }
 
@@ -231,42 +231,42 @@ fn a_page_of_any_length_fits_the_groups_promised_for_it() {
 
 #[test]
 fn a_cell_never_decompresses_to_more_than_it_says() {
-    let page = data_page(9, 0, &[0; CELL], true);
-    let PageContent::Cells { cells, .. } = &page.content else { panic!("no cells") };
-    let mut entry = table_of(&page).cells[0];
+    let page = data_page(9, 0, &[0; CHUNK], true);
+    let PageContent::Chunks { chunks, .. } = &page.content else { panic!("no chunks") };
+    let mut entry = table_of(&page).chunks[0];
     assert!(!entry.raw);
-    let mut out = vec![1; CELL];
-    plain_cell(&entry, &cells[0].0, &mut out).unwrap();
-    assert_eq!(out, [0; CELL]);
-    for lie in [0, 1, CELL as u32 - 1, CELL as u32 + 1] {
+    let mut out = vec![1; CHUNK];
+    plain_chunk(&entry, &chunks[0].0, &mut out).unwrap();
+    assert_eq!(out, [0; CHUNK]);
+    for lie in [0, 1, CHUNK as u32 - 1, CHUNK as u32 + 1] {
         entry.plain_length = lie;
-        assert!(plain_cell(&entry, &cells[0].0, &mut vec![0; lie as usize]).is_err());
-        assert!(plain_cell(&entry, &cells[0].0, &mut vec![0; CELL]).is_err());
+        assert!(plain_chunk(&entry, &chunks[0].0, &mut vec![0; lie as usize]).is_err());
+        assert!(plain_chunk(&entry, &chunks[0].0, &mut vec![0; CHUNK]).is_err());
     }
 }
 
 #[test]
 fn cells_open_alone_and_any_flipped_bit_of_them_is_refused() {
     let cipher = cipher();
-    let data = [noise(CELL), text(CELL), noise(100)].concat();
+    let data = [noise(CHUNK), text(CHUNK), noise(100)].concat();
     let sealed = seal_at(&cipher, &data_page(9, 0, &data, true), 400);
     let head = head_of(&cipher, &sealed.pointer, &sealed.bytes).unwrap();
-    let entries = head.table.cells.clone();
-    assert_eq!(entries.iter().map(|cell| cell.raw).collect::<Vec<_>>(), [true, false, true]);
-    assert_eq!(head.stored_range(&(2..3)).end, sealed.bytes.len(), "cells reach to the end of the page");
-    for (cell, entry) in entries.iter().enumerate() {
-        let place = head.stored_range(&(cell..cell + 1));
-        let open = |bytes: &mut Vec<u8>| cipher.open_cells(&sealed.pointer, &head, cell..cell + 1, bytes);
+    let entries = head.table.chunks.clone();
+    assert_eq!(entries.iter().map(|chunk| chunk.raw).collect::<Vec<_>>(), [true, false, true]);
+    assert_eq!(head.stored_range(&(2..3)).end, sealed.bytes.len(), "chunks reach to the end of the page");
+    for (chunk, entry) in entries.iter().enumerate() {
+        let place = head.stored_range(&(chunk..chunk + 1));
+        let open = |bytes: &mut Vec<u8>| cipher.open_chunks(&sealed.pointer, &head, chunk..chunk + 1, bytes);
         let mut stored = sealed.bytes[place.clone()].to_vec();
         open(&mut stored).unwrap();
         let mut plain = vec![0; entry.plain_length as usize];
-        plain_cell(entry, &stored, &mut plain).unwrap();
-        assert_eq!(plain, data[cell * CELL..][..plain.len()]);
+        plain_chunk(entry, &stored, &mut plain).unwrap();
+        assert_eq!(plain, data[chunk * CHUNK..][..plain.len()]);
         for at in (0..place.len()).step_by(97).chain([place.len() - 1]) {
             let mut altered = sealed.bytes[place.clone()].to_vec();
             altered[at] ^= 1 << (at % 8);
             let error = open(&mut altered).unwrap_err().to_string();
-            let said = format!("page failed authentication: block=400 generation=17 cell={cell}");
+            let said = format!("page failed authentication: block=400 generation=17 chunk={chunk}");
             assert!(error.ends_with(&said), "{error}");
             assert!(altered.iter().all(|&byte| byte == 0), "what did not open stays readable");
         }
@@ -277,22 +277,22 @@ fn cells_open_alone_and_any_flipped_bit_of_them_is_refused() {
 #[test]
 fn a_cell_of_another_place_or_version_is_refused() {
     let cipher = cipher();
-    let data = noise(3 * CELL);
+    let data = noise(3 * CHUNK);
     let (one, two) = (data_page(9, 0, &data, false), data_page(9, 0, &data, false));
     let (one, two) = (seal_at(&cipher, &one, 400), seal_at(&cipher, &two, 400));
     let head = head_of(&cipher, &one.pointer, &one.bytes).unwrap();
     let (first, second) = (head.stored_range(&(0..1)), head.stored_range(&(1..2)));
-    // Swap two cells of one page.
+    // Swap two chunks of one page.
     let mut swapped = one.bytes.clone();
     swapped[first.clone()].copy_from_slice(&one.bytes[second.clone()]);
     swapped[second.clone()].copy_from_slice(&one.bytes[first.clone()]);
-    assert!(cipher.open_cells(&one.pointer, &head, 0..1, &mut swapped[first.clone()].to_vec()).is_err());
+    assert!(cipher.open_chunks(&one.pointer, &head, 0..1, &mut swapped[first.clone()].to_vec()).is_err());
     damage(cipher.open(&one.pointer, swapped));
-    // The same cell of another version of the page, with the same content, address and generation.
+    // The same chunk of another version of the page, with the same content, address and generation.
     let mut mixed = one.bytes.clone();
     mixed[second.clone()].copy_from_slice(&two.bytes[second.clone()]);
-    assert!(cipher.open_cells(&one.pointer, &head, 1..2, &mut mixed[second.clone()].to_vec()).is_err());
-    assert!(cipher.open_cells(&one.pointer, &head, 0..1, &mut mixed[first].to_vec()).is_ok());
+    assert!(cipher.open_chunks(&one.pointer, &head, 1..2, &mut mixed[second.clone()].to_vec()).is_err());
+    assert!(cipher.open_chunks(&one.pointer, &head, 0..1, &mut mixed[first].to_vec()).is_ok());
     damage(cipher.open(&one.pointer, mixed));
     // Everything except nonce and prologue from another version, with the tag that the pointer
     // expects.

@@ -127,8 +127,8 @@ fn pages_of_another_writer_open_where_their_pointer_says() {
         }
         assert_eq!(opened.body(), unhex(&vector["body"]));
         if let Some(data) = vector.get("data") {
-            let cells = opened.table().unwrap().cells.len();
-            let plain: Vec<u8> = (0..cells).flat_map(|cell| opened.read_cell(cell).unwrap()).collect();
+            let chunks = opened.table().unwrap().chunks.len();
+            let plain: Vec<u8> = (0..chunks).flat_map(|chunk| opened.read_chunk(chunk).unwrap()).collect();
             assert_eq!(plain, unhex(data));
         }
     }

@@ -239,10 +239,10 @@ impl FileSystem {
     /// Returns figures for an operator. Does not access the host and waits for no lock that is held
     /// during host I/O.
     pub fn usage(&self) -> Usage {
-        let [cells, heads, nodes] = self.volume.cache_use();
+        let [chunks, heads, nodes] = self.volume.cache_use();
         let blocks = self.volume.blocks_unless_busy();
         Usage {
-            cells,
+            chunks,
             heads,
             nodes,
             dirty_bytes: self.dirty_bytes(),
@@ -293,6 +293,6 @@ impl Usage {
     /// Returns the bytes that count against the memory limit.
     pub fn memory(&self) -> u64 {
         let cache = |cache: &CacheStats| cache.bytes;
-        cache(&self.cells) + cache(&self.heads) + cache(&self.nodes) + self.dirty_bytes + self.map_bytes
+        cache(&self.chunks) + cache(&self.heads) + cache(&self.nodes) + self.dirty_bytes + self.map_bytes
     }
 }

@@ -1,12 +1,12 @@
-//! File data reads: only cells in the requested range are read; whole ones are decrypted into the
+//! File data reads: only chunks in the requested range are read; whole ones are decrypted into the
 //! caller's buffer.
 //!
-//! READ-1  No byte is returned before its tag was verified: a cell's tag comes from the head, the
+//! READ-1  No byte is returned before its tag was verified: a chunk's tag comes from the head, the
 //!     head's tag from the pointer.
 //! READ-2  A cached head is equivalent to a reread one: the page that a pointer with this tag names
 //!     never changes.
-//! READ-3  Cells read whole bypass the cell cache, because the kernel caches them. Of partly read
-//!     cells the rest is likely to be read next.
+//! READ-3  Chunks read whole bypass the chunk cache, because the kernel caches them. Of partly read
+//!     chunks the rest is likely to be read next.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::cache::grow_to;
 use crate::error::{Error, Result};
 use crate::format::page::{PackedItem, PageKind};
 use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, Pointer};
-use crate::frame::{CELL_LOG2, DataHead, plain_cell};
+use crate::frame::{CHUNK_LOG2, DataHead, plain_chunk};
 
 impl Pager {
     /// Runs `f` on a scratch slice of `length` bytes of arbitrary content, for stored bytes in
@@ -32,10 +32,10 @@ impl Pager {
         if out.is_empty() {
             return Ok(());
         }
-        self.retry_evicted(pointer, || self.read_cells_of(pointer, start, out))
+        self.retry_evicted(pointer, || self.read_chunks_of(pointer, start, out))
     }
 
-    fn read_cells_of(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
+    fn read_chunks_of(&self, pointer: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
         let page = PageReader::open(self, pointer, start, out.len() as u32)?;
         let head = page.head()?;
         let table = &head.table;
@@ -44,15 +44,15 @@ impl Pager {
             return Err(extent_beyond_page(pointer));
         }
         let end = at + remaining.len();
-        let size = table.cell_size as usize;
+        let size = table.chunk_size as usize;
         while at < end {
-            let (cell, within) = (at / size, at % size);
+            let (chunk, within) = (at / size, at % size);
             let wholes = if within > 0 {
                 0
             } else if end == table.plain_length as usize {
-                table.cells.len() - cell
+                table.chunks.len() - chunk
             } else {
-                end / size - cell
+                end / size - chunk
             };
             let count = match wholes {
                 0 => (size - within).min(end - at),
@@ -60,9 +60,9 @@ impl Pager {
             };
             let (target, rest) = remaining.split_at_mut(count);
             if wholes > 0 {
-                page.read_whole(&head, cell..cell + wholes, target)?;
+                page.read_whole(&head, chunk..chunk + wholes, target)?;
             } else {
-                page.read_part(&head, cell, within, target)?;
+                page.read_part(&head, chunk, within, target)?;
             }
             at += count;
             remaining = rest;
@@ -84,7 +84,7 @@ impl Pager {
             is_alone &= parts.peek().is_none();
             let begin = pointer.run.offset();
             if self.heads.has(pointer) {
-                if let Some(place) = self.missing_cells(pointer, start, length).filter(|_| is_remote && !is_alone) {
+                if let Some(place) = self.missing_chunks(pointer, start, length).filter(|_| is_remote && !is_alone) {
                     places.push(begin + place.start as u64..begin + place.end as u64);
                 }
                 continue;
@@ -105,15 +105,15 @@ impl Pager {
         self.hint_ranges(places, 0);
     }
 
-    /// Returns the stored range of the cells in a page with a cached head, or `None` when all of
+    /// Returns the stored range of the chunks in a page with a cached head, or `None` when all of
     /// them are cached.
-    fn missing_cells(&self, pointer: &Pointer, start: u32, length: u32) -> Option<Range<usize>> {
+    fn missing_chunks(&self, pointer: &Pointer, start: u32, length: u32) -> Option<Range<usize>> {
         let head = self.heads.get(pointer)?;
-        let size = head.table.cell_size as usize;
-        let end = (start as usize + length as usize).div_ceil(size).min(head.table.cells.len());
-        let cells = start as usize / size..end;
-        let is_here = cells.clone().all(|cell| self.cells.has(&(*pointer, cell as u32)));
-        (!cells.is_empty() && !is_here).then(|| head.stored_range(&cells))
+        let size = head.table.chunk_size as usize;
+        let end = (start as usize + length as usize).div_ceil(size).min(head.table.chunks.len());
+        let chunks = start as usize / size..end;
+        let is_here = chunks.clone().all(|chunk| self.chunks.has(&(*pointer, chunk as u32)));
+        (!chunks.is_empty() && !is_here).then(|| head.stored_range(&chunks))
     }
 
     /// Prefetches pages likely to be read soon, in any order. Merges neighbours, including small
@@ -172,9 +172,9 @@ struct PageReader<'a> {
 }
 
 impl<'a> PageReader<'a> {
-    /// Opens a page for reading. On remote storage, reads head and cells in one request, unless the
+    /// Opens a page for reading. On remote storage, reads head and chunks in one request, unless the
     /// head is cached or the gap between them exceeds the requested bytes. An IPC round trip costs
-    /// as much as copying some cells.
+    /// as much as copying some chunks.
     fn open(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<PageReader<'a>> {
         let mut page = PageReader { pager, pointer, prefetched: Vec::new() };
         if pager.is_remote() && !pager.heads.has(pointer) {
@@ -224,41 +224,41 @@ impl<'a> PageReader<'a> {
         Ok(head)
     }
 
-    /// Reads whole cells; uncompressed ones are read and decrypted in the output buffer.
-    fn read_whole(&self, head: &DataHead, cells: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let entries = &head.table.cells[cells.clone()];
-        if entries.iter().all(|cell| cell.raw) {
-            return self.read_cells(head, cells, out);
+    /// Reads whole chunks; uncompressed ones are read and decrypted in the output buffer.
+    fn read_whole(&self, head: &DataHead, chunks: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let entries = &head.table.chunks[chunks.clone()];
+        if entries.iter().all(|chunk| chunk.raw) {
+            return self.read_chunks(head, chunks, out);
         }
-        self.pager.with_scratch(head.stored_range(&cells).len(), |stored| {
-            self.read_cells(head, cells, stored)?;
+        self.pager.with_scratch(head.stored_range(&chunks).len(), |stored| {
+            self.read_chunks(head, chunks, stored)?;
             let (mut stored, mut out) = (&*stored, out);
             for entry in entries {
                 let (one, rest) = stored.split_at(entry.stored as usize);
                 let (target, others) = out.split_at_mut(entry.plain_length as usize);
-                plain_cell(entry, one, target)?;
+                plain_chunk(entry, one, target)?;
                 (stored, out) = (rest, others);
             }
             Ok(())
         })
     }
 
-    /// Copies bytes from offset `within` of one cell, through the cell cache.
-    fn read_part(&self, head: &DataHead, cell: usize, within: usize, out: &mut [u8]) -> Result<()> {
+    /// Copies bytes from offset `within` of one chunk, through the chunk cache.
+    fn read_part(&self, head: &DataHead, chunk: usize, within: usize, out: &mut [u8]) -> Result<()> {
         let part = within..within + out.len();
-        let (cache, key) = (&self.pager.cells, (*self.pointer, cell as u32));
+        let (cache, key) = (&self.pager.chunks, (*self.pointer, chunk as u32));
         if let Some(plain) = cache.get(&key) {
             out.copy_from_slice(&plain[part]);
             return Ok(());
         }
-        let entry = &head.table.cells[cell];
+        let entry = &head.table.chunks[chunk];
         let plain = self.pager.with_scratch(entry.stored as usize, |stored| {
-            self.read_cells(head, cell..cell + 1, stored)?;
+            self.read_chunks(head, chunk..chunk + 1, stored)?;
             if entry.raw {
                 return Ok(stored.to_vec());
             }
             let mut plain = vec![0; entry.plain_length as usize];
-            plain_cell(entry, stored, &mut plain)?;
+            plain_chunk(entry, stored, &mut plain)?;
             Ok::<_, Error>(plain)
         })?;
         out.copy_from_slice(&plain[part]);
@@ -267,10 +267,10 @@ impl<'a> PageReader<'a> {
         Ok(())
     }
 
-    /// Reads consecutive cells as stored and decrypts them in place.
-    fn read_cells(&self, head: &DataHead, cells: Range<usize>, bytes: &mut [u8]) -> Result<()> {
-        self.read_stored(head.stored_range(&cells).start, bytes)?;
-        self.pager.cipher.open_cells(self.pointer, head, cells, bytes)
+    /// Reads consecutive chunks as stored and decrypts them in place.
+    fn read_chunks(&self, head: &DataHead, chunks: Range<usize>, bytes: &mut [u8]) -> Result<()> {
+        self.read_stored(head.stored_range(&chunks).start, bytes)?;
+        self.pager.cipher.open_chunks(self.pointer, head, chunks, bytes)
     }
 }
 
@@ -278,17 +278,18 @@ impl<'a> PageReader<'a> {
 const PREFETCH_GAP: u64 = 64 << 10;
 
 /// Estimates the stored range of plain bytes in a page of `bytes` bytes without its head, assuming
-/// a full page with cells of equal length. Exact for a full page of raw cells; otherwise padded by
+/// a full page with chunks of equal length. Exact for a full page of raw chunks; otherwise padded by
 /// one block on both sides.
 fn estimated_range(bytes: u64, start: u32, length: u32) -> Range<u64> {
     if bytes <= NODE_BLOCKS * BLOCK {
         return 0..bytes; // all of it comes as fast as a part
     }
-    let (full, cell) = (MAX_DATA as u64, 1 << CELL_LOG2);
+    let (full, chunk) = (MAX_DATA as u64, 1 << CHUNK_LOG2);
     let head = bytes.saturating_sub(full);
     let slack = if head > 0 { 0 } else { BLOCK };
     let place = |plain: u64| head + plain * (bytes - head) / full;
-    let (first, end) = (u64::from(start) / cell * cell, (u64::from(start) + u64::from(length)).next_multiple_of(cell));
+    let (first, end) =
+        (u64::from(start) / chunk * chunk, (u64::from(start) + u64::from(length)).next_multiple_of(chunk));
     let to = (place(end) + slack).min(bytes);
     place(first).saturating_sub(slack).min(to)..to
 }

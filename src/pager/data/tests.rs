@@ -5,10 +5,10 @@ use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment, variable};
 use crate::format::page::PackedItem;
 use crate::format::{Generation, Ino, MAX_DATA, Run};
-use crate::frame::{self, CELL_LOG2, PageCipher, PlainPage};
+use crate::frame::{self, CHUNK_LOG2, PageCipher, PlainPage};
 use crate::storage::{CountingStorage, Storage};
 
-const CELL: usize = 1 << CELL_LOG2;
+const CHUNK: usize = 1 << CHUNK_LOG2;
 
 fn flip(storage: &CountingStorage, at: u64) {
     let mut byte = [0];
@@ -40,12 +40,12 @@ fn noise(length: usize) -> Vec<u8> {
     out
 }
 
-/// Alternating cells of noise and text, so that raw and compressed ones are adjacent.
+/// Alternating chunks of noise and text, so that raw and compressed ones are adjacent.
 fn mixed(length: usize) -> Vec<u8> {
     let mut out = noise(length);
-    for (number, cell) in out.chunks_mut(CELL).enumerate() {
+    for (number, chunk) in out.chunks_mut(CHUNK).enumerate() {
         if number % 3 == 1 {
-            cell.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 64) as u8);
+            chunk.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 64) as u8);
         }
     }
     out
@@ -70,7 +70,7 @@ fn any_range_reads_as_it_was_written() {
     let pager = pager(&storage, 100_000);
     let mut pages = Vec::new();
     let mut address = 400;
-    for length in [1, CELL - 1, CELL, CELL + 1, 3 * CELL + 5, MAX_DATA - 1, MAX_DATA] {
+    for length in [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5, MAX_DATA - 1, MAX_DATA] {
         for data in [noise(length), vec![7; length], mixed(length)] {
             let page = frame::data_page(9, 0, &data, true);
             let pointer = write(&pager, &page, address);
@@ -81,7 +81,7 @@ fn any_range_reads_as_it_was_written() {
     for (pointer, data) in &pages {
         assert_eq!(read(&pager, pointer, 0..data.len()).unwrap(), *data);
         assert!(read(&pager, pointer, 0..0).unwrap().is_empty());
-        for range in [0..data.len() + 1, data.len()..data.len() + 1, data.len() + CELL..data.len() + CELL + 1] {
+        for range in [0..data.len() + 1, data.len()..data.len() + 1, data.len() + CHUNK..data.len() + CHUNK + 1] {
             assert!(read(&pager, pointer, range).unwrap_err().to_string().contains("extent reaches beyond its page"));
         }
     }
@@ -89,12 +89,12 @@ fn any_range_reads_as_it_was_written() {
         let (pointer, data) = &pages[random.next_u64() as usize % pages.len()];
         let mut ends = [random.next_u64() as usize % (data.len() + 1), random.next_u64() as usize % (data.len() + 1)];
         if random.next_u64().is_multiple_of(2) {
-            ends = ends.map(|end| end.next_multiple_of(CELL).min(data.len()));
+            ends = ends.map(|end| end.next_multiple_of(CHUNK).min(data.len()));
         }
         ends.sort_unstable();
         assert_eq!(read(&pager, pointer, ends[0]..ends[1]).unwrap(), data[ends[0]..ends[1]], "{ends:?}");
     }
-    assert!(pager.cells.bytes() <= 75_000 && pager.heads.bytes() <= 25_000);
+    assert!(pager.chunks.bytes() <= 75_000 && pager.heads.bytes() <= 25_000);
 }
 
 #[test]
@@ -104,17 +104,17 @@ fn a_small_read_reads_one_cell_and_the_next_one_of_it_nothing() {
     let data = noise(MAX_DATA);
     let pointer = write(&pager, &frame::data_page(9, 0, &data, true), 400);
     storage.take();
-    read(&pager, &pointer, 5 * CELL + 100..5 * CELL + 200).unwrap();
-    assert_eq!(storage.take(), (2, 4096 + CELL as u64), "the first block with the head, and a cell");
-    read(&pager, &pointer, 5 * CELL + 4096..6 * CELL).unwrap();
+    read(&pager, &pointer, 5 * CHUNK + 100..5 * CHUNK + 200).unwrap();
+    assert_eq!(storage.take(), (2, 4096 + CHUNK as u64), "the first block with the head, and a chunk");
+    read(&pager, &pointer, 5 * CHUNK + 4096..6 * CHUNK).unwrap();
     assert_eq!(storage.take(), (0, 0));
     read(&pager, &pointer, 0..4096).unwrap();
-    assert_eq!(storage.take(), (1, CELL as u64), "the head is kept");
-    // Whole cells are read with one request and not cached.
-    let kept = pager.cells.bytes();
+    assert_eq!(storage.take(), (1, CHUNK as u64), "the head is kept");
+    // Whole chunks are read with one request and not cached.
+    let kept = pager.chunks.bytes();
     assert_eq!(read(&pager, &pointer, 0..MAX_DATA).unwrap(), data);
     assert_eq!(storage.take(), (1, MAX_DATA as u64));
-    assert_eq!(pager.cells.bytes(), kept);
+    assert_eq!(pager.chunks.bytes(), kept);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn the_raw_cells_of_a_full_page_begin_at_blocks() {
     let data = noise(MAX_DATA);
     let pointer = write(&pager, &frame::data_page(9, 0, &data, true), 400);
     let head = head(&pager, &pointer);
-    assert_eq!(head.stored_range(&(0..MAX_DATA / CELL)), 4096..4096 + MAX_DATA);
+    assert_eq!(head.stored_range(&(0..MAX_DATA / CHUNK)), 4096..4096 + MAX_DATA);
 }
 
 #[test]
@@ -146,22 +146,22 @@ fn a_flipped_bit_is_noticed_where_it_is_read() {
 }
 
 fn a_flipped_bit_is_noticed(storage: &Arc<CountingStorage>) {
-    let data = mixed(5 * CELL + 100);
+    let data = mixed(5 * CHUNK + 100);
     let pointer = write(&pager(storage, 1 << 20), &frame::data_page(9, 0, &data, true), 400);
     let (first, end) = (pointer.run.offset(), pointer.run.offset() + pointer.run.bytes());
     let head = head(&pager(storage, 1 << 20), &pointer);
-    let cells = head.table.cells.len();
-    for cell in 0..cells {
-        let place = head.stored_range(&(cell..cell + 1));
+    let chunks = head.table.chunks.len();
+    for chunk in 0..chunks {
+        let place = head.stored_range(&(chunk..chunk + 1));
         flip(storage, first + place.end as u64 - 1);
         let damaged = pager(storage, 1 << 20);
-        for other in 0..cells {
-            for within in [0..CELL, 1..CELL] {
-                let range = other * CELL + within.start..(other * CELL + within.end).min(data.len());
+        for other in 0..chunks {
+            for within in [0..CHUNK, 1..CHUNK] {
+                let range = other * CHUNK + within.start..(other * CHUNK + within.end).min(data.len());
                 let found = read(&damaged, &pointer, range.clone());
-                if other == cell {
+                if other == chunk {
                     let text = found.unwrap_err().to_string();
-                    assert!(text.ends_with(&format!("block=400 generation=17 cell={cell}")), "{text}");
+                    assert!(text.ends_with(&format!("block=400 generation=17 chunk={chunk}")), "{text}");
                 } else {
                     assert_eq!(found.unwrap(), data[range]);
                 }
@@ -171,8 +171,8 @@ fn a_flipped_bit_is_noticed(storage: &Arc<CountingStorage>) {
         assert!(damaged.open_page(&pointer).is_err());
         flip(storage, first + place.end as u64 - 1);
     }
-    let cells_at = head.stored_range(&(0..1)).start as u64;
-    for at in (first..first + cells_at).step_by(13).chain([first + cells_at - 1]) {
+    let chunks_at = head.stored_range(&(0..1)).start as u64;
+    for at in (first..first + chunks_at).step_by(13).chain([first + chunks_at - 1]) {
         flip(storage, at);
         assert!(read(&pager(storage, 1 << 20), &pointer, 0..10).is_err(), "at={}", at - first);
         flip(storage, at);
@@ -181,7 +181,7 @@ fn a_flipped_bit_is_noticed(storage: &Arc<CountingStorage>) {
     // In a truncated archive the remaining pages can be read, and missing ones are damage.
     storage.memory.set_len(end - 4096).unwrap();
     let truncated = pager(storage, 1 << 20);
-    assert_eq!(read(&truncated, &pointer, 0..CELL).unwrap(), data[..CELL]);
+    assert_eq!(read(&truncated, &pointer, 0..CHUNK).unwrap(), data[..CHUNK]);
     assert!(matches!(read(&truncated, &pointer, 0..data.len()), Err(Error::Damaged(_))));
     assert!(matches!(truncated.open_page(&pointer), Err(Error::Damaged(_))));
 }
@@ -190,17 +190,17 @@ fn a_flipped_bit_is_noticed(storage: &Arc<CountingStorage>) {
 /// has other content at the same addresses.
 #[test]
 fn a_page_of_another_machine_that_is_not_as_it_should_be_is_read_from_where_it_lies() {
-    let data = noise(3 * CELL);
+    let data = noise(3 * CHUNK);
     for far in [true, false] {
         let storage = Arc::new(CountingStorage::new(far));
         let pager = pager(&storage, 1 << 20);
         let write_over = |data: &[u8]| {
-            write(&pager, &frame::data_page(9, 0, &noise(2 * CELL), true), 400);
+            write(&pager, &frame::data_page(9, 0, &noise(2 * CHUNK), true), 400);
             storage.freeze();
             write(&pager, &frame::data_page(9, 0, data, true), 400)
         };
         let page = write_over(&data);
-        assert_eq!(read(&pager, &page, 0..3 * CELL).is_ok_and(|found| found == data), far);
+        assert_eq!(read(&pager, &page, 0..3 * CHUNK).is_ok_and(|found| found == data), far);
         let page = write_over(&data[1..]);
         assert_eq!(pager.open_page(&page).is_ok(), far);
     }
@@ -210,21 +210,21 @@ fn a_page_of_another_machine_that_is_not_as_it_should_be_is_read_from_where_it_l
 fn an_older_version_of_a_page_is_refused_also_when_its_head_was_kept() {
     let storage = storage();
     let pager = pager(&storage, 1 << 20);
-    let (old, new) = (noise(2 * CELL), mixed(2 * CELL));
+    let (old, new) = (noise(2 * CHUNK), mixed(2 * CHUNK));
     let before = write(&pager, &frame::data_page(9, 0, &old, false), 400);
-    assert_eq!(read(&pager, &before, 0..2 * CELL).unwrap(), old);
+    assert_eq!(read(&pager, &before, 0..2 * CHUNK).unwrap(), old);
     let mut bytes = vec![0; before.run.bytes() as usize];
     storage.read_at(before.run.offset(), &mut bytes).unwrap();
     let now = write(&pager, &frame::data_page(9, 0, &new, false), 400);
-    assert_eq!(read(&pager, &now, 0..2 * CELL).unwrap(), new);
-    assert!(read(&pager, &before, 0..2 * CELL).is_err(), "the old head does not open new cells");
-    // The second cell as it was before is put back under the new head.
+    assert_eq!(read(&pager, &now, 0..2 * CHUNK).unwrap(), new);
+    assert!(read(&pager, &before, 0..2 * CHUNK).is_err(), "the old head does not open new chunks");
+    // The second chunk as it was before is put back under the new head.
     let at = head(&pager, &now).stored_range(&(1..2)).start;
     storage.write_at(now.run.offset() + at as u64, &bytes[at..]).unwrap();
-    assert_eq!(read(&pager, &now, 0..CELL).unwrap(), new[..CELL]);
-    assert!(read(&pager, &now, CELL..2 * CELL).is_err());
+    assert_eq!(read(&pager, &now, 0..CHUNK).unwrap(), new[..CHUNK]);
+    assert!(read(&pager, &now, CHUNK..2 * CHUNK).is_err());
     storage.write_at(now.run.offset(), &bytes).unwrap();
-    assert!(read(&Pager::new(storage.clone(), cipher(), 0), &now, 0..CELL).is_err());
+    assert!(read(&Pager::new(storage.clone(), cipher(), 0), &now, 0..CHUNK).is_err());
 }
 
 #[test]
@@ -245,26 +245,26 @@ fn remote_pages_are_prefetched_unless_one_request_suffices() {
     let writer = pager(&storage, 1 << 20);
     let pages = [400, 500].map(|at| write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), at));
     let pager = pager(&storage, 1 << 20);
-    let part = (5 * CELL + 100) as u32;
+    let part = (5 * CHUNK + 100) as u32;
     let place = |page: &Pointer, blocks: Range<u64>| {
         page.run.offset() + blocks.start * BLOCK..page.run.offset() + blocks.end * BLOCK
     };
-    let cell = CELL as u64 / BLOCK;
+    let chunk = CHUNK as u64 / BLOCK;
     pager.prefetch_data([(&pages[0], part, 10)].into_iter());
-    assert_eq!(storage.take_hints(), [place(&pages[0], 0..1 + 6 * cell)]);
+    assert_eq!(storage.take_hints(), [place(&pages[0], 0..1 + 6 * chunk)]);
     pages.iter().for_each(|page| drop(read(&pager, page, 0..10).unwrap()));
     let both = pages.each_ref().map(|page| (page, part, 10));
     pager.prefetch_data(both.into_iter());
-    assert_eq!(storage.take_hints(), pages.each_ref().map(|page| place(page, 1 + 5 * cell..1 + 6 * cell)));
+    assert_eq!(storage.take_hints(), pages.each_ref().map(|page| place(page, 1 + 5 * chunk..1 + 6 * chunk)));
     // A single page is requested by its reader, and cached pages are not requested.
     pager.prefetch_data([both[1]].into_iter());
     assert_eq!(storage.take_hints(), []);
     read(&pager, &pages[0], part as usize..part as usize + 10).unwrap();
     pager.prefetch_data(both.into_iter());
-    assert_eq!(storage.take_hints(), [place(&pages[1], 1 + 5 * cell..1 + 6 * cell)]);
+    assert_eq!(storage.take_hints(), [place(&pages[1], 1 + 5 * chunk..1 + 6 * chunk)]);
 }
 
-/// Head and cells of an uncached page are read at once from remote storage, unless most bytes
+/// Head and chunks of an uncached page are read at once from remote storage, unless most bytes
 /// between them would be useless.
 #[test]
 fn another_machine_is_asked_once_for_head_and_cells() {
@@ -272,12 +272,13 @@ fn another_machine_is_asked_once_for_head_and_cells() {
         let storage = Arc::new(CountingStorage::new(far));
         let content = noise(MAX_DATA);
         let page = write(&pager(&storage, 1 << 20), &frame::data_page(9, 0, &content, true), 400);
-        for (part, requests) in [(0..MAX_DATA, whole), (MAX_DATA / 2..MAX_DATA, whole), (5 * CELL..5 * CELL + 10, 2)] {
+        for (part, requests) in [(0..MAX_DATA, whole), (MAX_DATA / 2..MAX_DATA, whole), (5 * CHUNK..5 * CHUNK + 10, 2)]
+        {
             let pager = pager(&storage, 1 << 20);
             storage.take();
             assert_eq!(read(&pager, &page, part.clone()).unwrap(), content[part.clone()]);
             assert_eq!(storage.take().0, requests, "{part:?} of a storage that is far: {far}");
-            // With a cached head only cells are read.
+            // With a cached head only chunks are read.
             let all = read(&pager, &page, 0..MAX_DATA).unwrap();
             assert_eq!((all, storage.take()), (content.clone(), (1, MAX_DATA as u64)));
         }
@@ -298,8 +299,11 @@ fn a_cold_read_is_prefetched() {
     let small = write(&writer, &frame::data_page(9, 0, &noise(9000), true), 600);
     assert!(compressed.run.blocks < raw.run.blocks && small.run.blocks == 3);
     for (page, parts) in [
-        (&raw, &[5 * CELL + 100..5 * CELL + 200, 0..4096, 0..MAX_DATA, 3 * CELL..5 * CELL, MAX_DATA - 1..MAX_DATA][..]),
-        (&compressed, &[5 * CELL + 100..5 * CELL + 200, 0..4096, 0..MAX_DATA, 7 * CELL..8 * CELL]),
+        (
+            &raw,
+            &[5 * CHUNK + 100..5 * CHUNK + 200, 0..4096, 0..MAX_DATA, 3 * CHUNK..5 * CHUNK, MAX_DATA - 1..MAX_DATA][..],
+        ),
+        (&compressed, &[5 * CHUNK + 100..5 * CHUNK + 200, 0..4096, 0..MAX_DATA, 7 * CHUNK..8 * CHUNK]),
         (&small, &[0..1, 5000..9000]),
     ] {
         for part in parts {

@@ -257,8 +257,8 @@ impl Volume {
 
     /// Returns sizes and hit counts of the chunk, head and node caches.
     pub(crate) fn cache_use(&self) -> [CacheStats; 3] {
-        let (cells, heads) = self.medium.pager.cache_use();
-        [cells, heads, self.medium.store.usage()]
+        let (chunks, heads) = self.medium.pager.cache_use();
+        [chunks, heads, self.medium.store.usage()]
     }
 
     /// Drops decrypted, unchanged data from memory: pages of files, heads and nodes of trees.

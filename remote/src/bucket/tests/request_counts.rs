@@ -355,7 +355,7 @@ fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
         let mut content = noise(&mut Dice::of(1), 1 << 20);
         let mut asked = Vec::new();
         for round in 0..40 {
-            // So many pieces of two pages, of which no two begin or end where one of the cells
+            // So many pieces of two pages, of which no two begin or end where one of the chunks
             // does.
             for page in [0, 3 << 17] {
                 let at = page + (dice.below(31) << 12) + 1000;
