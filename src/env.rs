@@ -21,10 +21,8 @@ pub trait Environment: Send + Sync {
     /// Returns the processor time of this thread, independent of other programs and of changes to
     /// the system clock.
     fn processor_time(&self) -> Duration;
-    /// Fills `out` with unpredictable bytes.
-    ///
-    /// # Errors
-    /// [`Error::Io`] when the system has no randomness; nothing may be sealed then.
+    /// Fills `out` with unpredictable bytes. Errors: [`Error::Io`] when the system has no
+    /// randomness; nothing may be sealed then.
     fn fill_random(&self, out: &mut [u8]) -> Result<()>;
 }
 

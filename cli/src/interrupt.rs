@@ -90,10 +90,7 @@ impl Interrupt {
         Ok(ImmediateExit(&self.noted))
     }
 
-    /// Waits for input or its end.
-    ///
-    /// # Errors
-    /// After a signal.
+    /// Waits for input or its end. Errors: after a signal.
     pub(crate) fn readable(&self, input: &impl AsFd) -> io::Result<()> {
         let mut either = [input.as_fd(), self.came.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         while let Err(errno) = poll(&mut either, PollTimeout::NONE) {

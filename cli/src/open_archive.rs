@@ -66,8 +66,7 @@ impl WriterArgs {
         begin(address, remote, self.take_over, true)
     }
 
-    /// # Errors
-    /// Usage, when `--take-over` is given for an archive without remote writers.
+    /// Errors: usage, when `--take-over` is given for an archive without remote writers.
     pub(crate) fn check(self, archive: &Path) -> Result<(), Failure> {
         match self.take_over && !remote::is_remote(archive) {
             true => Err(Failure::usage(

@@ -344,8 +344,7 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CL
 struct MountedTree(OwnedFd);
 
 impl MountedTree {
-    /// # Errors
-    /// When nothing of a program's is mounted there, as this process sees it.
+    /// Errors: when nothing of a program's is mounted there, as this process sees it.
     fn open(point: &Path) -> Result<MountedTree, Failure> {
         let root = rustix::fs::open(point, DIRECTORY | OFlags::NOFOLLOW, Mode::empty());
         let found = root.and_then(|root| Ok((rustix::fs::fstatfs(&root)?.f_type, root)));

@@ -205,7 +205,7 @@ impl ControlHandler {
             peak_resident_bytes: self.own_status.as_ref().map_or(0, peak_resident_bytes),
             file_bytes: usage.file_bytes,
             used_bytes: usage.used_bytes,
-            caches: CacheStatus { chunks: usage.chunks, heads: usage.heads, nodes: usage.nodes },
+            caches: CacheStatus { cells: usage.chunks, heads: usage.heads, nodes: usage.nodes },
             snapshots: usage.snapshots.map(|snapshots| snapshots.count),
             newest_snapshot: usage.snapshots.and_then(|snapshots| snapshots.newest).map(|newest| newest.seconds),
             schedule: self.state.schedule.as_ref().map(|schedule| schedule.describe()),

@@ -136,10 +136,8 @@ impl Bus {
         self.call(&method, arguments)
     }
 
-    /// Calls a method and waits for the reply.
-    ///
-    /// # Errors
-    /// Errors of the connection, and error replies, by their name.
+    /// Calls a method and waits for the reply. Errors: those of the connection, and error replies,
+    /// by their name.
     fn call(&mut self, method: &BusMethod<'_>, arguments: &[&str]) -> io::Result<BusMessage> {
         self.serial += 1;
         self.stream.write_all(&encode(self.serial, method, arguments))?;
@@ -435,10 +433,7 @@ pub(crate) struct LogindClient {
     bus: Bus,
 }
 
-/// Subscribes to logind at the system bus.
-///
-/// # Errors
-/// Fails if no bus answers, or it has no logind.
+/// Subscribes to logind at the system bus. Fails if no bus answers, or it has no logind.
 pub(crate) fn subscribe_to_sleeps() -> io::Result<LogindClient> {
     connect_system_bus().and_then(LogindClient::subscribe)
 }
@@ -509,10 +504,8 @@ impl SleepClient {
         SleepClient(relay)
     }
 
-    /// Takes an inhibitor lock: the machine delays its sleep while the descriptor is open.
-    ///
-    /// # Errors
-    /// Errors of the bus and of logind, and the end of the agent.
+    /// Takes an inhibitor lock: the machine delays its sleep while the descriptor is open. Errors:
+    /// those of the bus and of logind, and the end of the agent.
     pub(crate) fn delay_sleep(&mut self) -> io::Result<OwnedFd> {
         self.0.write_all(&[DELAY])?;
         if let Some(lock) = receive_descriptor(&self.0) {
@@ -526,10 +519,8 @@ impl SleepClient {
         }
     }
 
-    /// Waits until the machine is about to sleep (true) or woke up (false).
-    ///
-    /// # Errors
-    /// The end of the relay, which ends when the bus or logind is lost.
+    /// Waits until the machine is about to sleep (true) or woke up (false). Errors: the end of the
+    /// relay, which ends when the bus or logind is lost.
     pub(crate) fn next_sleep_signal(&mut self) -> io::Result<bool> {
         self.0.write_all(&[NEXT_SIGNAL])?;
         let mut sleeps = [0];
@@ -550,10 +541,8 @@ impl SleepRelay {
         SleepRelay { prepared: Some(subscribe_to_sleeps()), running: None }
     }
 
-    /// Starts the relay and returns the end of the daemon.
-    ///
-    /// # Errors
-    /// `AlreadyExists` while an earlier one runs: a daemon that is compromised cannot start many.
+    /// Starts the relay and returns the end of the daemon. Errors: `AlreadyExists` while an earlier
+    /// one runs: a daemon that is compromised cannot start many.
     pub(crate) fn open(&mut self) -> io::Result<UnixStream> {
         if self.running.as_ref().is_some_and(|running| !running.is_finished()) {
             return Err(io::ErrorKind::AlreadyExists.into());

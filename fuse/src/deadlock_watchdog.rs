@@ -115,11 +115,9 @@ impl BlockedThread {
 
 impl DeadlockWatchdog {
     /// Opens the files in /proc and /sys that sampling needs. `files` are the files that this
-    /// process depends on. Call it before the mount exists.
-    ///
-    /// # Errors
-    /// Fails if /proc cannot be read, or if the file system of one of the files does not reveal
-    /// whether it is an idle FUSE connection: nothing could be proved.
+    /// process depends on. Call it before the mount exists. Fails if /proc cannot be read,
+    /// or if the file system of one of the files does not reveal whether it is an idle FUSE
+    /// connection: nothing could be proved.
     pub(crate) fn prepare<'a>(
         files: impl IntoIterator<Item = std::os::fd::BorrowedFd<'a>>,
     ) -> io::Result<DeadlockWatchdog> {
@@ -151,10 +149,8 @@ impl DeadlockWatchdog {
         self.foreign_files.clone()
     }
 
-    /// Starts the thread, which samples until the process ends or is deadlocked.
-    ///
-    /// # Errors
-    /// Fails if the thread cannot be started.
+    /// Starts the thread, which samples until the process ends or is deadlocked. Fails if
+    /// the thread cannot be started.
     pub(crate) fn start(mut self, mount: Arc<MountHandle>, events: Sender<MountEvent>) -> io::Result<()> {
         let run = move || {
             while !self.check() {

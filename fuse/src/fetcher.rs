@@ -39,10 +39,8 @@ pub const ARGUMENT: &str = "--fetcher";
 const CONFINED: &str = "confined";
 const FREE: &str = "free";
 
-/// Starts the fetcher, and returns when it has opened the archive.
-///
-/// # Errors
-/// Errors of opening the archive.
+/// Starts the fetcher, and returns when it has opened the archive. Errors: those of opening the
+/// archive.
 pub(crate) fn start(
     archive: &Path,
     options: &Remote,
@@ -129,7 +127,6 @@ struct Brokerage {
 }
 
 impl Brokerage {
-    /// # Errors
     /// Fails if the process cannot be started.
     fn start(log: &LogTarget<'_>) -> io::Result<Brokerage> {
         let (questions, their_questions) = UnixStream::pair()?;

@@ -412,9 +412,7 @@ pub fn check_owner_early(archive: &Path, point: &Path, options: &MountOptions) -
 }
 
 /// Checks that the open directory belongs to `owner` and is empty; `path` is for the message.
-///
-/// # Errors
-/// A sentence that names the option that lifts the rule.
+/// Errors: a sentence that names the option that lifts the rule.
 fn check_owner(held: &Mountpoint, path: &Path, owner: u32) -> Result<(), Failure> {
     let cannot_read = |error| Failure::mount(format!("cannot read the mount point {}: {error}", path.display()));
     let found = held.owner().map_err(cannot_read)?;

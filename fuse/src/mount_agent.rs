@@ -182,10 +182,7 @@ impl MountAgent {
         orders.get_ref().write_all(&[mount.id.to_le_bytes(), mount.device.to_le_bytes()].concat())
     }
 
-    /// Checks that the mount answers.
-    ///
-    /// # Errors
-    /// The kernel's error, or that another mount is there.
+    /// Checks that the mount answers. Errors: the kernel's error, or that another mount is there.
     pub(crate) fn probe(&mut self) -> io::Result<()> {
         match self.ask(PROBE)? {
             UnmountOutcome::Busy => Ok(()),
@@ -202,11 +199,8 @@ impl MountAgent {
     }
 
     /// Makes the kernel write its dirty pages to the daemon. Returns whether the mount is the
-    /// topmost one at its point.
-    ///
-    /// # Errors
-    /// Fails if the agent is gone: then data without fsync is not durable before the end of the
-    /// mount.
+    /// topmost one at its point. Fails if the agent is gone: then data without fsync is not
+    /// durable before the end of the mount.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         Ok(self.ask(FLUSH)? == UnmountOutcome::Busy)
     }

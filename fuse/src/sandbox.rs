@@ -58,8 +58,6 @@ const NETWORK: ABI = ABI::V4;
 const SCOPES: ABI = ABI::V6;
 
 /// Restricts this thread and its descendants. Returns whether the kernel enforces the rules.
-///
-/// # Errors
 /// Fails if the kernel has Landlock and refuses the rules: nothing is restricted then.
 pub(crate) fn enter(paths: &SandboxPaths<'_>) -> Result<bool, RulesetError> {
     let status: RestrictionStatus = build_rules(paths)?.restrict_self()?;
@@ -102,10 +100,7 @@ const KEPT_FILES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 });
 
 /// Restricts the fetcher to files of its own directories, the files that it reads, and connections
-/// to ports of its servers.
-///
-/// # Errors
-/// As of [`enter`].
+/// to ports of its servers. Errors: as of [`enter`].
 pub(crate) fn enter_fetcher(paths: &FetcherReach) -> Result<bool, RulesetError> {
     let network = if paths.ports.is_some() { AccessNet::from_all(NETWORK) } else { AccessNet::BindTcp.into() };
     let mut rules = deny_all(network)?;
@@ -126,11 +121,8 @@ pub(crate) fn enter_fetcher(paths: &FetcherReach) -> Result<bool, RulesetError> 
     Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Keeps `kept` of the thread's capabilities, and drops the rest from all five sets.
-///
-/// # Errors
-/// Errors of the kernel. A process that may not change its bounding set could gain nothing through
-/// it.
+/// Keeps `kept` of the thread's capabilities, and drops the rest from all five sets. Errors: errors
+/// of the kernel. A process that may not change its bounding set could gain nothing through it.
 pub(crate) fn keep_capabilities(kept: CapabilitySet) -> rustix::io::Result<()> {
     let before = capabilities(None)?;
     // First, because it needs a capability that is dropped below.

@@ -48,10 +48,7 @@ pub(crate) fn open_snapshots(slot: &ArchiveSlot) -> Option<SnapshotManager> {
 }
 
 /// Returns when earlier writes of programs have arrived. Without a writer the kernel has none
-/// (KERNEL-3).
-///
-/// # Errors
-/// Fails if the mount agent is gone.
+/// (KERNEL-3). Fails if the mount agent is gone.
 pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> Result<()> {
     let collected = if cache.has_any_writer() { mount.collect() } else { Ok(()) };
     collected.map_err(|error| Error::io("the process that flushes the mount does not answer", error))
@@ -163,8 +160,7 @@ fn acquire<'a>(turn: &'a Mutex<()>, client: &ClientConnection) -> Result<impl Dr
     }
 }
 
-/// # Errors
-/// `Interrupted` if the client has disconnected.
+/// Errors: `Interrupted` if the client has disconnected.
 fn check_client(client: &ClientConnection) -> Result<()> {
     if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) }
 }

@@ -51,8 +51,7 @@ pub(crate) enum AccountSecret {
 }
 
 impl AzureAccount {
-    /// # Errors
-    /// `Invalid` when the environment names none, or one that cannot be.
+    /// Errors: `Invalid` when the environment names none, or one that cannot be.
     fn of_environment() -> Result<AzureAccount> {
         AzureAccount::of(&variable, &credentials::read_settings)
     }
@@ -104,8 +103,7 @@ struct AccountSettings<'a> {
 }
 
 impl<'a> AccountSettings<'a> {
-    /// # Errors
-    /// `Invalid` for a malformed string; its content is never repeated.
+    /// Errors: `Invalid` for a malformed string; its content is never repeated.
     fn connection(text: &'a str) -> Result<AccountSettings<'a>> {
         let mut settings = AccountSettings::default();
         for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
@@ -184,17 +182,13 @@ fn account(broker: Option<&Broker>) -> Result<AzureAccount> {
     Ok(AzureAccount { name: settings.name.clone(), endpoint: settings.endpoint.clone(), secret })
 }
 
-/// Returns the blob endpoint of the account.
-///
-/// # Errors
-/// `Invalid` when the environment names no account, or an invalid one.
+/// Returns the blob endpoint of the account. Errors: `Invalid` when the environment names no
+/// account, or an invalid one.
 pub(crate) fn endpoint(broker: Option<&Broker>) -> Result<String> {
     Ok(account(broker)?.endpoint)
 }
 
-/// Reads the account of the environment in the form that is sent between processes.
-///
-/// # Errors
+/// Reads the account of the environment in the form that is sent between processes. Errors:
 /// `Invalid` when the environment names none, or an invalid one.
 pub(crate) fn account_message() -> Result<AccountMessage> {
     let AzureAccount { name, endpoint, secret } = AzureAccount::of_environment()?;
@@ -234,8 +228,7 @@ pub(crate) struct AzureRequest {
 }
 
 impl AzureContainer {
-    /// # Errors
-    /// `Invalid` when there is no account, or for an endpoint that cannot be.
+    /// Errors: `Invalid` when there is no account, or for an endpoint that cannot be.
     pub(crate) fn new(container: &str, options: &RemoteOptions) -> Result<AzureContainer> {
         AzureContainer::at(
             container,

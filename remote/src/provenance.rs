@@ -73,10 +73,8 @@ pub(crate) enum RequestKind<'a> {
     Remove,
 }
 
-/// Returns the answer when it is that of a store that speaks S3.
-///
-/// # Errors
-/// `Transient` for any other one (PROOF-1).
+/// Returns the answer when it is that of a store that speaks S3. Errors: `Transient` for any other
+/// one (PROOF-1).
 pub(crate) fn check_s3(kind: RequestKind<'_>, response: Response<Body>) -> RemoteResult<Response<Body>> {
     let has_id = has_any(response.headers(), &S3_IDS);
     match kind {
@@ -97,10 +95,8 @@ pub(crate) fn check_s3(kind: RequestKind<'_>, response: Response<Body>) -> Remot
     }
 }
 
-/// Returns the answer when it is that of Google's store.
-///
-/// # Errors
-/// `Transient` for any other one (PROOF-1).
+/// Returns the answer when it is that of Google's store. Errors: `Transient` for any other one
+/// (PROOF-1).
 pub(crate) fn check_google(kind: RequestKind<'_>, response: Response<Body>) -> RemoteResult<Response<Body>> {
     let has_id = has_any(response.headers(), &GOOGLE_IDS);
     match kind {
@@ -117,10 +113,8 @@ pub(crate) fn check_google(kind: RequestKind<'_>, response: Response<Body>) -> R
     }
 }
 
-/// Returns the answer when it is that of Azure's store.
-///
-/// # Errors
-/// `Transient` for any other one (PROOF-1).
+/// Returns the answer when it is that of Azure's store. Errors: `Transient` for any other one
+/// (PROOF-1).
 pub(crate) fn check_azure(kind: RequestKind<'_>, response: Response<Body>) -> RemoteResult<Response<Body>> {
     let headers = response.headers();
     let has_id = has_any(headers, &AZURE_IDS);
@@ -133,9 +127,7 @@ pub(crate) fn check_azure(kind: RequestKind<'_>, response: Response<Body>) -> Re
     if has_id { check_retry_after(response) } else { Err(foreign_response(response.status())) }
 }
 
-/// Returns the answer of a web server unless it cannot be about a part of a file.
-///
-/// # Errors
+/// Returns the answer of a web server unless it cannot be about a part of a file. Errors:
 /// `Transient` for a page in place of the file.
 pub(crate) fn check_web(response: Response<Body>) -> RemoteResult<Response<Body>> {
     let status = response.status();

@@ -89,8 +89,7 @@ impl PrefetchQueue {
 }
 
 impl RemoteFile {
-    /// # Errors
-    /// As [`crate::open`].
+    /// Errors: as [`crate::open`].
     pub(crate) fn open(address: &Address, options: &RemoteOptions) -> Result<RemoteFile> {
         RemoteFile::open_metered(Box::new(HttpSource::new(address, options)?), address.to_string(), options)
     }

@@ -39,8 +39,7 @@ pub(crate) struct S3Signer<'a> {
 }
 
 impl S3Bucket {
-    /// # Errors
-    /// `Invalid` for an endpoint or a name that cannot be.
+    /// Errors: `Invalid` for an endpoint or a name that cannot be.
     pub(crate) fn new(cloud: Cloud, name: &str, options: &RemoteOptions) -> Result<S3Bucket> {
         let (endpoint, style, region) = match cloud {
             Cloud::Google => {
@@ -127,10 +126,8 @@ fn aws_endpoint(name: &str, broker: Option<&Broker>) -> Result<(String, UrlStyle
 }
 
 impl S3Signer<'_> {
-    /// Returns the answer when it is that of the store (PROOF-1).
-    ///
-    /// # Errors
-    /// `Transient` for any other one.
+    /// Returns the answer when it is that of the store (PROOF-1). Errors: `Transient` for any other
+    /// one.
     pub(crate) fn check_provenance(
         &self,
         asked: RequestKind<'_>,

@@ -55,16 +55,10 @@ pub trait LiveNamespace {
     }
 
     /// Moves an object of the live tree to another path, relative to the root: to an unused one or,
-    /// with `exchange`, exchanging it with the object there.
-    ///
-    /// # Errors
-    /// As [`FileSystem::rename`].
+    /// with `exchange`, exchanging it with the object there. Errors: as [`FileSystem::rename`].
     fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()>;
 
-    /// Creates a directory.
-    ///
-    /// # Errors
-    /// As [`FileSystem::make_directory`].
+    /// Creates a directory. Errors: as [`FileSystem::make_directory`].
     fn make_directory(&mut self, path: &[u8]) -> Result<()>;
 
     /// Returns a number for the stage that no earlier one had, in case the name of an earlier one

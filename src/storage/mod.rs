@@ -56,10 +56,8 @@ pub trait Storage: Send + Sync {
         Ok(self.len()? == 0)
     }
 
-    /// Fills `out` from `offset`.
-    ///
-    /// # Errors
-    /// `Damaged("archive is truncated ...")` when the storage ends before.
+    /// Fills `out` from `offset`. Errors: `Damaged("archive is truncated ...")` when the storage
+    /// ends before.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()>;
 
     /// Hints that the range will be read soon, so that the medium can prefetch it. Never blocks or
@@ -75,9 +73,7 @@ pub trait Storage: Send + Sync {
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
 
     /// Allocates the range on the host (holes read as zeros), growing the storage if needed.
-    ///
-    /// # Errors
-    /// `NoSpace` when the host is full; the content is then unchanged.
+    /// Errors: `NoSpace` when the host is full; the content is then unchanged.
     fn allocate(&self, offset: u64, length: u64) -> Result<()>;
 
     /// Allocates the ballast on storage where overwriting needs new space (STORAGE-6); otherwise
@@ -90,10 +86,8 @@ pub trait Storage: Send + Sync {
         false
     }
 
-    /// Deallocates the range, which then reads as zeros.
-    ///
-    /// # Errors
-    /// `Unsupported` where the host refuses.
+    /// Deallocates the range, which then reads as zeros. Errors: `Unsupported` where the host
+    /// refuses.
     fn punch(&self, offset: u64, length: u64) -> Result<()>;
 
     fn set_len(&self, length: u64) -> Result<()>;
@@ -122,11 +116,8 @@ pub trait Storage: Send + Sync {
     }
 
     /// Checks that the file still has a name and at least its known length, so that new writes can
-    /// be found later.
-    ///
-    /// # Errors
-    /// `Damaged` when it was truncated, removed or replaced; other errors when the host cannot
-    /// tell.
+    /// be found later. Errors: `Damaged` when it was truncated, removed or replaced; other errors
+    /// when the host cannot tell.
     fn check_identity(&self) -> Result<()> {
         Ok(())
     }
@@ -138,20 +129,15 @@ pub trait Storage: Send + Sync {
     }
 
     /// Returns the bytes of a remote archive that barriers covered but that exist on this host
-    /// only. Other clients do not find them, so their commit must not be recorded as seen.
-    ///
-    /// # Errors
-    /// When the count cannot be determined.
+    /// only. Other clients do not find them, so their commit must not be recorded as seen. Errors:
+    /// when the count cannot be determined.
     fn pending_upload_bytes(&self) -> Result<u64> {
         Ok(0)
     }
 
     /// Creates an empty [`Replacement`] for the whole content of this storage; no writes to this
-    /// storage may happen until it is published or dropped.
-    ///
-    /// # Errors
-    /// `Unsupported` where the storage has no such operation, as for a file, which is replaced by
-    /// rename.
+    /// storage may happen until it is published or dropped. Errors: `Unsupported` where the storage
+    /// has no such operation, as for a file, which is replaced by rename.
     fn begin_replace(&self) -> Result<Box<dyn Replacement + '_>> {
         Err(Error::Unsupported("here nothing can take the place of a whole archive".into()))
     }
@@ -171,10 +157,7 @@ pub trait Replacement {
     /// Returns the storage for the new content. Its barriers make nothing durable.
     fn storage(&self) -> Arc<dyn Storage>;
 
-    /// Replaces the old content.
-    ///
-    /// # Errors
-    /// Same as a barrier.
+    /// Replaces the old content. Errors: same as a barrier.
     fn publish(self: Box<Self>) -> Result<()>;
 }
 

@@ -60,10 +60,8 @@ pub(crate) enum RefusalLogging {
 }
 
 /// Installs the filter on this thread and its descendants. `hand_over` sends the listener to the
-/// process that calls [`log_refusals`].
-///
-/// # Errors
-/// Fails if the kernel or the architecture does not support the filter: nothing is refused then.
+/// process that calls [`log_refusals`]. Fails if the kernel or the architecture does not
+/// support the filter: nothing is refused then.
 pub(crate) fn enter(
     process: ConfinedProcess,
     hand_over: impl FnOnce(&OwnedFd) -> io::Result<()>,

@@ -29,10 +29,8 @@ const ORDERS: [(c_long, usize); 5] = [
     (libc::SYS_setsockopt, 2),
 ];
 
-/// Answers until no process has the filter any more; `log` gets the name of each call once.
-///
-/// # Errors
-/// Errors of the listener: from then on the kernel answers the calls.
+/// Answers until no process has the filter any more; `log` gets the name of each call once. Errors:
+/// those of the listener: from then on the kernel answers the calls.
 pub(super) fn serve(listener: &OwnedFd, mut log: impl FnMut(&str)) -> io::Result<()> {
     check_sizes()?;
     let mut logged = BTreeSet::new();

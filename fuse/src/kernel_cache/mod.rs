@@ -334,8 +334,7 @@ impl KernelCache {
         self.hidden.store(directory.0, Ordering::SeqCst);
     }
 
-    /// # Errors
-    /// `PermissionDenied` for the hidden directory.
+    /// Errors: `PermissionDenied` for the hidden directory.
     pub(crate) fn check_visible(&self, directory: INodeNo) -> Result<()> {
         if self.hidden.load(Ordering::SeqCst) == directory.0 { Err(Error::PermissionDenied) } else { Ok(()) }
     }

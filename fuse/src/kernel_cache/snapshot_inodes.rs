@@ -65,10 +65,8 @@ impl MountedView {
         Generation(self.id.into())
     }
 
-    /// Returns the kernel's number for an inode of the snapshot.
-    ///
-    /// # Errors
-    /// `Damaged` if the archive's number has too many bits (VIEW-1).
+    /// Returns the kernel's number for an inode of the snapshot. Errors: `Damaged` if the archive's
+    /// number has too many bits (VIEW-1).
     pub(crate) fn kernel_number(self, ino: Ino) -> Result<u64> {
         match ino.0 {
             number @ 1..=MAX_INO => Ok(u64::from(self.number) << INO_BITS | number),
@@ -144,10 +142,8 @@ impl Drop for LookupBatch<'_> {
 }
 
 impl ViewTable {
-    /// Resolves an inode number.
-    ///
-    /// # Errors
-    /// `Stale` for a number without a view: the kernel may use a file handle of another mount.
+    /// Resolves an inode number. Errors: `Stale` for a number without a view: the kernel may use a
+    /// file handle of another mount.
     pub(crate) fn resolve(&self, number: u64) -> Result<InodeKind> {
         if is_live(number) {
             return Ok(InodeKind::Live);
@@ -162,11 +158,8 @@ impl ViewTable {
     }
 
     /// Returns the view of a snapshot, and counts a lookup of its root; see
-    /// [`ViewTable::add_lookup`].
-    ///
-    /// # Errors
-    /// `Unsupported` for a snapshot that can have no view (VIEW-3), `NoSpace` if the kernel knows
-    /// inodes of all view numbers.
+    /// [`ViewTable::add_lookup`]. Errors: `Unsupported` for a snapshot that can have no view
+    /// (VIEW-3), `NoSpace` if the kernel knows inodes of all view numbers.
     pub(crate) fn open(&self, id: SnapshotId) -> Result<MountedView> {
         let id = u32::try_from(id.0).ok().filter(|id| *id > 0);
         let id = id.ok_or_else(|| Error::Unsupported("views of snapshots with numbers of more than 32 bits".into()))?;
@@ -185,10 +178,7 @@ impl ViewTable {
     }
 
     /// Counts a lookup before it is sent to the kernel. `number` is the archive's inode number or
-    /// the kernel's.
-    ///
-    /// # Errors
-    /// `Stale` if the number belongs to another view by now (VIEW-2).
+    /// the kernel's. Errors: `Stale` if the number belongs to another view by now (VIEW-2).
     pub(crate) fn add_lookup(&self, view: MountedView, number: u64) -> Result<()> {
         self.0.read().add_lookup(view, number)
     }

@@ -110,10 +110,7 @@ impl MountHandle {
     }
 
     /// Checks that the mount answers. The agent does this: this process would deadlock while all
-    /// event loops are busy.
-    ///
-    /// # Errors
-    /// Fails if the mount does not answer or the agent is gone.
+    /// event loops are busy. Fails if the mount does not answer or the agent is gone.
     pub(crate) fn probe(&self) -> io::Result<()> {
         match &mut self.state.lock().agent {
             Some(agent) => agent.probe(),
@@ -121,10 +118,8 @@ impl MountHandle {
         }
     }
 
-    /// Connects to the agent's relay of logind's sleep signals.
-    ///
-    /// # Errors
-    /// Fails if the agent is gone or does not watch sleeps.
+    /// Connects to the agent's relay of logind's sleep signals. Fails if the agent is gone
+    /// or does not watch sleeps.
     pub(crate) fn watch_sleeps(&self) -> io::Result<SleepClient> {
         self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.watch_sleeps()
     }
@@ -134,19 +129,14 @@ impl MountHandle {
         self.state.lock().agent.is_none()
     }
 
-    /// Sends the listener of this process's system call filter to the agent.
-    ///
-    /// # Errors
-    /// Fails if the agent is gone.
+    /// Sends the listener of this process's system call filter to the agent. Fails if the
+    /// agent is gone.
     pub(crate) fn send_filter_listener(&self, listener: &OwnedFd) -> io::Result<()> {
         self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.send_filter_listener(listener)
     }
 
     /// Makes the kernel write its dirty pages to us. Pages that it cannot write stay dirty and are
-    /// retried by the next flush.
-    ///
-    /// # Errors
-    /// Fails if the agent is gone.
+    /// retried by the next flush. Fails if the agent is gone.
     pub(crate) fn flush(&self) -> io::Result<()> {
         if !self.flush_by_path()? {
             // Pages that arrive after the limit are still in flight and not lost.
@@ -159,10 +149,8 @@ impl MountHandle {
     /// syncfs(2) does not wait for. The kernel counts a page's request from before it is sent until
     /// it is answered, so at a count of zero all pages have arrived. The count may never reach zero
     /// while other programs write, and some kernels do not report it: then the limit [`ARRIVAL`]
-    /// applies, as for the periodic commit. Not to be called from an event loop.
-    ///
-    /// # Errors
-    /// Fails if the agent is gone.
+    /// applies, as for the periodic commit. Not to be called from an event loop. Fails if
+    /// the agent is gone.
     pub(crate) fn collect(&self) -> io::Result<()> {
         self.flush()?;
         let until = Instant::now() + ARRIVAL;
@@ -225,7 +213,6 @@ impl super::MountControl for MountHandle {
         self.writeback.run(limit)
     }
 
-    /// # Errors
     /// Fails if the kernel's abort file could not be opened.
     fn abort(&self) -> io::Result<()> {
         self.abort.as_ref().ok_or(io::ErrorKind::NotFound)?.write_all(b"1")

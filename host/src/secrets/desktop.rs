@@ -43,11 +43,8 @@ enum Dialog {
     Pinentry,
 }
 
-/// Asks for a secret.
-///
-/// # Errors
-/// `Left` when the window is closed without an answer; one sentence without a desktop, or when
-/// nothing is there to ask with.
+/// Asks for a secret. Errors: `Left` when the window is closed without an answer; one sentence
+/// without a desktop, or when nothing is there to ask with.
 pub(crate) fn ask(question: &str) -> Result<Bytes> {
     let question = lockbox_terminal::sentence(question.trim_end_matches([':', ' ']));
     let (dialog, mut window) = open(NO_WINDOW, |dialog| Some(dialog.question(&question)))?;
@@ -81,10 +78,8 @@ pub fn ask_new_file(title: &str, name: &str) -> Result<PathBuf> {
 }
 
 /// Asks for a new passphrase of the archive at `path` until it is typed twice. With `advice` the
-/// second window warns of a weak one.
-///
-/// # Errors
-/// As [`ask`]; when the first window is answered with nothing.
+/// second window warns of a weak one. Errors: as [`ask`]; when the first window is answered with
+/// nothing.
 pub(crate) fn choose_passphrase(path: &Path, advice: bool) -> Result<Bytes> {
     typed_twice(path, advice, ask)
 }

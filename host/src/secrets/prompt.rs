@@ -155,10 +155,7 @@ pub(crate) fn has_terminal() -> bool {
     File::open(TERMINAL).is_ok()
 }
 
-/// Shows a text of our own, which may be a secret.
-///
-/// # Errors
-/// Without a terminal.
+/// Shows a text of our own, which may be a secret. Errors: without a terminal.
 fn show(text: &str) -> Result<()> {
     let terminal = OpenOptions::new().write(true).open(TERMINAL);
     let shown = terminal.and_then(|mut terminal| terminal.write_all(text.as_bytes()));
@@ -215,10 +212,7 @@ const TYPING_TRIES: u32 = 3;
 
 /// Reads a new passphrase of the archive at `path`, typed twice. With `advice` a weak one is
 /// reported before it is typed again, and may be taken nevertheless; an empty one is replaced by a
-/// generated one.
-///
-/// # Errors
-/// Without a terminal, and when the two differ.
+/// generated one. Errors: without a terminal, and when the two differ.
 pub(crate) fn choose_passphrase(path: &Path, advice: bool) -> Result<Bytes> {
     let name = shown(path);
     if !advice {

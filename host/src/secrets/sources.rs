@@ -481,8 +481,7 @@ pub(crate) fn is_marked(passphrase: &[u8]) -> bool {
     MARKS.iter().any(|mark| passphrase.starts_with(mark))
 }
 
-/// # Errors
-/// For a new passphrase with a mark: at a prompt it cannot be typed.
+/// Errors: for a new passphrase with a mark: at a prompt it cannot be typed.
 fn unmarked(passphrase: Bytes) -> Result<Bytes> {
     if is_marked(&passphrase) {
         return Err(Error::source(

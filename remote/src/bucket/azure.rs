@@ -46,10 +46,7 @@ struct ListMarker {
 }
 
 impl AzureStore {
-    /// Creates the store without connecting.
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid account or container.
+    /// Creates the store without connecting. Errors: `Invalid` for an invalid account or container.
     pub(crate) fn new(container: &str, prefix: &str, options: &RemoteOptions) -> Result<AzureStore> {
         Ok(AzureStore::of(AzureContainer::new(container, options)?, prefix, options))
     }

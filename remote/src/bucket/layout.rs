@@ -61,8 +61,7 @@ pub(crate) fn encode_marker(incarnation: &Incarnation) -> Vec<u8> {
     out.finish()
 }
 
-/// # Errors
-/// `Unsupported` for a newer version, `Damaged` for an invalid marker.
+/// Errors: `Unsupported` for a newer version, `Damaged` for an invalid marker.
 pub(crate) fn decode_marker(bytes: &[u8]) -> Result<Incarnation> {
     let mut reader = open_hashed(bytes, MARKER, MARKER_BYTES, "marker")?;
     check_version(reader.u32()?)?;
@@ -182,8 +181,7 @@ impl Trailer {
         out.finish()
     }
 
-    /// # Errors
-    /// `Damaged` for anything but a record trailer of this incarnation.
+    /// Errors: `Damaged` for anything but a record trailer of this incarnation.
     pub(crate) fn decode(bytes: &[u8], incarnation: &Incarnation) -> Result<Trailer> {
         let mut reader = open_hashed(bytes, RECORD, TRAILER_BYTES, "record")?;
         check_version(reader.u32()?)?;
@@ -276,8 +274,7 @@ pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], body: &RecordBody) 
     (out, trailer)
 }
 
-/// # Errors
-/// `Damaged`.
+/// Errors: `Damaged`.
 pub(crate) fn decode_body(trailer: &Trailer, bytes: &[u8]) -> Result<RecordBody> {
     if bytes.len() as u64 != trailer.body_bytes() || trailer.body_hash != *Sha256::digest(bytes) {
         return Err(damaged("a record that is not whole"));
@@ -370,8 +367,7 @@ pub(crate) fn encode_checkpoint(
     (out.0, hash)
 }
 
-/// # Errors
-/// `Damaged` for another object than the one of this name.
+/// Errors: `Damaged` for another object than the one of this name.
 pub(crate) fn decode_checkpoint(incarnation: &Incarnation, name: &Hash, bytes: &[u8]) -> Result<Vec<MapEntry>> {
     let wrong = || damaged("a checkpoint that is not the one that was named");
     if *name != *Sha256::digest(bytes) {

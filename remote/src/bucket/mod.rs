@@ -66,10 +66,7 @@ use crate::remote_file::RemoteFile;
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens the archive at its newest record, with a [`Follower`] for later ones. Returns None if
-/// there is no archive.
-///
-/// # Errors
-/// As [`crate::open`].
+/// there is no archive. Errors: as [`crate::open`].
 pub(crate) fn open(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOptions) -> Result<Option<Follower>> {
     let Some(OpenedVersion { version, reader, metrics, listed }) = open_newest(objects, name, options)? else {
         return Ok(None);
@@ -79,10 +76,8 @@ pub(crate) fn open(objects: Box<dyn ObjectStore>, name: String, options: &Remote
     Ok(Some(Follower::new(version, reader, file, listed)))
 }
 
-/// Opens the current version with missing objects as zeros: see [`PartialReader`].
-///
-/// # Errors
-/// As of [`open`].
+/// Opens the current version with missing objects as zeros: see [`PartialReader`]. Errors: as of
+/// [`open`].
 pub(crate) fn open_partial(
     objects: Box<dyn ObjectStore>,
     name: String,
@@ -95,10 +90,8 @@ pub(crate) fn open_partial(
     RemoteFile::open_source(Box::new(PartialReader::new(reader)), name, &options, metrics).map(Some)
 }
 
-/// Opens the archive as spooled by a writer of this host.
-///
-/// # Errors
-/// As of [`open`]; `Io` of the kind `NotFound` when nothing is spooled for this archive.
+/// Opens the archive as spooled by a writer of this host. Errors: as of [`open`]; `Io` of the kind
+/// `NotFound` when nothing is spooled for this archive.
 pub(crate) fn open_pending_upload(
     objects: Box<dyn ObjectStore>,
     name: String,
@@ -145,10 +138,8 @@ fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOpti
     Ok(Some(OpenedVersion { version, reader, metrics, listed }))
 }
 
-/// Garbage-collects an archive: acquires it as a writer, cleans and releases it.
-///
-/// # Errors
-/// As of [`crate::open_upload`]; `Io` of the kind `NotFound` where there is no archive.
+/// Garbage-collects an archive: acquires it as a writer, cleans and releases it. Errors: as of
+/// [`crate::open_upload`]; `Io` of the kind `NotFound` where there is no archive.
 pub(crate) fn collect_garbage(
     objects: Box<dyn ObjectStore>,
     name: String,

@@ -28,10 +28,7 @@ pub(crate) enum ObjectRange {
 }
 
 impl ObjectRange {
-    /// Returns the part of an object that is in memory.
-    ///
-    /// # Errors
-    /// As of [`ObjectStore::get`].
+    /// Returns the part of an object that is in memory. Errors: as of [`ObjectStore::get`].
     pub(crate) fn slice(self, object: &[u8]) -> RemoteResult<Vec<u8>> {
         let length = object.len() as u64;
         let range = match self {
@@ -85,9 +82,8 @@ pub(crate) trait ObjectStore: Send + Sync {
         false
     }
 
-    /// # Errors
-    /// `NotFound` if the name does not exist, `Unsupported` if the object is longer than `All`
-    /// permits. Of a shorter object, returns the bytes that exist.
+    /// Errors: `NotFound` if the name does not exist, `Unsupported` if the object is longer than
+    /// `All` permits. Of a shorter object, returns the bytes that exist.
     fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>>;
 
     /// Lists the first objects in byte order with names that begin with `prefix` and sort after

@@ -31,10 +31,7 @@ pub(crate) struct S3Store {
 }
 
 impl S3Store {
-    /// Creates the store without connecting.
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid endpoint or bucket.
+    /// Creates the store without connecting. Errors: `Invalid` for an invalid endpoint or bucket.
     pub(crate) fn new(cloud: Cloud, bucket: &str, prefix: &str, options: &RemoteOptions) -> Result<S3Store> {
         Ok(S3Store::of(S3Bucket::new(cloud, bucket, options)?, prefix, options))
     }

@@ -105,11 +105,8 @@ pub struct PendingUpload {
 impl UploadSpool {
     /// Opens the spool for a writer of the archive at `address` with this incarnation: one address
     /// may lead to different archives, by user and over time. Returns None if spooling is
-    /// impossible, which is logged, or if another process has the file open.
-    ///
-    /// # Errors
-    /// When a pending file exists that cannot be sent: acquiring the archive would make it
-    /// unsendable (SPOOL-4).
+    /// impossible, which is logged, or if another process has the file open. Errors: when a pending
+    /// file exists that cannot be sent: acquiring the archive would make it unsendable (SPOOL-4).
     pub(super) fn open(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<Option<UploadSpool>> {
         let name = stem(address, incarnation) + PENDING_SUFFIX;
         let opened = create_private_dir(directory).and_then(|()| open_private_dir(directory)).and_then(|directory| {
@@ -136,9 +133,7 @@ impl UploadSpool {
     }
 
     /// Opens the latest spool file of the archive at `address` with this incarnation, for reading.
-    ///
-    /// # Errors
-    /// `Io` of the kind `NotFound` when there is nothing; I/O errors of the host.
+    /// Errors: `Io` of the kind `NotFound` when there is nothing; I/O errors of the host.
     pub(super) fn open_latest(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<UploadSpool> {
         let failed = |error: io::Error| cannot_read_dir(directory, error);
         let stem = stem(address, incarnation);
@@ -167,10 +162,7 @@ impl UploadSpool {
     }
 
     /// Appends an object durably (SPOOL-1). With `exclusive`, starts spooling: nothing is sent from
-    /// then on (SPOOL-2).
-    ///
-    /// # Errors
-    /// I/O errors of the host; `NoSpace`.
+    /// then on (SPOOL-2). Errors: I/O errors of the host; `NoSpace`.
     pub(super) fn append(&self, name: &str, object: &[u8], exclusive: bool) -> Result<()> {
         let mut state = self.state.lock();
         let is_here = state.entries.iter().any(|entry| entry.name == name && entry.length == object.len() as u64);
@@ -219,10 +211,8 @@ impl UploadSpool {
         Some(file.read_exact_at(&mut object, entry.at).map(|()| object))
     }
 
-    /// Empties the file once the store has its objects; does nothing while spooling.
-    ///
-    /// # Errors
-    /// I/O errors of the host.
+    /// Empties the file once the store has its objects; does nothing while spooling. Errors: I/O
+    /// errors of the host.
     pub(super) fn clear(&self) -> Result<()> {
         let mut state = self.state.lock();
         if state.end == 0 || self.is_spooling() {
@@ -236,10 +226,7 @@ impl UploadSpool {
     }
 
     /// Renames the file as refused: it is never sent, since another writer was first (SPOOL-4).
-    /// Returns its bytes.
-    ///
-    /// # Errors
-    /// I/O errors of the host.
+    /// Returns its bytes. Errors: I/O errors of the host.
     pub(super) fn mark_refused(&self) -> Result<u64> {
         let mut state = self.state.lock();
         if state.entries.is_empty() {
@@ -258,10 +245,7 @@ impl UploadSpool {
         Ok(refused)
     }
 
-    /// Spools a refused record, the last one of its writer.
-    ///
-    /// # Errors
-    /// I/O errors of the host.
+    /// Spools a refused record, the last one of its writer. Errors: I/O errors of the host.
     pub(super) fn append_refused(&self, name: &str, object: &[u8]) -> Result<()> {
         self.append(name, object, false)?;
         self.refused.store(self.mark_refused()?, Ordering::Relaxed);
@@ -370,10 +354,8 @@ fn address_in(file: &File) -> io::Result<Option<(String, u64)>> {
 }
 
 /// Reads the complete entries; returns them with the offset of the next one: 0 if the file has no
-/// header for this address.
-///
-/// # Errors
-/// I/O errors of the host; a file of another version is an error and does not count as torn.
+/// header for this address. Errors: I/O errors of the host; a file of another version is an error
+/// and does not count as torn.
 fn read(file: &File, address: &str) -> io::Result<(Vec<SpoolEntry>, u64)> {
     let mut fixed = [0; 12];
     if file.metadata()?.len() >= fixed.len() as u64 {
@@ -410,10 +392,8 @@ fn read(file: &File, address: &str) -> io::Result<(Vec<SpoolEntry>, u64)> {
     Ok((entries, at))
 }
 
-/// Lists the spool files in a directory by address and time.
-///
-/// # Errors
-/// I/O errors of the host; rejects a directory that other users own or can write to.
+/// Lists the spool files in a directory by address and time. Errors: I/O errors of the host;
+/// rejects a directory that other users own or can write to.
 pub(crate) fn pending_uploads(directory: &Path) -> Result<Vec<PendingUpload>> {
     let failed = |error: io::Error| cannot_read_dir(directory, error);
     let opened = match open_private_dir(directory) {
@@ -447,11 +427,8 @@ fn inspect(directory: &OwnedFd, name: &str) -> io::Result<Option<PendingUpload>>
     Ok((bytes > 0).then_some(PendingUpload { file, address, bytes, time, refused, used }))
 }
 
-/// Deletes refused and pending files for `address` and returns them.
-///
-/// # Errors
-/// As of [`pending_uploads`]; `InUse` when an active writer may still send one: then nothing is
-/// removed.
+/// Deletes refused and pending files for `address` and returns them. Errors: as of
+/// [`pending_uploads`]; `InUse` when an active writer may still send one: then nothing is removed.
 pub(crate) fn discard(directory: &Path, address: &str) -> Result<Vec<PendingUpload>> {
     let found: Vec<PendingUpload> =
         pending_uploads(directory)?.into_iter().filter(|pending| pending.address == address).collect();

@@ -147,10 +147,8 @@ impl BucketStore {
         BucketStore { objects, spool_directory: directory.map(Path::to_owned), ..self }
     }
 
-    /// Opens the spool of this archive, if there is a directory for it.
-    ///
-    /// # Errors
-    /// As of [`UploadSpool::open`].
+    /// Opens the spool of this archive, if there is a directory for it. Errors: as of
+    /// [`UploadSpool::open`].
     pub(super) fn open_spool(&self, incarnation: &Incarnation) -> Result<()> {
         let Some(directory) = self.spool_directory.as_deref() else { return Ok(()) };
         if let Some(spool) = UploadSpool::open(directory, &self.name, incarnation)? {
@@ -272,10 +270,8 @@ impl BucketStore {
 
     /// Creates an object, repeating the same bytes until the store has decided. An existing name
     /// does not decide: it may be ours, of a lost response. After [`Self::spool_on_timeout`], a
-    /// spooled object counts as created.
-    ///
-    /// # Errors
-    /// Errors of requests. After one, the object may or may not exist, or appear later.
+    /// spooled object counts as created. Errors: those of requests. After one, the object may or
+    /// may not exist, or appear later.
     pub(super) fn create(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<CreateOutcome> {
         loop {
             if let Some(outcome) = self.create_with(name, bytes, Creation::Whole)? {
@@ -285,10 +281,8 @@ impl BucketStore {
     }
 
     /// Like [`Self::create`], but returns None if a part of the object was sent and the connection
-    /// failed then: sending smaller objects loses less. The object may exist nevertheless.
-    ///
-    /// # Errors
-    /// As of [`BucketStore::create`].
+    /// failed then: sending smaller objects loses less. The object may exist nevertheless. Errors:
+    /// as of [`BucketStore::create`].
     pub(super) fn create_divisible(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<Option<CreateOutcome>> {
         self.create_with(name, bytes, Creation::Divisible)
     }
@@ -402,10 +396,7 @@ impl BucketStore {
     }
 
     /// Checks that the store rejects a second object of a name: without that, two writers are
-    /// indistinguishable.
-    ///
-    /// # Errors
-    /// `Unsupported`; errors of requests.
+    /// indistinguishable. Errors: `Unsupported`; errors of requests.
     pub(super) fn check_conditional_create(&self, name: &str, bytes: &[u8]) -> Result<()> {
         match self.request(&mut |objects| objects.create(name, bytes)).map_err(|error| self.to_error(error))? {
             ObjectCreation::Exists => Ok(()),
@@ -447,10 +438,7 @@ impl BucketStore {
         left.into_inner()
     }
 
-    /// Removes the temporary objects of overtaken writers.
-    ///
-    /// # Errors
-    /// Errors of requests.
+    /// Removes the temporary objects of overtaken writers. Errors: those of requests.
     pub(super) fn sweep(&self, incarnation: &Incarnation) -> Result<()> {
         ["log", "seg", "map"].iter().try_for_each(|part| {
             let above = format!("{}/{part}", hex(incarnation));
@@ -462,10 +450,8 @@ impl BucketStore {
         self.request(&mut |objects| objects.list(prefix, after, most)).map_err(|error| self.to_error(error))
     }
 
-    /// Visits all objects with a prefix.
-    ///
-    /// # Errors
-    /// Errors of requests and of `visit`; a store that repeats names or exceeds the limit.
+    /// Visits all objects with a prefix. Errors: those of requests and of `visit`; a store that
+    /// repeats names or exceeds the limit.
     pub(super) fn walk(&self, prefix: &str, visit: &mut dyn FnMut(ListedObject) -> Result<()>) -> Result<()> {
         self.walk_tolerant(prefix, &mut |_, error| Err(error), visit)
     }
@@ -502,10 +488,8 @@ impl BucketStore {
         }
     }
 
-    /// Reads the incarnation of an existing archive.
-    ///
-    /// # Errors
-    /// `Io` of the kind `NotFound` when there is none; errors of requests; `Damaged`.
+    /// Reads the incarnation of an existing archive. Errors: `Io` of the kind `NotFound` when there
+    /// is none; errors of requests; `Damaged`.
     pub(super) fn existing_incarnation(&self) -> Result<Incarnation> {
         match self.read_incarnation().map_err(|error| self.to_error(error))? {
             Some(incarnation) => incarnation,
@@ -513,18 +497,14 @@ impl BucketStore {
         }
     }
 
-    /// Finds the sequence of the newest record; None if there is none.
-    ///
-    /// # Errors
-    /// Errors of requests; `Damaged` for an invalid name.
+    /// Finds the sequence of the newest record; None if there is none. Errors: those of requests;
+    /// `Damaged` for an invalid name.
     pub(super) fn newest_sequence(&self, incarnation: &Incarnation) -> Result<Option<u64>> {
         self.request(&mut |objects| find_newest(objects, incarnation)).map_err(|error| self.to_error(error))
     }
 
-    /// Reads a record without its pages; None if the number does not exist.
-    ///
-    /// # Errors
-    /// Errors of requests; `Damaged`.
+    /// Reads a record without its pages; None if the number does not exist. Errors: those of
+    /// requests; `Damaged`.
     pub(super) fn read_record(
         &self,
         incarnation: &Incarnation,
@@ -533,10 +513,8 @@ impl BucketStore {
         self.read_record_with(incarnation, sequence, TAIL_BYTES)
     }
 
-    /// Like [`Self::read_record`], with more of its pages, which an open needs.
-    ///
-    /// # Errors
-    /// As of [`BucketStore::read_record`].
+    /// Like [`Self::read_record`], with more of its pages, which an open needs. Errors: as of
+    /// [`BucketStore::read_record`].
     pub(super) fn read_record_for_open(
         &self,
         incarnation: &Incarnation,
@@ -546,10 +524,8 @@ impl BucketStore {
     }
 
     /// Reads the last existing one of the next few records, requested concurrently: unless there
-    /// are more, it was the newest one half a round trip ago.
-    ///
-    /// # Errors
-    /// As of [`BucketStore::read_record`].
+    /// are more, it was the newest one half a round trip ago. Errors: as of
+    /// [`BucketStore::read_record`].
     pub(super) fn read_newest_after(
         &self,
         incarnation: &Incarnation,
@@ -596,10 +572,7 @@ impl BucketStore {
         Ok(Some((trailer, body)))
     }
 
-    /// Reads the map of a checkpoint.
-    ///
-    /// # Errors
-    /// Errors of requests; `Damaged`.
+    /// Reads the map of a checkpoint. Errors: those of requests; `Damaged`.
     pub(super) fn read_checkpoint(
         &self,
         incarnation: &Incarnation,

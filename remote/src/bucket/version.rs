@@ -50,18 +50,14 @@ pub(crate) struct BucketVersion {
 }
 
 impl BucketVersion {
-    /// Loads the newest version; None before the first record.
-    ///
-    /// # Errors
-    /// Errors of requests; `Damaged`.
+    /// Loads the newest version; None before the first record. Errors: those of requests;
+    /// `Damaged`.
     pub(super) fn load_newest(store: &BucketStore, incarnation: &Incarnation) -> Result<Option<BucketVersion>> {
         BucketVersion::load_newest_from(store, incarnation, None)
     }
 
-    /// Loads the newest version, starting with a sequence that was just listed.
-    ///
-    /// # Errors
-    /// As of [`BucketVersion::load_newest`].
+    /// Loads the newest version, starting with a sequence that was just listed. Errors: as of
+    /// [`BucketVersion::load_newest`].
     pub(super) fn load_newest_from(
         store: &BucketStore,
         incarnation: &Incarnation,
@@ -84,10 +80,7 @@ impl BucketVersion {
 
     /// Loads the newest version while another writer commits continuously. A list and then a read
     /// return the newest record of two round trips ago, and the writer has committed since; this
-    /// reads the newest one of one round trip ago.
-    ///
-    /// # Errors
-    /// As of [`BucketVersion::load_newest`].
+    /// reads the newest one of one round trip ago. Errors: as of [`BucketVersion::load_newest`].
     pub(super) fn load_newest_racing(store: &BucketStore, incarnation: &Incarnation) -> Result<Option<BucketVersion>> {
         let Some(version) = BucketVersion::load_newest(store, incarnation)? else { return Ok(None) };
         let Some((trailer, body)) = store.read_newest_after(incarnation, version.trailer.sequence)? else {
@@ -98,10 +91,7 @@ impl BucketVersion {
     }
 
     /// Loads the version of a record, reusing the map of the checkpoint `known` if the record names
-    /// it.
-    ///
-    /// # Errors
-    /// As of [`BucketVersion::load_newest`].
+    /// it. Errors: as of [`BucketVersion::load_newest`].
     pub(super) fn load_reusing(
         store: &BucketStore,
         incarnation: &Incarnation,
@@ -116,10 +106,7 @@ impl BucketVersion {
         BucketVersion::new(store, checkpoint, trailer, body)
     }
 
-    /// Builds the version of a record from the map of its checkpoint.
-    ///
-    /// # Errors
-    /// `Damaged`.
+    /// Builds the version of a record from the map of its checkpoint. Errors: `Damaged`.
     pub(super) fn new(
         store: &BucketStore,
         checkpoint: BlockMap,
@@ -409,11 +396,8 @@ impl Follower {
     }
 
     /// Polls for a newer version, which [`Follower::file`] returns from then on. Costs one request
-    /// if there is none.
-    ///
-    /// # Errors
-    /// Errors of requests, after which a later call may succeed; `Damaged` for an invalid record,
-    /// or one of another archive.
+    /// if there is none. Errors: those of requests, after which a later call may succeed;
+    /// `Damaged` for an invalid record, or one of another archive.
     pub(crate) fn poll(&mut self) -> Result<()> {
         self.poll_by(&now)
     }

@@ -63,13 +63,10 @@ pub(crate) struct PartialFile {
 
 impl PartialFile {
     /// Opens the partial file named by `note` in `directory`: the existing one with `resume`,
-    /// otherwise an empty one next to it.
-    ///
-    /// # Errors
-    /// When the directory cannot be written, when another program receives the same link there, or
-    /// when the file belongs to another user: a user with write access to the directory could have
-    /// created a file there, or a link to another file of this user, and would read or choose the
-    /// received content.
+    /// otherwise an empty one next to it. Errors: when the directory cannot be written, when
+    /// another program receives the same link there, or when the file belongs to another user: a
+    /// user with write access to the directory could have created a file there, or a link to
+    /// another file of this user, and would read or choose the received content.
     pub(crate) fn open(directory: &Path, note: &str, resume: bool) -> Result<PartialFile> {
         let path = |restarted| directory.join(format!("{PREFIX}{note}{restarted}{SUFFIX}"));
         let mut kept = PartialFile::open_locked(path(""), directory)?;

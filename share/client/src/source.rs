@@ -32,15 +32,10 @@ pub trait Source {
     /// Bytes of the content; None when its end is not known before it comes.
     fn size(&self) -> Option<u64>;
 
-    /// The next bytes.
-    ///
-    /// # Errors
-    /// When the host fails.
+    /// The next bytes. Errors: when the host fails.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Checks, after the last read, that the content did not change meanwhile.
-    ///
-    /// # Errors
+    /// Checks, after the last read, that the content did not change meanwhile. Errors:
     /// [`Error::Changed`] when the content may mix two states.
     fn verify(&mut self) -> Result<()>;
 }

@@ -66,10 +66,8 @@ struct Shared {
 }
 
 impl UploadBuffer {
-    /// Creates a buffer over the session's newest record, or over an empty archive.
-    ///
-    /// # Errors
-    /// Errors of requests.
+    /// Creates a buffer over the session's newest record, or over an empty archive. Errors: errors
+    /// of requests.
     pub(super) fn new(session: &WriterSession, options: &RemoteOptions, empty: bool) -> Result<UploadBuffer> {
         let (map, length) = if empty {
             // The old content ends with the record that names the new one.

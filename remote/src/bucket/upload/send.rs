@@ -85,21 +85,16 @@ impl UploadBuffer {
         }
     }
 
-    /// Commits all writes and closes the session; atomic, and durable on return.
-    ///
-    /// # Errors
-    /// `InUse` when another writer took over; errors of requests.
+    /// Commits all writes and closes the session; atomic, and durable on return. Errors: `InUse`
+    /// when another writer took over; errors of requests.
     pub(in super::super) fn publish(&self, session: &mut WriterSession) -> Result<()> {
         self.repack_sparse(session.most_runs(), u64::MAX)?;
         self.commit(session, RecordKind::Close)
     }
 
     /// Commits all writes before the call with one record, atomically. Without writes, only a
-    /// closing record is made.
-    ///
-    /// # Errors
-    /// As of [`WriterSession::commit`]; the error of a segment's upload. Nothing is sent after an
-    /// error.
+    /// closing record is made. Errors: as of [`WriterSession::commit`]; the error of a segment's
+    /// upload. Nothing is sent after an error.
     pub(in super::super) fn commit(&self, session: &mut WriterSession, kind: RecordKind) -> Result<()> {
         let Some(mut batch) = self.take_batch(session.sequence() + 1, kind)? else { return Ok(()) };
         let checkpoint = session.checkpoint();

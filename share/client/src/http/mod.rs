@@ -311,10 +311,8 @@ impl ShareClient {
     }
 }
 
-/// Reads a JSON answer to its end, or up to its longest length.
-///
-/// # Errors
-/// `TimedOut` for an answer that takes longer than `patience`.
+/// Reads a JSON answer to its end, or up to its longest length. Errors: `TimedOut` for an answer
+/// that takes longer than `patience`.
 fn read_body(body: impl Read, patience: Duration) -> io::Result<Zeroizing<Vec<u8>>> {
     let (mut bytes, begun) = (Zeroizing::new(Vec::with_capacity(16 << 10)), Instant::now());
     let (mut body, mut part) = (body.take(MAX_ANSWER), Zeroizing::new([0; 4096]));

@@ -15,10 +15,8 @@ use super::sync::{Condvar, Mutex};
 use super::{Result, StoreError};
 
 pub(crate) trait Syncable: Send + Sync {
-    /// Makes earlier writes durable.
-    ///
-    /// # Errors
-    /// The medium's error; after it no write since the last barrier may be relied on.
+    /// Makes earlier writes durable. Errors: the medium's error; after it no write since the last
+    /// barrier may be relied on.
     fn sync(&self) -> std::io::Result<()>;
 }
 
@@ -103,8 +101,7 @@ impl BarrierGroup {
         self.ticket(next)
     }
 
-    /// # Errors
-    /// `Unavailable` after a failed barrier (Store rule 9).
+    /// Errors: `Unavailable` after a failed barrier (Store rule 9).
     pub(crate) fn check(&self) -> Result<()> {
         match &self.state.lock().failed {
             Some(why) => Err(StoreError::Unavailable(why.clone())),
@@ -132,10 +129,8 @@ impl BarrierGroup {
         (state.barriers, state.micros)
     }
 
-    /// Makes everything noted until now durable on this thread.
-    ///
-    /// # Errors
-    /// `Unavailable`, and the group is latched.
+    /// Makes everything noted until now durable on this thread. Errors: `Unavailable`, and the
+    /// group is latched.
     pub(crate) fn barrier(&self) -> Result<()> {
         let _lead = self.lead.lock();
         let (epoch, dirty) = {

@@ -178,63 +178,42 @@ pub struct StoreStats {
 /// A place for shares. Calls change at once and never wait for a barrier; awaiting their answer
 /// does (Store rule 10).
 pub trait ShareStore: StoreMaintenance {
-    /// Creates a share under `handle`.
-    ///
-    /// # Errors
-    /// `Taken`, `Full`, `Unavailable`, `Invalid`. If the share was not created, its payload stays
-    /// with the caller, which discards it.
+    /// Creates a share under `handle`. Errors: `Taken`, `Full`, `Unavailable`, `Invalid`. If the
+    /// share was not created, its payload stays with the caller, which discards it.
     fn create(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes>;
 
-    /// Returns the expiry of a share that has a free slot. Changes nothing.
-    ///
-    /// # Errors
-    /// As [`ShareStore::claim`] without `Full`, for the same proof.
+    /// Returns the expiry of a share that has a free slot. Changes nothing. Errors: as
+    /// [`ShareStore::claim`] without `Full`, for the same proof.
     fn look(&self, handle: Handle, auth: &Auth) -> PendingReply<WallTime>;
 
-    /// Takes one slot (Store rule 1) and gives the content away.
-    ///
-    /// # Errors
-    /// `Unknown`; with proof `Expired`, `Revoked`, `Used`, `Busy`; `Full`, `Unavailable` (nothing
-    /// was given away).
+    /// Takes one slot (Store rule 1) and gives the content away. Errors: `Unknown`; with proof
+    /// `Expired`, `Revoked`, `Used`, `Busy`; `Full`, `Unavailable` (nothing was given away).
     fn claim(&self, handle: Handle, auth: &Auth, id: ClaimId) -> PendingReply<ClaimGrant>;
 
-    /// Returns a lease and changes nothing (Store rule 12).
-    ///
-    /// # Errors
-    /// `Unknown` for a token that is wrong or belongs to a lease that ended unused; `Used` when the
-    /// lease is over, `Revoked`; `Unavailable`.
+    /// Returns a lease and changes nothing (Store rule 12). Errors: `Unknown` for a token that is
+    /// wrong or belongs to a lease that ended unused; `Used` when the lease is over, `Revoked`;
+    /// `Unavailable`.
     fn lease(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant>;
 
     /// Must be awaited before each answer that carries bytes of the payload, and while it goes out
-    /// (Store rule 11): notes that a byte is sent, and renews the lease.
-    ///
-    /// # Errors
-    /// As [`ShareStore::lease`].
+    /// (Store rule 11): notes that a byte is sent, and renews the lease. Errors: as
+    /// [`ShareStore::lease`].
     fn payload(&self, handle: Handle, token: &LeaseToken) -> PendingReply<LeaseGrant>;
 
     /// Ends a lease as complete; idempotent. Returns true for the one call that completes a claim
-    /// after payload bytes were sent.
-    ///
-    /// # Errors
-    /// As [`ShareStore::payload`]. A lease without a payload request is finished as well: the
-    /// receiver reports completion.
+    /// after payload bytes were sent. Errors: as [`ShareStore::payload`]. A lease without a payload
+    /// request is finished as well: the receiver reports completion.
     fn finish(&self, handle: Handle, token: &LeaseToken, how: LeaseFinish) -> PendingReply<bool>;
 
-    /// # Errors
-    /// `Unknown`, `Unavailable`.
+    /// Errors: `Unknown`, `Unavailable`.
     fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
     /// Takes the share back. Of a share that is consumed or expired nothing is left to take, and
-    /// the answer says so.
-    ///
-    /// # Errors
-    /// `Unknown`, `Full`, `Unavailable`.
+    /// the answer says so. Errors: `Unknown`, `Full`, `Unavailable`.
     fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
-    /// Frees slots with interrupted downloads, and ends running downloads.
-    ///
-    /// # Errors
-    /// `Unknown`, `NothingToRearm`, `Expired`, `Revoked`, `Full`, `Unavailable`.
+    /// Frees slots with interrupted downloads, and ends running downloads. Errors: `Unknown`,
+    /// `NothingToRearm`, `Expired`, `Revoked`, `Full`, `Unavailable`.
     fn rearm(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 }
 
@@ -243,10 +222,8 @@ pub trait StoreMaintenance: Send + Sync {
     /// Gauges and counters, for the metrics.
     fn stats(&self) -> StoreStats;
 
-    /// Whether changes are taken at this time, for `/readyz`.
-    ///
-    /// # Errors
-    /// `Unavailable` with the reason.
+    /// Whether changes are taken at this time, for `/readyz`. Errors: `Unavailable` with the
+    /// reason.
     fn ready(&self) -> Result<()>;
 
     /// Makes everything durable; the last call before the end of a process.

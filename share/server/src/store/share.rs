@@ -231,10 +231,8 @@ impl Share {
         ShareTimes { at: clock.wall(self.created), expires: clock.wall(self.expires) }
     }
 
-    /// Returns the expiry while a slot is free.
-    ///
-    /// # Errors
-    /// `Unknown` without proof; otherwise why nothing can be claimed.
+    /// Returns the expiry while a slot is free. Errors: `Unknown` without proof; otherwise why
+    /// nothing can be claimed.
     pub(crate) fn look(&self, auth: &Verifier, timing: &StoreTiming) -> Result<WallTime> {
         let mut current = *self;
         current.open_to(auth, &timing.clock)?;
@@ -242,10 +240,8 @@ impl Share {
         Ok(timing.clock.wall(self.expires))
     }
 
-    /// The answer has no capsule yet.
-    ///
-    /// # Errors
-    /// `Unknown` without proof; otherwise why nothing can be claimed.
+    /// The answer has no capsule yet. Errors: `Unknown` without proof; otherwise why nothing can be
+    /// claimed.
     pub(crate) fn claim(
         &mut self,
         auth: &Verifier,

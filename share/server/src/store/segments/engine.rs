@@ -324,10 +324,7 @@ impl SegmentEngine {
 /// crash at any step a record is in one file or in both, and replay accepts either.
 impl SegmentEngine {
     /// Removes expired shares, and compacts: with `all` every segment with dead records, else only
-    /// mostly dead ones.
-    ///
-    /// # Errors
-    /// The first error. Completed steps are not undone.
+    /// mostly dead ones. Errors: the first error. Completed steps are not undone.
     pub(super) fn sweep(&self, all: bool) -> Result<()> {
         self.shared.group.check()?;
         let now = self.timing.clock.now();

@@ -99,10 +99,8 @@ impl Index {
         }
     }
 
-    /// Reserves disk space for the next [`Index::insert`] of `hash`.
-    ///
-    /// # Errors
-    /// The disk's error; the entries of the index are unchanged.
+    /// Reserves disk space for the next [`Index::insert`] of `hash`. Errors: the disk's error; the
+    /// entries of the index are unchanged.
     pub(crate) fn reserve(&mut self, hash: u64) -> io::Result<()> {
         if self.entries >= self.pages() * TARGET {
             self.grow()?;

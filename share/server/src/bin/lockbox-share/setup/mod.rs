@@ -56,11 +56,8 @@ pub(crate) enum Proxy {
     None,
 }
 
-/// Asks for missing values, shows and writes the files, and prints the next steps.
-///
-/// # Errors
-/// When a value is missing and there is no terminal, or a file cannot be written or is left
-/// unchanged.
+/// Asks for missing values, shows and writes the files, and prints the next steps. Errors: when a
+/// value is missing and there is no terminal, or a file cannot be written or is left unchanged.
 pub(crate) fn run(arguments: &Setup) -> Result<(), String> {
     setup(arguments, &mut Terminal::new())
 }
@@ -203,10 +200,8 @@ trait SetupDialog {
     fn is_interactive(&self) -> bool;
 
     /// Asks until `check` accepts the answer; an empty answer means `usual`. Without a user,
-    /// returns `usual`.
-    ///
-    /// # Errors
-    /// When there is neither a user nor a default; the message names the option to set.
+    /// returns `usual`. Errors: when there is neither a user nor a default; the message names the
+    /// option to set.
     fn ask(
         &mut self,
         question: &str,
@@ -483,10 +478,8 @@ enum FileStatus {
 }
 
 impl SetupFile {
-    /// Shows the planned file and its status.
-    ///
-    /// # Errors
-    /// When the existing file cannot be read, or is not a regular file.
+    /// Shows the planned file and its status. Errors: when the existing file cannot be read, or is
+    /// not a regular file.
     fn show(&self, root: &Path, person: &mut dyn SetupDialog) -> Result<FileStatus, String> {
         let path = root.join(&self.path);
         let outcome = match path.symlink_metadata() {
@@ -513,10 +506,8 @@ impl SetupFile {
         Ok(outcome)
     }
 
-    /// Replaces the file atomically.
-    ///
-    /// # Errors
-    /// When the host fails; the existing file is unchanged then.
+    /// Replaces the file atomically. Errors: when the host fails; the existing file is unchanged
+    /// then.
     fn write(&self, root: &Path) -> Result<(), String> {
         let path = root.join(&self.path);
         let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
