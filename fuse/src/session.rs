@@ -111,7 +111,7 @@ pub fn serve(
     let info = archive.info()?;
     let mut notices: Vec<String> = place.notice().map(str::to_owned).into_iter().chain(info.notices()).collect();
     let replica = config.options.follow.filter(|_| config.options.snapshot.is_none());
-    let replica = replica.zip(place.take_version_follower()).map(|(every, fetcher)| {
+    let replica = replica.zip(place.version_follower.take()).map(|(every, fetcher)| {
         let (key, options) = (key.copy(), OpenOptions { read_only: true, ..options });
         ReplicaConfig { fetcher, every, key, options, seen }
     });
@@ -120,13 +120,14 @@ pub fn serve(
     let slot: ArchiveSlot = Arc::new(Mutex::new(Some(archive)));
 
     let (events, inbox) = mpsc::channel();
-    let elsewhere = place
-        .spool_request()
-        .zip(place.fetcher_shutdown())
+    let remote = place
+        .spool_request
+        .clone()
+        .zip(place.fetcher_shutdown.clone())
         .map(|(leave, end)| RemoteShutdown { stop_waiting: leave, stop_fetcher: end });
-    let mut end = Shutdown::new(Arc::clone(&slot), inbox, elsewhere);
+    let mut end = Shutdown::new(Arc::clone(&slot), inbox, remote);
     let point_owner = mount::required_owner(owner, &config.options);
-    let host = ArchiveHost { directory: host, point_owner, remote_status: place.traffic_query(), replica };
+    let host = ArchiveHost { directory: host, point_owner, remote_status: place.traffic_query.clone(), replica };
     let served = start(config, &slot, host, signals, &events, &mut end).and_then(|running| {
         if config.options.lock_on_suspend {
             let (cache, mount) = (Arc::clone(&running.cache), Arc::clone(&running.mount));

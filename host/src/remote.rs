@@ -143,10 +143,10 @@ pub type VersionFollower = Box<dyn FnMut(&mut dyn FnMut(&ArchiveLocation) -> Res
 pub struct ArchiveLocation {
     path: PathBuf,
     storage: Option<Arc<dyn Storage>>,
-    traffic: Option<TrafficQuery>,
-    spooling: Option<SpoolRequest>,
-    shutdown: Option<FetcherShutdown>,
-    follower: Option<VersionFollower>,
+    pub traffic_query: Option<TrafficQuery>,
+    pub spool_request: Option<SpoolRequest>,
+    pub fetcher_shutdown: Option<FetcherShutdown>,
+    pub version_follower: Option<VersionFollower>,
     notice: Option<String>,
 }
 
@@ -215,7 +215,7 @@ impl ArchiveLocation {
             })
         };
         let name = address.to_owned();
-        let follower = versions.map(|mut versions| -> VersionFollower {
+        let version_follower = versions.map(|mut versions| -> VersionFollower {
             Box::new(move |take| {
                 versions.poll(&mut |storage| {
                     take(&ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(&name) })
@@ -225,10 +225,10 @@ impl ArchiveLocation {
         Ok(ArchiveLocation {
             path: address.to_owned(),
             storage: Some(Arc::new(storage)),
-            traffic: Some(Arc::new(traffic)),
-            spooling: Some(Arc::new(move || spooling.spool_on_timeout())),
-            shutdown: Some(Arc::new(move || shutdown.stop())),
-            follower,
+            traffic_query: Some(Arc::new(traffic)),
+            spool_request: Some(Arc::new(move || spooling.spool_on_timeout())),
+            fetcher_shutdown: Some(Arc::new(move || shutdown.stop())),
+            version_follower,
             notice,
         })
     }
@@ -238,29 +238,9 @@ impl ArchiveLocation {
         self.notice.as_deref()
     }
 
-    /// Returns the request to keep pending uploads on this host.
-    pub fn spool_request(&self) -> Option<SpoolRequest> {
-        self.spooling.clone()
-    }
-
-    /// Takes the poller for newer versions; `None` after the first call.
-    pub fn take_version_follower(&mut self) -> Option<VersionFollower> {
-        self.follower.take()
-    }
-
-    /// Returns the handle that ends the fetcher.
-    pub fn fetcher_shutdown(&self) -> Option<FetcherShutdown> {
-        self.shutdown.clone()
-    }
-
     /// Returns whether the archive can be changed; a single file of a server cannot.
     pub fn can_be_changed(&self) -> bool {
         self.storage.as_ref().is_none_or(|storage| storage.has_atomic_barrier())
-    }
-
-    /// Returns the metrics query of the fetcher.
-    pub fn traffic_query(&self) -> Option<TrafficQuery> {
-        self.traffic.clone()
     }
 
     /// Name of the archive as the user gave it.

@@ -95,7 +95,7 @@ pub fn unwrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8],
 pub const WRAPPED_KEY: usize = 32 + TAG;
 
 /// Seals the volume key alone; the slot's description is sealed under the volume key (see
-/// [`seal_description`]).
+/// [`description_key`]).
 pub fn wrap_key(
     kek: &SecretKey,
     archive: &[u8; 16],
@@ -131,32 +131,9 @@ pub fn unwrap_key(
     Ok(SecretKey::new(*plain))
 }
 
-fn description_key(volume_key: &SecretKey, archive: &[u8; 16]) -> XaesKey {
+/// Returns the key of descriptions.
+pub fn description_key(volume_key: &SecretKey, archive: &[u8; 16]) -> XaesKey {
     XaesKey::new(&hkdf(volume_key, archive, "lockbox/v1/slot/description"))
-}
-
-/// Seals `plain` in place and returns the tag.
-pub fn seal_description(
-    volume_key: &SecretKey,
-    archive: &[u8; 16],
-    nonce: &[u8; 24],
-    aad: &[u8],
-    plain: &mut [u8],
-) -> [u8; TAG] {
-    description_key(volume_key, archive).seal(nonce, aad, plain)
-}
-
-/// Opens a description in place; `None` when there is none, which is indistinguishable from random
-/// bytes.
-pub fn open_description(
-    volume_key: &SecretKey,
-    archive: &[u8; 16],
-    nonce: &[u8; 24],
-    aad: &[u8],
-    sealed: &mut [u8],
-    tag: &[u8; TAG],
-) -> Option<()> {
-    description_key(volume_key, archive).open(nonce, aad, sealed, tag).ok()
 }
 
 #[cfg(test)]

@@ -195,7 +195,7 @@ pub(crate) fn describe(
     let nonce = random::<24>(environment)?;
     let aad = description_aad(address.archive, address.slot, kind, &block);
     let mut plain = description.encode()?;
-    let tag = wrap::seal_description(address.volume_key, address.archive, &nonce, &aad, &mut plain);
+    let tag = wrap::description_key(address.volume_key, address.archive).seal(&nonce, &aad, &mut plain);
     let sealed_at = DESCRIPTION_AT + nonce.len();
     block[DESCRIPTION_AT..sealed_at].copy_from_slice(&nonce);
     block[sealed_at..sealed_at + plain.len()].copy_from_slice(&plain);
@@ -210,7 +210,7 @@ pub(crate) fn description(header: &Header, slot: usize, volume_key: &SecretKey) 
     let (nonce, sealed) = header.slot(slot)[DESCRIPTION_AT..].split_first_chunk::<24>()?;
     let (sealed, tag) = sealed.split_last_chunk::<16>()?;
     let mut plain = sealed.to_vec();
-    wrap::open_description(volume_key, archive, nonce, &aad, &mut plain, tag)?;
+    wrap::description_key(volume_key, archive).open(nonce, &aad, &mut plain, tag).ok()?;
     Description::decode(&plain).ok()
 }
 
