@@ -45,7 +45,8 @@ fn nodes(c: &mut Criterion) {
     group.finish();
 }
 
-/// Trade-off of the chunk size: space, and the cost of a small and a long read. See bench/README.md.
+/// Trade-off of the chunk size: space, and the cost of a small and a long read. See
+/// bench/README.md.
 fn chunks(c: &mut Criterion) {
     let key = XaesKey::new(&SecretKey::new([7; 32]));
     let mut group = c.benchmark_group("chunks");

@@ -164,7 +164,7 @@ impl UnlockArgs {
 
     /// Runs `action`, which a key of the archive allows, with all given secrets. A passphrase typed
     /// at a terminal has three tries, so `action` must change nothing when it is wrong. Errors:
-    /// those of the sources, and those of `action` in the words of [`failure`].
+    /// failures of the sources, and those of `action` in the words of [`failure`].
     pub(crate) fn with_access<T>(
         &self,
         archive: &ArchiveLocation,

@@ -136,8 +136,8 @@ impl Bus {
         self.call(&method, arguments)
     }
 
-    /// Calls a method and waits for the reply. Errors: those of the connection, and error replies,
-    /// by their name.
+    /// Calls a method and waits for the reply. Errors: failures of the connection, and error
+    /// replies, by their name.
     fn call(&mut self, method: &BusMethod<'_>, arguments: &[&str]) -> io::Result<BusMessage> {
         self.serial += 1;
         self.stream.write_all(&encode(self.serial, method, arguments))?;
@@ -505,7 +505,7 @@ impl SleepClient {
     }
 
     /// Takes an inhibitor lock: the machine delays its sleep while the descriptor is open. Errors:
-    /// those of the bus and of logind, and the end of the agent.
+    /// failures of the bus and of logind, and the end of the agent.
     pub(crate) fn delay_sleep(&mut self) -> io::Result<OwnedFd> {
         self.0.write_all(&[DELAY])?;
         if let Some(lock) = receive_descriptor(&self.0) {

@@ -39,7 +39,7 @@ pub const ARGUMENT: &str = "--fetcher";
 const CONFINED: &str = "confined";
 const FREE: &str = "free";
 
-/// Starts the fetcher, and returns when it has opened the archive. Errors: those of opening the
+/// Starts the fetcher, and returns when it has opened the archive. Errors: failures of opening the
 /// archive.
 pub(crate) fn start(
     archive: &Path,

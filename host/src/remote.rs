@@ -319,9 +319,9 @@ pub fn spelled(name: &Path) -> Option<String> {
     parsed(name).ok().map(|address| address.text())
 }
 
-/// Serves [`ArchiveLocation::open_in_fetcher`] of the process at the other end, until that is gone. `confine`
-/// is called before the first request; from then on the process at the other end of `broker`, which
-/// [`answer_fetcher`] is, looks up names and credentials.
+/// Serves [`ArchiveLocation::open_in_fetcher`] of the process at the other end, until that is gone.
+/// `confine` is called before the first request; from then on the process at the other end of
+/// `broker`, which [`answer_fetcher`] is, looks up names and credentials.
 ///
 /// # Errors
 /// When nothing asks there that can be understood.

@@ -152,7 +152,7 @@ pub struct RestoreReport {
 }
 
 impl<'a> Restore<'a> {
-    /// Checks that all paths exist in the snapshot `snapshot` and, with `to`, that their names do not
+    /// Checks that all paths exist in `snapshot` and, with `to`, that their names do not
     /// exist in that directory. Without paths the whole tree is restored and, unless `to` is given,
     /// all other objects of the live tree are deleted. Deletes leftovers of an interrupted restore.
     ///

@@ -24,8 +24,8 @@ pub const RESERVED: [(u64, u64); 2] = [(0, 65), (320, 385)];
 pub const LOG: (u64, u64) = (65, 320);
 /// [`RESERVED`] for archives with a log: header, ring and log are adjacent.
 const RESERVED_WITH_LOG: [(u64, u64); 1] = [(0, 385)];
-/// Bytes of a page outside body, or head and chunks: nonce 24, prologue 48 + 16, tag of body or head
-/// 16.
+/// Bytes of a page outside body, or head and chunks: nonce 24, prologue 48 + 16, tag of body or
+/// head 16.
 pub const PAGE_OVERHEAD: usize = 104;
 /// Maximum length of a page in blocks.
 pub const MAX_PAGE_BLOCKS: u64 = 64;

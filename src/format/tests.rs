@@ -1,5 +1,5 @@
-//! Generators of random values and of damaged encodings for the property tests of this layer, and the
-//! named vectors of `format-spec/vectors`, run against its decoders and encoders.
+//! Generators of random values and of damaged encodings for the property tests of this layer, and
+//! the named vectors of `format-spec/vectors`, run against its decoders and encoders.
 
 use std::collections::BTreeSet;
 use std::fs;

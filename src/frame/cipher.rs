@@ -386,8 +386,8 @@ impl PageCipher {
         Ok(table)
     }
 
-    /// Opens consecutive chunks in place; `bytes` has the range `head.stored_range(chunks)`. Errors:
-    /// `Damaged` when one fails authentication; its bytes are then zeroed.
+    /// Opens consecutive chunks in place; `bytes` has the range `head.stored_range(chunks)`.
+    /// Errors: `Damaged` when one fails authentication; its bytes are then zeroed.
     pub(crate) fn open_chunks(
         &self,
         pointer: &Pointer,

@@ -444,8 +444,8 @@ pub(crate) struct VerifiedVolume {
 
 impl VerifiedVolume {
     /// Verifies, by reading only, that this is not an older copy of the archive, in which a change
-    /// of the header would be lost. The header must be authentic. Errors: `Replaced`, `OlderCopy` and
-    /// `ForkedCopy` unless accepted, `Damaged` when no commit can be trusted.
+    /// of the header would be lost. The header must be authentic. Errors: `Replaced`, `OlderCopy`
+    /// and `ForkedCopy` unless accepted, `Damaged` when no commit can be trusted.
     pub(crate) fn verify(
         storage: Arc<dyn Storage>,
         header: &Header,
@@ -588,8 +588,9 @@ pub fn backup_header<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<u8>> 
 /// the backup.
 ///
 /// # Errors
-/// `Invalid` for an invalid backup or one of another archive, `OlderCopy` when the archive's keys were
-/// changed since and that is not accepted (`seen.accept_older`), `Damaged`, `InUse`, `WrongKey`.
+/// `Invalid` for an invalid backup or one of another archive, `OlderCopy` when the archive's keys
+/// were changed since and that is not accepted (`seen.accept_older`), `Damaged`, `InUse`,
+/// `WrongKey`.
 pub fn restore_header<'a>(
     site: impl Into<ArchiveSource<'a>>,
     backup: &[u8],

@@ -41,8 +41,8 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
-    /// Creates a pager; `cache_bytes` bounds its caches: three quarters for decompressed chunks, one
-    /// quarter for heads.
+    /// Creates a pager; `cache_bytes` bounds its caches: three quarters for decompressed chunks,
+    /// one quarter for heads.
     pub(crate) fn new(storage: Arc<dyn Storage>, cipher: impl Into<Arc<PageCipher>>, cache_bytes: usize) -> Pager {
         let heads = cache_bytes / 4;
         Pager {

@@ -1,6 +1,6 @@
 //! Scenarios of many files: small files added, listed, read and extracted; changes of a filled
-//! archive; the cost of operations as the number of entries grows. And of one large file: import and
-//! extraction compared with a synced copy, and cold and warm range reads.
+//! archive; the cost of operations as the number of entries grows. And of one large file: import
+//! and extraction compared with a synced copy, and cold and warm range reads.
 
 use std::fs::{self, File};
 use std::io::Write;

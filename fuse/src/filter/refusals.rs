@@ -30,7 +30,7 @@ const ORDERS: [(c_long, usize); 5] = [
 ];
 
 /// Answers until no process has the filter any more; `log` gets the name of each call once. Errors:
-/// those of the listener: from then on the kernel answers the calls.
+/// failures of the listener: from then on the kernel answers the calls.
 pub(super) fn serve(listener: &OwnedFd, mut log: impl FnMut(&str)) -> io::Result<()> {
     check_sizes()?;
     let mut logged = BTreeSet::new();

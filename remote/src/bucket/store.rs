@@ -270,7 +270,7 @@ impl BucketStore {
 
     /// Creates an object, repeating the same bytes until the store has decided. An existing name
     /// does not decide: it may be ours, of a lost response. After [`Self::spool_on_timeout`], a
-    /// spooled object counts as created. Errors: those of requests. After one, the object may or
+    /// spooled object counts as created. Errors: failures of requests. After one, the object may or
     /// may not exist, or appear later.
     pub(super) fn create(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<CreateOutcome> {
         loop {
@@ -438,7 +438,7 @@ impl BucketStore {
         left.into_inner()
     }
 
-    /// Removes the temporary objects of overtaken writers. Errors: those of requests.
+    /// Removes the temporary objects of overtaken writers. Errors: failures of requests.
     pub(super) fn sweep(&self, incarnation: &Incarnation) -> Result<()> {
         ["log", "seg", "map"].iter().try_for_each(|part| {
             let above = format!("{}/{part}", hex(incarnation));
@@ -450,7 +450,7 @@ impl BucketStore {
         self.request(&mut |objects| objects.list(prefix, after, most)).map_err(|error| self.to_error(error))
     }
 
-    /// Visits all objects with a prefix. Errors: those of requests and of `visit`; a store that
+    /// Visits all objects with a prefix. Errors: failures of requests and of `visit`; a store that
     /// repeats names or exceeds the limit.
     pub(super) fn walk(&self, prefix: &str, visit: &mut dyn FnMut(ListedObject) -> Result<()>) -> Result<()> {
         self.walk_tolerant(prefix, &mut |_, error| Err(error), visit)
@@ -497,13 +497,13 @@ impl BucketStore {
         }
     }
 
-    /// Finds the sequence of the newest record; None if there is none. Errors: those of requests;
-    /// `Damaged` for an invalid name.
+    /// Finds the sequence of the newest record; None if there is none. Errors: failures of
+    /// requests; `Damaged` for an invalid name.
     pub(super) fn newest_sequence(&self, incarnation: &Incarnation) -> Result<Option<u64>> {
         self.request(&mut |objects| find_newest(objects, incarnation)).map_err(|error| self.to_error(error))
     }
 
-    /// Reads a record without its pages; None if the number does not exist. Errors: those of
+    /// Reads a record without its pages; None if the number does not exist. Errors: failures of
     /// requests; `Damaged`.
     pub(super) fn read_record(
         &self,
@@ -572,7 +572,7 @@ impl BucketStore {
         Ok(Some((trailer, body)))
     }
 
-    /// Reads the map of a checkpoint. Errors: those of requests; `Damaged`.
+    /// Reads the map of a checkpoint. Errors: failures of requests; `Damaged`.
     pub(super) fn read_checkpoint(
         &self,
         incarnation: &Incarnation,

@@ -50,7 +50,7 @@ pub(crate) struct BucketVersion {
 }
 
 impl BucketVersion {
-    /// Loads the newest version; None before the first record. Errors: those of requests;
+    /// Loads the newest version; None before the first record. Errors: failures of requests;
     /// `Damaged`.
     pub(super) fn load_newest(store: &BucketStore, incarnation: &Incarnation) -> Result<Option<BucketVersion>> {
         BucketVersion::load_newest_from(store, incarnation, None)
@@ -396,7 +396,7 @@ impl Follower {
     }
 
     /// Polls for a newer version, which [`Follower::file`] returns from then on. Costs one request
-    /// if there is none. Errors: those of requests, after which a later call may succeed;
+    /// if there is none. Errors: failures of requests, after which a later call may succeed;
     /// `Damaged` for an invalid record, or one of another archive.
     pub(crate) fn poll(&mut self) -> Result<()> {
         self.poll_by(&now)

@@ -138,7 +138,8 @@ pub struct XaesKey {
     xaes: Xaes<Native>,
 }
 
-/// AES-256-GCM key of one page. Seals each of its messages once: prologue, body or head, and chunks.
+/// AES-256-GCM key of one page. Seals each of its messages once: prologue, body or head, and
+/// chunks.
 pub struct PageKey {
     messages: Messages<Native>,
 }
@@ -195,7 +196,8 @@ impl PageKey {
         self.messages.open(1, aad, data, tag)
     }
 
-    /// Seals message 2 + `chunk`, with the IV of the nonce and that number xored into its last byte.
+    /// Seals message 2 + `chunk`, with the IV of the nonce and that number xored into its last
+    /// byte.
     ///
     /// # Panics
     /// Same as [`PageKey::seal_prologue`], and when `chunk` is [`MAX_CHUNKS`] or more.

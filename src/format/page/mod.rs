@@ -94,8 +94,8 @@ impl Prologue {
         Ok(prologue)
     }
 
-    /// Returns whether the page holds file data: a sealed head and separately sealed chunks, instead
-    /// of one sealed body.
+    /// Returns whether the page holds file data: a sealed head and separately sealed chunks,
+    /// instead of one sealed body.
     pub fn has_chunks(&self) -> bool {
         matches!(self.kind, PageKind::Data | PageKind::Packed)
     }

@@ -471,8 +471,8 @@ impl RollbackCheck {
 }
 
 /// Judges whether the archive may be used; returns whether it must replace the remembered state.
-/// `only_reads`: this command does not write to the archive. Errors: `OlderCopy` and `ForkedCopy` unless
-/// accepted. The header is judged also when nothing is remembered.
+/// `only_reads`: this command does not write to the archive. Errors: `OlderCopy` and `ForkedCopy`
+/// unless accepted. The header is judged also when nothing is remembered.
 pub(crate) fn judge(
     volume: &Volume,
     header_sequence: u64,

@@ -1,5 +1,5 @@
-//! Tests of the slots. The vectors are `format-spec/vectors/slots.json`: keys and sealed bytes of another implementation for each
-//! kind of slot, step by step.
+//! Tests of the slots. The vectors are those of `format-spec/vectors/slots.json`: keys and sealed
+//! bytes of another implementation for each kind of slot, step by step.
 
 use super::super::header::empty_slots;
 use super::*;

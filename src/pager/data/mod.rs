@@ -172,9 +172,9 @@ struct PageReader<'a> {
 }
 
 impl<'a> PageReader<'a> {
-    /// Opens a page for reading. On remote storage, reads head and chunks in one request, unless the
-    /// head is cached or the gap between them exceeds the requested bytes. An IPC round trip costs
-    /// as much as copying some chunks.
+    /// Opens a page for reading. On remote storage, reads head and chunks in one request, unless
+    /// the head is cached or the gap between them exceeds the requested bytes. An IPC round trip
+    /// costs as much as copying some chunks.
     fn open(pager: &'a Pager, pointer: &'a Pointer, start: u32, length: u32) -> Result<PageReader<'a>> {
         let mut page = PageReader { pager, pointer, prefetched: Vec::new() };
         if pager.is_remote() && !pager.heads.has(pointer) {
@@ -278,8 +278,8 @@ impl<'a> PageReader<'a> {
 const PREFETCH_GAP: u64 = 64 << 10;
 
 /// Estimates the stored range of plain bytes in a page of `bytes` bytes without its head, assuming
-/// a full page with chunks of equal length. Exact for a full page of raw chunks; otherwise padded by
-/// one block on both sides.
+/// a full page with chunks of equal length. Exact for a full page of raw chunks; otherwise padded
+/// by one block on both sides.
 fn estimated_range(bytes: u64, start: u32, length: u32) -> Range<u64> {
     if bytes <= NODE_BLOCKS * BLOCK {
         return 0..bytes; // all of it comes as fast as a part

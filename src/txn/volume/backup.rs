@@ -104,8 +104,8 @@ impl Volume {
         self.origin
     }
 
-    /// Commits the present state and pins it. Errors: those of a commit; `Damaged` when the history
-    /// cannot be read.
+    /// Commits the present state and pins it. Errors: failures of a commit; `Damaged` when the
+    /// history cannot be read.
     pub(crate) fn pin(&self) -> Result<Pinned> {
         let (state, origin, record) = if self.read_only() { self.opened()? } else { self.committed()? };
         let content = SnapshotValue {

@@ -1,6 +1,6 @@
-//! Measurements of the share daemon: `cargo bench -p lockbox-share --bench measure -- KIND OPTIONS`.
-//! This file measures the store alone: deposits, claims, and both in turn, on a store that may hold
-//! many shares already.
+//! Measurements of the share daemon: `cargo bench -p lockbox-share --bench measure -- KIND
+//! OPTIONS`. This file measures the store alone: deposits, claims, and both in turn, on a store
+//! that may hold many shares already.
 
 #![allow(clippy::print_stdout)] // the results
 
