@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use lockbox::Error;
-use lockbox::archive::{Archive, OpenOptions};
+use lockbox::archive::{Archive, OpenOptions, RetentionPolicy};
 use lockbox::keys::{PlaceName, UnlockedKey};
 
 use lockbox_fuse::daemon::Notify;
@@ -283,11 +283,20 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let served = serve(&config, &key, namespaces.as_ref());
     match &served {
         Err(_) if creates_point => drop(CreatedMountpoint::of(config.point()).map(|made| made.remove())),
-        Ok(()) if creates_point && !config.options.foreground && config.options.sources.passphrase.advises() => {
+        Ok(()) if !config.options.foreground && config.options.sources.passphrase.advises() => {
             let point = display(config.point().as_os_str().as_bytes());
             let archive = display(config.archive().file_name().unwrap_or_default().as_bytes());
-            say(&format!("Your files are in {point}."));
-            say(&format!("To close: lockbox umount {point} (the folder disappears, the files stay in {archive})"));
+            if creates_point {
+                say(&format!("Your files are in {point}."));
+                say(&format!("To close: lockbox umount {point} (the folder disappears, the files stay in {archive})"));
+            }
+            let unscheduled = config.options.snapshots == RetentionPolicy::default() && !config.options.read_only;
+            if unscheduled
+                && namespaces.is_none()
+                && config.point().read_dir().is_ok_and(|mut entries| entries.next().is_none())
+            {
+                say("Deleted files are erased; -o snapshots=hourly:24,daily:7 keeps versions.");
+            }
         }
         _ => {}
     }
