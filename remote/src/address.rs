@@ -126,11 +126,11 @@ impl Address {
         // Arguments are seen by every user of the machine, and the kernel's table of mounts by
         // every program.
         if !url.username().is_empty() || url.password().is_some() {
-            return Err("a password in an address is seen by everybody on this machine");
+            return Err("an address must not contain a password: every user of this machine could see it");
         }
         if url.query().is_some() || url.fragment().is_some() {
             return Err(
-                "an address ends with the path of the file: what follows '?' or '#' may be a secret, and would be seen by everybody",
+                "an address must end with the path of the file: every user of this machine could see a secret after '?' or '#'",
             );
         }
         if url.host().is_none() || url.path().ends_with('/') {
@@ -204,7 +204,7 @@ pub(crate) fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
         "https" => Ok(()),
         "http" if allow_http => Ok(()),
         "http" => Err(Error::invalid(format!(
-            "{url}: plain http shows every host on the way what is read; it needs allow-http, and at a private address allow-private too; use --remote allow-http,allow-private, or set LOCKBOX_REMOTE to these"
+            "{url}: plain http shows every host on the route the bytes that are read; to allow it, use --remote allow-http (at a private address allow-http,allow-private), or set LOCKBOX_REMOTE to the same"
         ))),
         _ => Err(Error::invalid(format!("{}: this kind of address cannot be read", display(url.as_str().as_bytes())))),
     }
@@ -294,8 +294,8 @@ mod tests {
     #[test]
     fn what_cannot_be_used_says_why() {
         for (text, why) in [
-            ("https://user:secret@example.org/a.lbx", "seen by everybody"),
-            ("https://example.org/a.lbx?token=1", "may be a secret"),
+            ("https://user:secret@example.org/a.lbx", "every user of this machine"),
+            ("https://example.org/a.lbx?token=1", "a secret after"),
             ("https://example.org/", "the path of a file"),
             ("s3://bucket", "s3://BUCKET/NAME"),
             ("s3://bucket/", "s3://BUCKET/NAME"),

@@ -430,7 +430,7 @@ mod tests {
         assert!(message.contains("no address of a server") && !message.contains("s3cr3t"), "{message}");
         let plain = found(&[("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true")]).unwrap();
         let message = AzureContainer::at("c", plain, || Ok(None), &RemoteOptions::default()).err().unwrap().to_string();
-        assert!(message.contains("needs allow-http"), "{message}");
+        assert!(message.contains("to allow it, use --remote allow-http"), "{message}");
     }
 
     #[test]

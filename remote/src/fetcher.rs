@@ -404,7 +404,7 @@ fn answer_polls(mut follower: Follower, news: UnixStream) {
             if follower.sequence() <= u64::from_le_bytes(shown) {
                 return Ok((PollReply::None, Vec::new()));
             }
-            let cannot = |error| Error::io("cannot lend what is new", error);
+            let cannot = |error| Error::io("cannot serve the newer version", error);
             let (ours, theirs) = socket_pairs(READ_SOCKETS).map_err(cannot)?;
             let file: Arc<dyn Storage> = follower.file().clone();
             spawn_servers(&file, ours).map_err(cannot)?;

@@ -238,10 +238,10 @@ impl RangeResponse {
         }
         if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
             return Err(RemoteError::Unsupported(
-                "it compresses what it sends, so that parts of the file cannot be asked for".into(),
+                "it compresses its responses, so parts of the file cannot be requested".into(),
             ));
         }
-        let wrong = || RemoteError::Unsupported("its answer is not about the range that it was asked for".into());
+        let wrong = || RemoteError::Unsupported("its response is not for the requested range".into());
         let (first, last, length) = text(headers, header::CONTENT_RANGE).and_then(content_range).ok_or_else(wrong)?;
         let end = last + 1;
         if first != start || end > most || end > length || end <= start {

@@ -191,7 +191,7 @@ pub fn check_writable(address: &Address) -> Result<()> {
 
 fn reject_pending_upload(address: &Address, options: &RemoteOptions) -> Result<()> {
     if options.unsent {
-        return Err(Error::invalid(format!("{address}: what was not sent can only be read")));
+        return Err(Error::invalid(format!("{address}: unsent data is read-only")));
     }
     Ok(())
 }

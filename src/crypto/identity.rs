@@ -186,11 +186,8 @@ fn ssh_identity(content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Resul
         ssh::Identity::Encrypted(key) => {
             let answer = prompts.secret(&format!("Passphrase of the SSH key {name}: "));
             let passphrase = answer.as_ref().and_then(secret_string);
-            let passphrase = passphrase.ok_or_else(|| {
-                Error::invalid(format!(
-                    "{name}: the SSH key is protected, and nobody could be asked for its passphrase"
-                ))
-            })?;
+            let passphrase = passphrase
+                .ok_or_else(|| Error::invalid(format!("{name}: cannot ask for the passphrase of the SSH key")))?;
             let opened = key.decrypt(passphrase);
             let opened = opened.map_err(|_| Error::invalid(format!("{name}: wrong passphrase of the SSH key")))?;
             Ok(ssh::Identity::Unencrypted(opened))
@@ -226,12 +223,12 @@ impl Recipient {
         let begins = |prefix: &str| text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
         if begins("AGE-SECRET-KEY-") || begins("AGE-PLUGIN-") {
             return Err(Error::invalid(
-                "this is an identity, which is secret: give its recipient (age1...), which 'age-keygen -y' prints",
+                "this is an identity, which is secret: pass its recipient (age1...), which 'age-keygen -y' prints",
             ));
         }
         if text.starts_with("-----BEGIN") {
             return Err(Error::invalid(
-                "this is a private key, which is secret: give the public one, as in the file beside it that ends in .pub",
+                "this is a private key, which is secret: pass its public key, usually the file of the same name with .pub",
             ));
         }
         if PUBLIC_KEYS.iter().any(|kind| text.starts_with(kind)) {
@@ -315,7 +312,7 @@ fn reason(error: &DecryptError) -> String {
         DecryptError::Plugin(errors) => errors.first().map_or_else(|| "the plugin failed".to_owned(), said),
         DecryptError::Io(error) => died(error),
         DecryptError::KeyDecryptionFailed => "the identity is protected, and its passphrase is wrong or missing".into(),
-        _ => "it does not open what is sealed to it".into(),
+        _ => "it does not decrypt a file sealed to it".into(),
     }
 }
 

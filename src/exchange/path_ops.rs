@@ -161,8 +161,8 @@ pub fn make_directories(fs: &FileSystem, paths: &[Vec<u8>], parents: bool, creat
     let mut make = |parent, name: &[u8]| fs.make_directory(parent, name, DIRECTORY_MODE, creator);
     paths.iter().try_for_each(|path| {
         let told = |error| match error {
-            Error::Exists => Error::invalid(format!("{} is there already", display(path))),
-            Error::NotDirectory => Error::invalid(format!("{} leads through what is no directory", display(path))),
+            Error::Exists => Error::invalid(format!("{} already exists", display(path))),
+            Error::NotDirectory => Error::invalid(format!("{}: a parent is not a directory", display(path))),
             error => error,
         };
         if parents {

@@ -205,7 +205,7 @@ pub fn remove<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>, na
     let others = keys.iter().filter(|key| usize::from(key.slot) != slot);
     if !others.clone().any(|key| !matches!(key.kind, KeyKind::Unknown(_))) {
         return Err(Error::invalid(format!(
-            "key slot {slot} is the last one: without it nobody could open the archive; add another key first"
+            "key slot {slot} is the last one: without it the archive could not be opened; add another key first"
         )));
     }
     let removed = keys.iter().find(|key| usize::from(key.slot) == slot).cloned();

@@ -238,7 +238,7 @@ impl Operation<'_> {
             }
         }
         if let Some(first) = damage.first() {
-            tracing::warn!("records of the log that lie on what is damaged: {}, the first one: {first}", damage.len());
+            tracing::warn!("log records on damaged nodes: {}; the first one: {first}", damage.len());
         }
         Ok(())
     }

@@ -214,7 +214,7 @@ impl SpaceWaiter {
                     Err(error @ Error::WriteFailed(_)) => return Err(error),
                     // It stays queued, and background work tells.
                     Err(error) => {
-                        tracing::debug!(%error, "what was deleted could not be reclaimed for want of room");
+                        tracing::debug!(%error, "cannot reclaim deleted data for lack of room");
                         return Ok(false);
                     }
                 }

@@ -42,7 +42,7 @@ fn small_files(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) 
     report.time("close", || made.close())?;
     let (ours, theirs) = (made.bytes()?, tar_zstd(&contents)?);
     let ratio = ours as f64 / theirs as f64;
-    report.row("size, beside tar and zstd -1", &format!("{ours} / {theirs} = {ratio:.2}"))?;
+    report.row("size, compared with tar and zstd -1", &format!("{ours} / {theirs} = {ratio:.2}"))?;
     made.make_cold()?;
     made.open()?;
     let fs = made.fs()?;

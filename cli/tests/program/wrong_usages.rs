@@ -20,17 +20,17 @@ const TABLE: &[(&[&str], i32, &str)] = &[
     (
         &["key", "add", "a.lbx", "--recipient", IDENTITY],
         2,
-        "this is an identity, which is secret: give its recipient (age1...), which 'age-keygen -y' prints\n",
+        "this is an identity, which is secret: pass its recipient (age1...), which 'age-keygen -y' prints\n",
     ),
     (
         &["key", "add", "a.lbx", "--recipient", SSH_PRIVATE],
         2,
-        "this is a private key, which is secret: give the public one, as in the file beside it that ends in .pub\n",
+        "this is a private key, which is secret: pass its public key, usually the file of the same name with .pub\n",
     ),
     (
         &["key", "add", "a.lbx", "--recipient-file", "id"],
         2,
-        "this is a private key, which is secret: give the public one, as in the file beside it that ends in .pub\n",
+        "this is a private key, which is secret: pass its public key, usually the file of the same name with .pub\n",
     ),
     (
         &["ls", "a.lbx", "--identity", "id.pub"],

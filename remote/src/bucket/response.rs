@@ -27,7 +27,7 @@ pub(super) fn read_part(
     part: ObjectRange,
     most: u64,
 ) -> RemoteResult<(Vec<u8>, Option<u64>)> {
-    let wrong = || Err(RemoteError::Unsupported("its answer is not about the range that it was asked for".into()));
+    let wrong = || Err(RemoteError::Unsupported("its response is not for the requested range".into()));
     let declared = http::text(response.headers(), header::CONTENT_RANGE).and_then(http::content_range);
     match (response.status(), part, declared) {
         (StatusCode::PARTIAL_CONTENT, ObjectRange::Range(offset, length), Some((first, last, _))) => {
@@ -90,5 +90,5 @@ pub(super) fn read_list(response: Response<Body>) -> RemoteResult<String> {
 }
 
 pub(super) fn invalid_list() -> RemoteError {
-    RemoteError::Unsupported("its answer is no list".into())
+    RemoteError::Unsupported("its response is not a list".into())
 }

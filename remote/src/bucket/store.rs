@@ -411,7 +411,7 @@ impl BucketStore {
         match self.request(&mut |objects| objects.create(name, bytes)).map_err(|error| self.to_error(error))? {
             ObjectCreation::Exists => Ok(()),
             ObjectCreation::Created(_) => Err(Error::Unsupported(format!(
-                "{}: the store overwrites what is there although it was asked not to (If-None-Match), so two writers could destroy each other's work",
+                "{}: the store ignores If-None-Match and overwrites objects, so two writers could destroy each other's data; use another store",
                 self.name
             ))),
         }
@@ -491,8 +491,7 @@ impl BucketStore {
             let is_full = listed.len() == MAX_LIST_ENTRIES;
             for object in listed {
                 if object.name <= after {
-                    return Err(self
-                        .to_error(RemoteError::Unsupported("what it lists is not in the order of its bytes".into())));
+                    return Err(self.to_error(RemoteError::Unsupported("its lists are not sorted by bytes".into())));
                 }
                 after.clone_from(&object.name);
                 visit(object)?;
@@ -574,11 +573,11 @@ impl BucketStore {
             Err(RemoteError::NotFound) => return Ok(None),
             Err(error) => return Err(self.to_error(error)),
         };
-        let short = || Error::damaged(format!("{}: a record that ends too early", self.name));
+        let short = || Error::damaged(format!("{}: a record is truncated", self.name));
         let at = tail.len().checked_sub(TRAILER_BYTES).ok_or_else(short)?;
         let trailer = Trailer::decode(&tail[at..], incarnation)?;
         if trailer.sequence != sequence {
-            return Err(Error::damaged(format!("{}: a record lies under another's number", self.name)));
+            return Err(Error::damaged(format!("{}: a record has the name of another one", self.name)));
         }
         let needed = trailer.body_bytes() as usize + TRAILER_BYTES;
         let whole;
@@ -679,7 +678,7 @@ fn find_newest(objects: &dyn ObjectStore, incarnation: &Incarnation) -> RemoteRe
 }
 
 fn missing_message(id: &ObjectId) -> String {
-    format!("{} is missing, which its newest record needs", describe(id))
+    format!("{} is missing, and the newest record needs it", describe(id))
 }
 
 #[cfg(test)]

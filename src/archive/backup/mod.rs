@@ -262,10 +262,10 @@ impl BackupSource {
             return refused(OTHER_ARCHIVE);
         }
         if theirs.commitment != ours.commitment {
-            return refused("it has the volume key of before a change of that: choose another file, or remove it");
+            return refused("it has an earlier volume key: choose another file, or remove it");
         }
         if theirs.sequence > ours.sequence {
-            return refused("its keys are newer than those of the archive");
+            return refused("its keys are newer than the archive's keys");
         }
         let volume = self.volume().read_copy(file.clone(), theirs.sequence, MEMORY).map_err(in_backup)?;
         let Some(base) = volume.origin() else {
@@ -277,7 +277,7 @@ impl BackupSource {
             // be determined.
             Ancestry::Unknown => Ok(DestinationState::Full),
             Ancestry::Older => refused("it is newer than the archive"),
-            Ancestry::Diverged => refused("it has what the archive lacks: the two were written apart from each other"),
+            Ancestry::Diverged => refused("it has commits that the archive lacks: the two have diverged"),
         }
     }
 }
@@ -460,7 +460,7 @@ impl BackupDestination {
         for name in others {
             tracing::warn!(
                 name,
-                "this file lies beside the backup, and an earlier run may have left it: look at it, then remove it"
+                "an earlier run may have left this file in the directory of the backup; check it, then remove it"
             );
         }
         Ok(NewBackupFile(replace::UnfinishedFile::new(&self.entry, UNFINISHED, &SystemEnvironment)?))

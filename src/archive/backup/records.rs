@@ -184,8 +184,7 @@ impl PreparedUpdate {
         let same = match (&extent, &there) {
             (Some(extent), there) if extent.born <= base => {
                 if there.is_none_or(|there| (there.length, there.born) != (extent.length, extent.born)) {
-                    let detail =
-                        format!("what it was said to have is not in it: inode={} offset={}", key.object, key.sub);
+                    let detail = format!("an extent of its origin is missing: inode={} offset={}", key.object, key.sub);
                     return Err(in_backup(Error::damaged(detail)));
                 }
                 true

@@ -641,7 +641,7 @@ pub(in crate::archive) fn relay<T: Send>(
             .map_err(|error| Error::io("cannot start a thread", error))?;
         let was_read = read(&mut |part| {
             // The queue is closed when the writer has failed; then the writer's error is returned.
-            sender.send(part).map_err(|_| Error::Invalid("nobody takes what is handed on".into()))
+            sender.send(part).map_err(|_| Error::Invalid("the writer thread has ended".into()))
         });
         drop(sender);
         let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -150,14 +150,14 @@ pub(in crate::archive) fn remove_leftovers(
             // In use by another run.
             Err(Error::InUse(_)) => continue,
             Err(error) => {
-                tracing::warn!(%error, name = shown, "cannot look at what an earlier run may have left");
+                tracing::warn!(%error, name = shown, "cannot inspect a leftover of an earlier run");
                 continue;
             }
         };
         match superseded(retained.clone()) {
             Ok(true) => {
                 if let Err(error) = entry.remove(&*retained) {
-                    tracing::warn!(%error, name = shown, "cannot remove what an earlier run left");
+                    tracing::warn!(%error, name = shown, "cannot remove a leftover of an earlier run");
                 }
             }
             Ok(false) | Err(_) => others.push(shown),
@@ -199,8 +199,8 @@ impl UnfinishedFile {
     /// then syncs everything.
     pub(in crate::archive) fn copy_metadata(&self, old: &OldArchive) -> Result<()> {
         let new = &*self.storage;
-        let cannot = |what: &str| {
-            let context = format!("cannot give the new file the {what} of {}", old.shown());
+        let cannot = |property: &str| {
+            let context = format!("cannot copy the {property} of {} to the new file", old.shown());
             move |errno: Errno| Error::io(context, errno.into())
         };
         let (from, own) = (stat(&old.storage, &old.entry)?, stat(new, &self.entry)?);
@@ -302,10 +302,10 @@ impl UnfinishedFile {
 
     /// Returns the error for an exchange that could not be verified.
     fn exchanged(&self, old: &OldArchive, error: io::Error) -> Error {
-        let (archive, beside) = (old.shown(), self.entry.path().display());
+        let (archive, previous) = (old.shown(), self.entry.path().display());
         Error::io(
             format!(
-                "{archive} was replaced by the new file, but whether it still is cannot be told; the file as it was before may be {beside}"
+                "{archive} was replaced by the new file, but the replacement cannot be verified; the previous file may be {previous}"
             ),
             error,
         )

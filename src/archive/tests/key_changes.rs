@@ -298,8 +298,8 @@ fn a_rekey_that_fails_or_keeps_nothing_leaves_all_as_it_was() {
     let before = std::fs::read(case.path()).unwrap();
     let access = secrets("first");
     let all = vec![KeyName::Slot(0), KeyName::Slot(1)];
-    assert!(refusal(case.rekey(&access, KeepKeys::Drop(all))).contains("no key slot would be kept"));
-    assert!(refusal(case.rekey(&access, KeepKeys::Only(vec![]))).contains("no key slot would be kept"));
+    assert!(refusal(case.rekey(&access, KeepKeys::Drop(all))).contains("no key slot would remain"));
+    assert!(refusal(case.rekey(&access, KeepKeys::Only(vec![]))).contains("no key slot would remain"));
     assert!(refusal(case.rekey(&access, KeepKeys::Only(vec![KeyName::parse("nobody")]))).contains("label"));
     let prompts = prompts();
     for stop in [CompactStep::Created, CompactStep::Copied, CompactStep::Verified, CompactStep::Prepared] {

@@ -160,7 +160,7 @@ impl MirrorPlanner<'_> {
             if keeps {
                 let path = display(&self.path);
                 return Err(Error::invalid(format!(
-                    "{path} is no directory any more, but has below it what is left out"
+                    "{path} is no longer a directory, but the archive has excluded entries below it"
                 )));
             }
             self.plan.replace(existing.ino, self.path.clone(), below);

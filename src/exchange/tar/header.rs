@@ -117,8 +117,10 @@ fn number(field: &[u8]) -> Option<i64> {
     }
 }
 
-fn in_range<T: TryFrom<i64>>(number: Option<i64>, what: &str) -> Result<T> {
-    number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| Error::invalid(format!("its {what} is no number")))
+fn in_range<T: TryFrom<i64>>(number: Option<i64>, field: &str) -> Result<T> {
+    number
+        .and_then(|number| T::try_from(number).ok())
+        .ok_or_else(|| Error::invalid(format!("its {field} is not a valid number")))
 }
 
 /// Attributes by name, and names of access control lists that could not be parsed.
@@ -209,7 +211,7 @@ impl HeaderType {
     /// Returns the type for a header's flag. Errors: `Invalid` for a flag that is known and not
     /// supported, and for an unknown one, because it is unclear whether content follows.
     pub(super) fn of(flag: u8) -> Result<HeaderType> {
-        let unsupported = |what: &str| Error::invalid(format!("{what}, which is not supported"));
+        let unsupported = |feature: &str| Error::invalid(format!("{feature}, which is not supported"));
         Ok(HeaderType::Member(match flag {
             // '7' is a contiguous file; the layout is up to the host.
             b'0' | b'\0' | b'7' => MemberType::File,

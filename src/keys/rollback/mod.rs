@@ -500,7 +500,7 @@ pub(crate) fn judge(
         Ancestry::Descendant => return Ok(header_sequence < known),
         Ancestry::Unknown => {
             tracing::warn!(
-                "the archive was written in so many sessions since {} that it cannot be told whether it is the one seen then",
+                "the archive has had too many writing sessions since {} to verify that it is the same one",
                 seen.time.utc()
             );
             return Ok(false);

@@ -74,7 +74,7 @@ enum CommitOutcome {
 
 /// The number of the commit that a caller needs.
 #[derive(Debug)]
-#[must_use = "nobody else may lead the commit"]
+#[must_use = "the commit may have no leader"]
 pub(crate) struct CommitTicket(u64);
 
 pub(in crate::txn) struct GroupCommit {

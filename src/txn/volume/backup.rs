@@ -122,7 +122,7 @@ impl Volume {
         let mark = self.opened_at().filter(|_| self.before_replay.get().is_none());
         let Some(Mark { session, first, generation, tag }) = mark else {
             return Err(Error::invalid(
-                "what is shown here is no commit: the archive was not closed, and is only read, or this is one of its snapshots",
+                "this version is not a commit: it is a snapshot, or the archive was not closed and is open read-only",
             ));
         };
         let record = self.durable();

@@ -88,7 +88,7 @@ case_one_damaged_header_copy_is_repaired() {
         dd if=/dev/urandom of="$WORK/box$copy.lbx" bs=4096 seek="$copy" count=33 conv=notrunc status=none
         expect 12 'copy . of the header is lost' lockbox check --passfile "$PASSFILE" "$WORK/box$copy.lbx"
         attach "box$copy" 2>"$WORK/said"
-        grep -q 'of the header is lost .*written anew' "$WORK/said" || fail "the mount did not say what it mended: $(cat "$WORK/said")"
+        grep -q 'of the header is lost .*rewritten' "$WORK/said" || fail "the mount did not say what it mended: $(cat "$WORK/said")"
         echo content >"$WORK/box$copy/file"
         detach "box$copy"
         dd if=/dev/urandom of="$WORK/box$copy.lbx" bs=4096 seek=$((320 - copy)) count=33 conv=notrunc status=none

@@ -106,7 +106,7 @@ a_mount_in_a_left_stage() {
     mount --bind "$WORK/held" "$left/held"
     mount --bind "$WORK/precious" "$other"
     lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" small --to "$WORK/out" 2>"$WORK/stderr"
-    grep -q 'cannot remove what an earlier extraction left' "$WORK/stderr" || fail "nothing was said: $(cat "$WORK/stderr")"
+    grep -q 'cannot remove a leftover of an earlier extraction' "$WORK/stderr" || fail "nothing was said: $(cat "$WORK/stderr")"
     [[ $(cat "$WORK/precious/mine/file" "$WORK/held/file") == $'precious\nheld' && $(stat -c %a "$WORK/precious") == 500 ]] ||
         fail 'what was mounted in a left stage was emptied or changed'
     umount "$left/deep/below" "$left/held" "$other"

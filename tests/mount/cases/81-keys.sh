@@ -122,7 +122,7 @@ case_keys_are_removed_but_never_the_last_one() {
     grep -q 'Older copies .* still open .*lockbox key rekey' "$WORK/stdout"
     expect 10 'wrong passphrase' lockbox key test --keyfile "$WORK/usb" "$WORK/box.lbx"
     expect 2 'the last one' key rm 0
-    expect 2 'no key slot would be kept' key rekey --drop 0
+    expect 2 'no key slot would remain' key rekey --drop 0
     same "$(opens --passfile "$PASSFILE")" 0
 }
 
@@ -238,7 +238,7 @@ case_wrong_and_hostile_input_of_every_kind_is_one_sentence() {
     LBXTEST_MODE=error expect 2 'the token .*is locked' \
         lockbox key test --identity "$WORK/plugin.identity" "$WORK/box.lbx"
     LBXTEST_MODE=die expect 2 'plugin' lockbox key test --identity "$WORK/plugin.identity" "$WORK/box.lbx"
-    LBXTEST_MODE=wrong expect 2 'does not open' lockbox key test --identity "$WORK/plugin.identity" "$WORK/box.lbx"
+    LBXTEST_MODE=wrong expect 2 'does not decrypt' lockbox key test --identity "$WORK/plugin.identity" "$WORK/box.lbx"
     # What fails does not keep another secret from opening.
     same "$(LBXTEST_MODE=error opens --identity "$WORK/plugin.identity" --passfile "$PASSFILE")" 0
     # A slot whose plugin is gone keeps a new volume key from being made, until it is dropped.
@@ -252,7 +252,7 @@ case_wrong_and_hostile_input_of_every_kind_is_one_sentence() {
     expect 2 'no age identity' lockbox key test --identity "$WORK/identity" "$WORK/box.lbx"
     ! grep -q MALFORMED "$WORK/stderr" || fail 'a secret is shown'
     ssh-keygen -q -t ed25519 -N 'protected' -f "$WORK/ssh"
-    expect 2 'is protected' setsid lockbox key test --identity "$WORK/ssh" "$WORK/box.lbx"
+    expect 2 'passphrase of the SSH key' setsid lockbox key test --identity "$WORK/ssh" "$WORK/box.lbx"
     chmod 644 "$WORK/identity"
     expect 2 'may be read by others' lockbox key test --identity "$WORK/identity" "$WORK/box.lbx"
 }

@@ -211,7 +211,7 @@ case_a_mount_that_ends_while_its_store_is_away_keeps_what_was_written_for_the_ne
     serve_store
     XDG_STATE_HOME=$WORK/elsewhere lockbox mkdir --passfile "$PASSFILE" "${REMOTE[@]}" --take-over "$URL:/theirs"
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS" 2>"$WORK/told"
-    grep "came after another writer had taken over, and is kept here alone" "$WORK/told" >/dev/null
+    grep "another writer took over before the last writes of this machine were sent" "$WORK/told" >/dev/null
     [[ -d $WORK/dir/theirs && -e $WORK/dir/two && ! -e $WORK/dir/three ]] || fail "the tree is another one"
     lockbox umount "$WORK/dir"
     same "$(lockbox cat --passfile "$PASSFILE" --remote allow-http,allow-private,unsent "$URL:/three")" three

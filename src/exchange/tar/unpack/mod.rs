@@ -133,7 +133,7 @@ impl Unpacker<'_> {
             return Err(Error::invalid("it has no directory of its own"));
         };
         if member.path.is_empty() && !matches!(member.kind, MemberKind::Directory) {
-            return Err(Error::invalid("it lies beside the directory"));
+            return Err(Error::invalid("it is outside of the directory"));
         }
         if let MemberKind::Directory = member.kind {
             self.directory(&member.path.iter().chain([&name]).map(|name| &name[..]).collect::<Vec<_>>())?;
@@ -474,7 +474,11 @@ impl TarImporter<'_> {
             }
         }
         for name in &member.strange {
-            self.report.skipped.attributes.add(&member.name, name, &"it names somebody unknown, or is no list");
+            self.report.skipped.attributes.add(
+                &member.name,
+                name,
+                &"it is malformed, or names an unknown user or group",
+            );
         }
         let set = SetAttributes {
             uid: Some(member.uid),
