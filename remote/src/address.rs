@@ -80,7 +80,7 @@ impl Address {
                 Some(Address::Bucket { cloud, bucket, .. }) => {
                     Ok(Address::Bucket { cloud, bucket, key: String::new() })
                 }
-                _ => Err(Error::invalid("that is no address")),
+                _ => Err(Error::invalid("not an address")),
             };
         }
         let trimmed = OsStr::from_bytes(text.as_bytes().strip_suffix(b"/").unwrap_or(text.as_bytes()));
@@ -122,7 +122,7 @@ impl Address {
 
     fn web(text: &OsStr) -> std::result::Result<Address, &'static str> {
         let text = text.to_str().ok_or("an address is UTF-8")?;
-        let url = Url::parse(text).map_err(|_| "this is no address of a web server")?;
+        let url = Url::parse(text).map_err(|_| "not an address of a web server")?;
         // Arguments are seen by every user of the machine, and the kernel's table of mounts by
         // every program.
         if !url.username().is_empty() || url.password().is_some() {
@@ -140,7 +140,7 @@ impl Address {
     }
 
     fn directory(text: &OsStr) -> std::result::Result<Address, &'static str> {
-        let url = text.to_str().and_then(|text| Url::parse(text).ok()).ok_or("this is no address of a directory")?;
+        let url = text.to_str().and_then(|text| Url::parse(text).ok()).ok_or("not an address of a directory")?;
         let path = url.to_file_path().ok();
         let path = path.filter(|_| url.query().is_none() && url.fragment().is_none() && url.host().is_none());
         // A percent-encoded slash is a separator too, and the component between may be `..`.

@@ -99,7 +99,7 @@ impl DiskCache {
         match DiskCache::try_open(directory, address, key, most) {
             Ok(cache) => cache,
             Err(error) => {
-                tracing::info!("nothing is kept on disk: {}: {error}", directory.display());
+                tracing::info!("the cache on disk is off: {}: {error}", directory.display());
                 None
             }
         }
@@ -193,7 +193,7 @@ impl DiskCache {
         if let Err(error) = written {
             table.forget(position, slot);
             self.disabled.store(true, Ordering::Relaxed);
-            tracing::warn!("nothing more is kept on disk: {error}");
+            tracing::warn!("the cache on disk is now off: {error}");
         }
     }
 

@@ -92,7 +92,7 @@ fn probe_credentials(cloud: Cloud) -> ProbeFinding {
     };
     match found {
         Ok(true) => ProbeFinding::good(NAME, "found, and requests are signed with them"),
-        Ok(false) => ProbeFinding::advice(NAME, "none were found, so the bucket is asked as a public one", none),
+        Ok(false) => ProbeFinding::advice(NAME, "none found, so the bucket is read as a public one", none),
         Err(error) => ProbeFinding::bad(NAME, error.message(), mend),
     }
 }
@@ -104,7 +104,7 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
             "plain http",
             "serve it over https: with http, every host on the route sees which parts are read, and can block them",
         ),
-        _ => ProbeFinding::good("transport", "https, with a certificate that is to be trusted here"),
+        _ => ProbeFinding::good("transport", "https, with a certificate that this machine trusts"),
     });
     let answered = http.request_range(&(0..PROBE_BYTES), None);
     let answer = answered.and_then(|response| RangeResponse::of(&response, 0, PROBE_BYTES));
@@ -124,12 +124,12 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
         (None, Some(modified)) => ProbeFinding::advice(
             "version",
             format!("no strong entity tag, but a time: {modified}"),
-            "have the server send an ETag: without one two versions of a second are not told apart, and nothing is kept on disk",
+            "configure the server to send an ETag: without it, two versions of one second look alike, and there is no cache on disk",
         ),
         (None, None) => ProbeFinding::advice(
             "version",
             "neither a strong entity tag nor a time",
-            "have the server send an ETag: without one versions of one length are not told apart, and nothing is kept on disk",
+            "configure the server to send an ETag: without it, versions of one length look alike, and there is no cache on disk",
         ),
     });
     if tag.is_none() {
@@ -144,7 +144,7 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
         Ok(_) => ProbeFinding::advice(
             "conditions",
             "If-Match is passed over",
-            "nothing has to be done: the tag in each answer is compared",
+            "none needed: the tag in each response is compared",
         ),
         Err(error) => ProbeFinding::bad("conditions", error.message(), error.remedy()),
     });
@@ -156,7 +156,7 @@ const WRITERS: u8 = 8;
 const BYTES: usize = 10_000;
 /// Clock skew in seconds above which a store rejects signatures.
 const MAX_CLOCK_SKEW: u64 = 300;
-const USE_ANOTHER: &str = "use another store for backups: two writers could destroy each other's work there";
+const USE_ANOTHER: &str = "use another store for backups: two writers could destroy each other's data there";
 
 /// Objects of this probe, removed in every case.
 struct ProbeObjects<'a> {

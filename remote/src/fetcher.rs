@@ -75,7 +75,7 @@ struct OpenArchive {
 impl OpenArchive {
     fn open(request: &OpenRequest) -> Result<OpenArchive> {
         let address = Address::parse(request.address.as_ref())?;
-        let address = address.ok_or_else(|| Error::invalid("that is no address"))?;
+        let address = address.ok_or_else(|| Error::invalid("not an address"))?;
         match request.access {
             Access::Read => {
                 let (file, follower) = crate::open_with_follower(&address, &request.options)?;

@@ -82,7 +82,7 @@ impl RemoteError {
             RemoteError::Refused(refusal) => refusal.remedy,
             RemoteError::NoBucket(_) => "create it, or correct its name or the address of the store",
             RemoteError::NotFound => "check the name",
-            RemoteError::NoSpace(_) => "make room there",
+            RemoteError::NoSpace(_) => "free some space there",
             RemoteError::Changed | RemoteError::Damaged(_) | RemoteError::Unsupported(_) => {
                 "use another server, or set this one up as lockbox-remote(7) says"
             }
@@ -125,11 +125,11 @@ impl RemoteError {
             }
             RemoteError::NoSpace(why) => Error::NoSpace(format!("{name}: {why}")),
             RemoteError::Refused(StoreRefusal { why, .. }) => {
-                Error::request(format!("{server} cannot be asked: {why}; {remedy}"), io::ErrorKind::PermissionDenied)
+                Error::request(format!("cannot access {server}: {why}; {remedy}"), io::ErrorKind::PermissionDenied)
             }
             RemoteError::NoBucket(why) => stale(format!("{name} was removed from its server: {why}")),
             RemoteError::Denied(why) => {
-                Error::request(format!("{server} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
+                Error::request(format!("cannot access {server}: {why}"), io::ErrorKind::PermissionDenied)
             }
             RemoteError::Unsupported(why) => {
                 Error::request(format!("{server} cannot be used: {why}"), io::ErrorKind::Unsupported)

@@ -536,7 +536,7 @@ impl Archive {
             // The slots were chosen from this header, which can no longer change because the file
             // is locked.
             if header.framing().sequence != sequence {
-                return Err(Error::InUse("its keys were changed meanwhile; try again".into()));
+                return Err(Error::InUse("another process changed its keys meanwhile; try again".into()));
             }
             target(header, &opened, &kept, access, options.prompts)
         };

@@ -174,7 +174,7 @@ fn encode_line(what: &impl Serialize) -> Result<Vec<u8>> {
     line.push(b'\n');
     // A daemon reads no longer lines.
     if line.len() as u64 > MAX_LINE {
-        return Err(Error::invalid("these are more names than a mounted archive is asked about at once"));
+        return Err(Error::invalid("too many names for one request to a mounted archive"));
     }
     Ok(line)
 }

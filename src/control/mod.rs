@@ -223,7 +223,7 @@ impl Response {
             | Response::Differing { .. }
             | Response::Kept { .. }
             | Response::Rename { .. }
-            | Response::MakeDirectory { .. } => "the daemon gave an answer that was not asked for".into(),
+            | Response::MakeDirectory { .. } => "unexpected response from the daemon".into(),
         }
     }
 

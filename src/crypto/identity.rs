@@ -113,7 +113,7 @@ impl Identities {
             self.all.push(Box::new(ssh_identity(content, name, prompts)?));
         } else {
             let file = IdentityFile::from_buffer(content)
-                .map_err(|_| Error::invalid(format!("{name}: it has a line that is no age identity")))?;
+                .map_err(|_| Error::invalid(format!("{name}: a line is not an age identity")))?;
             let identities = file.with_callbacks(AgeCallbacks(prompts.clone())).into_identities();
             self.all.extend(identities.map_err(|error| Error::invalid(format!("{name}: {}", reason(&error))))?);
         }
@@ -156,12 +156,12 @@ fn public_key_reason(content: &[u8]) -> Option<&'static str> {
     let mut lines = content.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
     let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"))?;
     if first.starts_with(b"age1") {
-        return Some("it is a recipient, which opens nothing: give the identity (AGE-SECRET-KEY-1...)");
+        return Some("it is a recipient, which cannot decrypt: pass the identity (AGE-SECRET-KEY-1...)");
     }
     PUBLIC_KEYS
         .iter()
         .any(|kind| first.starts_with(kind.as_bytes()))
-        .then_some("it is a public key, which opens nothing: give the private one")
+        .then_some("it is a public key, which cannot decrypt: pass the private key")
 }
 
 /// Returns whether an age file is sealed to an SSH key, as its plaintext header shows.
@@ -179,7 +179,7 @@ fn read_key(mut reader: impl Read) -> Option<SecretKey> {
 
 fn ssh_identity(content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Result<ssh::Identity> {
     let identity = ssh::Identity::from_buffer(content, Some(name.to_owned()))
-        .map_err(|_| Error::invalid(format!("{name}: it is no OpenSSH private key")))?;
+        .map_err(|_| Error::invalid(format!("{name}: not an OpenSSH private key")))?;
     match identity {
         ssh::Identity::Unencrypted(_) => Ok(identity),
         // Decrypted once here: the crate would prompt for every line of every slot.
@@ -244,7 +244,7 @@ impl Recipient {
             Kind::Plugin(recipient)
         } else if begins("age1") {
             return Err(Error::invalid(
-                "no age recipient: its check characters do not fit; it was not copied whole, or not exactly",
+                "not an age recipient: its checksum is wrong; it was not copied completely or exactly",
             ));
         } else {
             return Err(Error::invalid(
@@ -293,7 +293,7 @@ fn seal_to(recipient: &dyn age::Recipient, key: &SecretKey) -> std::result::Resu
 }
 
 fn ssh_recipient(text: &str) -> Result<Recipient> {
-    let refused = |why: &str| Error::invalid(format!("no SSH recipient: {why}"));
+    let refused = |why: &str| Error::invalid(format!("not an SSH recipient: {why}"));
     match text.parse::<ssh::Recipient>() {
         Ok(recipient) => Ok(Recipient { text: recipient.to_string(), kind: Kind::Ssh(Box::new(recipient)) }),
         Err(ssh::ParseRecipientKeyError::RsaModulusTooLarge) => Err(refused("the RSA key is too large")),

@@ -287,7 +287,7 @@ impl HeaderFile {
             return Err(Error::NotArchive("it is a directory".into()));
         }
         if !metadata.is_file() {
-            return Err(Error::NotArchive("it is no regular file".into()));
+            return Err(Error::NotArchive("it is not a regular file".into()));
         }
         let file = File::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.size();

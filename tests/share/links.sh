@@ -140,7 +140,7 @@ taken_back() {
     "$lockbox" share revoke "my note" | shows '^state  *revoked$'
     ends 20 receive -o - <<<"$link"
     [[ $(state_of "my note") == revoked ]]
-    grep -q 'this link was taken back by its owner at 20' "$place/said"
+    grep -q 'this link was revoked by its owner at 20' "$place/said"
 }
 
 looking_uses_nothing_up() {

@@ -23,7 +23,7 @@ fn assert_refused(place: &Place, archive: &str, destination: &str, why: &str) {
     let (before, beside) = (fs::read(place.path(destination)).unwrap(), names(&place.path(".")));
     let ended = elsewhere(place, &["backup", archive, destination]);
     assert_eq!(ended.code, 2, "{ended:?}");
-    assert_eq!(ended.complaint, format!("lockbox: {destination}: {why}; it was left as it is\n"));
+    assert_eq!(ended.complaint, format!("lockbox: {destination}: {why}; it was left unchanged\n"));
     assert!(ended.out.is_empty() && fs::read(place.path(destination)).unwrap() == before);
     assert_eq!(names(&place.path(".")), beside);
 }
@@ -43,9 +43,9 @@ fn no_file_is_replaced_that_is_not_a_backup_of_the_archive() {
     for other in ["other.lbx", "of-other.lbx"] {
         assert_refused(&place, "a.lbx", other, "it is, or is a backup of, another archive");
     }
-    assert_refused(&place, "a.lbx", "file", "it is no archive");
+    assert_refused(&place, "a.lbx", "file", "it is not an archive");
     fs::write(place.path("empty"), "").unwrap();
-    assert_refused(&place, "a.lbx", "empty", "it is no archive");
+    assert_refused(&place, "a.lbx", "empty", "it is not an archive");
     // A copy by other means is as good as the archive to who has nothing else.
     fs::copy(place.path("a.lbx"), place.path("copied.lbx")).unwrap();
     let own = "it is an archive of its own, or a backup that was written to since";

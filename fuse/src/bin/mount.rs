@@ -248,7 +248,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         if !options.read_only && is_read_only(&archive) {
             options.read_only = true;
             options.sources.passphrase.notice = Some("Read-only, as its medium is");
-            print_message(&format!("{} lies on a read-only medium: it is mounted read-only", archive.display()));
+            print_message(&format!("{} is on a read-only medium, so it is mounted read-only", archive.display()));
         } else if !options.read_only && arguments.desktop && may_only_be_read(&archive) {
             // A click on a file gives no options.
             options.read_only = true;
@@ -273,7 +273,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     }
     // Dropped: the daemon opens the archive again.
     drop(place);
-    let failed = |e: io::Error| Failure::mount(format!("cannot make the directory {}: {e}", point.display()));
+    let failed = |e: io::Error| Failure::mount(format!("cannot create the directory {}: {e}", point.display()));
     if creates_point {
         // Not kept: a daemon in the foreground closes descriptors that it did not open itself.
         CreatedMountpoint::make(&point).map(drop).map_err(failed)?;

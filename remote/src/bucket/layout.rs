@@ -218,14 +218,14 @@ impl Trailer {
             return Err(damaged("a record of another archive, or of a previous one under the same prefix"));
         }
         if trailer.blocks > MAX_BLOCKS || trailer.body_bytes() > MAX_BODY || length > MAX_CHECKPOINT {
-            return Err(damaged("a record whose sizes exceed the limits"));
+            return Err(damaged("a record with sizes above the limits"));
         }
         // There is one more of both.
         if trailer.sequence == 0 || trailer.sequence == u64::MAX || trailer.epoch == u64::MAX {
             return Err(damaged("a record with an impossible number"));
         }
         if trailer.length > i64::MAX as u64 {
-            return Err(damaged("a record whose archive length exceeds the limit"));
+            return Err(damaged("a record with an archive length above the limit"));
         }
         Ok(trailer)
     }
@@ -307,7 +307,7 @@ pub(crate) fn decode_body(trailer: &Trailer, bytes: &[u8]) -> Result<RecordBody>
     let mut reader = Reader(owner);
     let (machine, boot, process, started) = (reader.array()?, reader.array()?, reader.u32()?, reader.u64()?);
     if reader.0.len() > MAX_HOST {
-        return Err(damaged("a writer whose host name is too long"));
+        return Err(damaged("a writer with too long a host name"));
     }
     let host = String::from_utf8_lossy(reader.0).into_owned();
     Ok(RecordBody { changes, tombstones: dead, writer: WriterIdentity { host, machine, boot, process, started } })
@@ -476,7 +476,9 @@ fn read_id(reader: &mut Reader<'_>) -> Result<(ObjectId, u32)> {
 fn check_version(version: u32) -> Result<()> {
     match version {
         VERSION => Ok(()),
-        other => Err(Error::Unsupported(format!("the bucket is of version {other}, which this program does not know"))),
+        other => {
+            Err(Error::Unsupported(format!("the bucket has version {other}, which this program does not support")))
+        }
     }
 }
 

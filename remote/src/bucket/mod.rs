@@ -106,7 +106,7 @@ pub(crate) fn open_pending_upload(
     name: String,
     options: &RemoteOptions,
 ) -> Result<RemoteFile> {
-    let nothing = || Error::request(format!("{name}: nothing is kept here"), std::io::ErrorKind::NotFound);
+    let nothing = || Error::request(format!("{name}: no unsent data on this machine"), std::io::ErrorKind::NotFound);
     let directory = options.spool_directory.as_deref().ok_or_else(nothing)?;
     let store = BucketStore::new(objects, name.clone(), options.timeout);
     let spool = UploadSpool::open_latest(directory, &name, &store.existing_incarnation()?)?;
@@ -140,7 +140,7 @@ fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOpti
     let version =
         BucketVersion::load_newest_from(&store, &incarnation, number)?.filter(|version| version.trailer.length > 0);
     let Some(version) = version else {
-        let why = "a writer came and has not committed anything yet";
+        let why = "a writer has started, but not committed anything yet";
         return Err(Error::NotArchive(format!("{}: {why}", store.name)));
     };
     let reader = VersionReader::new(store, incarnation, &version);

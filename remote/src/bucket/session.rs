@@ -151,7 +151,7 @@ impl WriterSession {
             lost += 1;
             if lost >= MIN_ATTEMPTS && Instant::now() >= until {
                 return Err(Error::InUse(format!(
-                    "{}: others write there without a pause, and none was long enough to come between; try again when they write less",
+                    "{}: other writers commit too often to take over; try again when they write less",
                     store.name
                 )));
             }
@@ -639,7 +639,7 @@ fn in_use(store: &BucketStore, before: &BucketVersion) -> Error {
     let host = lockbox_terminal::display(before.writer.host.as_bytes());
     let time = lockbox_terminal::utc(before.trailer.time.min(MAX_TIME) as i64);
     Error::InUse(format!(
-        "{}: a writer on {host} has it open, or ended without closing it; its newest record is of {time} UTC",
+        "{}: a writer on {host} has it open, or ended without closing it; its newest record is from {time} UTC",
         store.name
     ))
 }

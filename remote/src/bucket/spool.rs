@@ -145,7 +145,7 @@ impl UploadSpool {
         let stem = stem(address, incarnation);
         let found = pending_uploads(directory)?.into_iter().filter(|pending| pending.file.starts_with(&stem));
         let Some(last) = found.max_by_key(|pending| pending.time) else {
-            let none = format!("{address}: everything that was written here was sent");
+            let none = format!("{address}: all data written on this machine was sent");
             return Err(Error::request(none, io::ErrorKind::NotFound));
         };
         let directory = open_private_dir(directory).map_err(failed)?;

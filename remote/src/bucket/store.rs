@@ -230,7 +230,7 @@ impl BucketStore {
             let now = self.clock.now();
             let left = quiet_until.lock().and_then(|until| until.checked_duration_since(now));
             if let Some(after) = left.filter(|left| !left.is_zero() && !self.is_retrying_once()) {
-                let why = format!("it asked for a pause, of which {} seconds are left", after.as_secs());
+                let why = format!("it requested a pause, with {} seconds left", after.as_secs());
                 return Err(RemoteError::Busy { why, after });
             }
             let answer = attempt();
@@ -352,7 +352,7 @@ impl BucketStore {
                         return Err(self.to_error(error));
                     }
                     let why = error.message();
-                    tracing::warn!("{}: nothing is durable until the store takes it: {why}", self.name);
+                    tracing::warn!("{}: new writes are not durable until the store accepts them: {why}", self.name);
                     let is_leaving = || self.retry_mode.spool_since.get().is_some();
                     let pause = backoff.next_pause(error.retry_after());
                     self.clock.sleep(pause, &|| self.is_retrying_once() || is_leaving());
@@ -486,7 +486,7 @@ impl BucketStore {
             let listed = listed.map_err(|error| self.to_error(error))?;
             seen += listed.len();
             if seen > MAX_LISTED {
-                return Err(Error::Unsupported(format!("{}: it has more objects than are looked through", self.name)));
+                return Err(Error::Unsupported(format!("{}: it has too many objects to list", self.name)));
             }
             let is_full = listed.len() == MAX_LIST_ENTRIES;
             for object in listed {
@@ -651,7 +651,7 @@ impl BucketStore {
         let part = ObjectRange::Range(u64::from(place.at) * layout::BLOCK, length);
         match self.objects.get(&object_path(incarnation, &place.id), part) {
             Ok(bytes) if bytes.len() as u64 == length => Ok(bytes),
-            Ok(_) => Err(RemoteError::Damaged(format!("{} is shorter than it was made", describe(&place.id)))),
+            Ok(_) => Err(RemoteError::Damaged(format!("{} is truncated", describe(&place.id)))),
             // The newest record and its objects are never removed.
             Err(RemoteError::NotFound)
                 if find_newest(&*self.objects, incarnation)? == Some(sequence.load(Ordering::Acquire)) =>
@@ -673,7 +673,7 @@ fn find_newest(objects: &dyn ObjectStore, incarnation: &Incarnation) -> RemoteRe
     let number = first.name.strip_prefix(&prefix).filter(|name| name.len() == 16);
     match number.and_then(|number| u64::from_str_radix(number, 16).ok()) {
         Some(complement) => Ok(Some(u64::MAX - complement)),
-        None => Err(RemoteError::Damaged("an object in the log that is no record of it".into())),
+        None => Err(RemoteError::Damaged("an object in the log is not a record".into())),
     }
 }
 

@@ -180,8 +180,8 @@ fn rewrite_file(
     for name in replace::remove_leftovers(file.entry(), UNFINISHED, superseded) {
         tracing::warn!(
             name,
-            "this file lies beside the archive and may hold what the archive lacks, or be the archive as it was before 'key rekey': \
-             look at it, then remove it"
+            "this file is next to the archive, and may have content that the archive lacks, or be the archive from before 'key rekey': \
+             check it, then remove it"
         );
     }
     let new_file = replace::UnfinishedFile::new(file.entry(), UNFINISHED, &SystemEnvironment)?;

@@ -60,12 +60,12 @@ impl RetainedOldFile {
             let (archive, path) = (old.shown(), path.display());
             return Err(Error::io(
                 format!(
-                    "{archive} has its new volume key, but the file as it was before, which the old keys open, is still there: remove {path}"
+                    "{archive} has its new volume key, but the previous file still exists and the old keys open it: remove {path}"
                 ),
                 error,
             ));
         }
-        tracing::warn!(%error, path = %path.display(), "cannot remove the archive as it was before");
+        tracing::warn!(%error, path = %path.display(), "cannot remove the previous file of the archive");
         Ok(())
     }
 }
@@ -118,7 +118,7 @@ impl OldArchive {
 
     /// Returns the error for a foreign file under one of our names, which must not be lost.
     fn name_taken_error(&self) -> Error {
-        Error::InUse(format!("another file took the place of {} meanwhile; nothing was changed", self.shown()))
+        Error::InUse(format!("another file replaced {} meanwhile; nothing was changed", self.shown()))
     }
 }
 
@@ -242,9 +242,9 @@ impl UnfinishedFile {
         let shown = name.path().display();
         self.entry.rename_new(name).map_err(|e| match e.kind() {
             io::ErrorKind::AlreadyExists => {
-                Error::InUse(format!("another file took the name {shown} meanwhile; it was left"))
+                Error::InUse(format!("another process created {shown} meanwhile; it was left unchanged"))
             }
-            _ => Error::io(format!("cannot give the new file the name {shown}"), e),
+            _ => Error::io(format!("cannot rename the new file to {shown}"), e),
         })?;
         self.finished.set(true);
         name.sync_directory().map_err(|e| Error::io(format!("syncing the directory of {shown}"), e))
@@ -287,7 +287,7 @@ impl UnfinishedFile {
                 self.entry.rename(&old.entry).map_err(failed)?;
                 self.finished.set(true);
                 if !is(&old.entry, new_file).map_err(|e| self.exchanged(old, e))? {
-                    return Err(Error::InUse(format!("another file took the place of {}", old.shown())));
+                    return Err(Error::InUse(format!("another file replaced {}", old.shown())));
                 }
             }
             Err(error) => return Err(failed(error)),
@@ -460,7 +460,7 @@ mod tests {
         let retained = replaced.unwrap().unwrap();
         let told = retained.report(&place.old, true).unwrap_err().to_string();
         assert!(
-            told.contains("which the old keys open, is still there: remove ") && told.contains(".compact-"),
+            told.contains("still exists and the old keys open it: remove ") && told.contains(".compact-"),
             "{told}"
         );
         let retained = failing_from(5).0.unwrap().unwrap();

@@ -328,7 +328,7 @@ impl MirrorPlan {
     /// not be replaced.
     pub(super) fn check_replaceable(&self, existing: &Attributes) -> Result<()> {
         if existing.is_directory() && !self.replaceable.contains(&existing.ino) {
-            return Err(Error::invalid("it became another kind of object since the plan was made"));
+            return Err(Error::invalid("its type changed after the plan was made"));
         }
         Ok(())
     }

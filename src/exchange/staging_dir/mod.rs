@@ -102,7 +102,7 @@ impl StagingDir {
         match rustix::fs::statat(&self.target, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
-            Err(errno) => Err(host_error("cannot look into the target")(errno)),
+            Err(errno) => Err(host_error("cannot read the target directory")(errno)),
         }
     }
 
@@ -264,7 +264,7 @@ fn replaced_error() -> Error {
 
 /// Creates a directory and opens it (EXTRACT-1).
 pub(crate) fn make_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
-    rustix::fs::mkdirat(&at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
+    rustix::fs::mkdirat(&at, name, Mode::RWXU).map_err(host_error("cannot create the directory"))?;
     open_empty(at, name).map_err(host_error("cannot open the directory"))?.ok_or_else(replaced_error)
 }
 
@@ -289,12 +289,12 @@ pub(crate) fn make_special(
 ) -> Result<OwnedFd> {
     let kind = FileType::from_raw_mode(attributes.mode);
     if kind == FileType::Symlink {
-        rustix::fs::symlinkat(&target()?[..], &at, name).map_err(host_error("cannot make the link"))?;
+        rustix::fs::symlinkat(&target()?[..], &at, name).map_err(host_error("cannot create the link"))?;
     } else {
         let (major, minor) = split_device_number(attributes.rdev);
         let device = rustix::fs::makedev(major, minor);
         rustix::fs::mknodat(&at, name, kind, Mode::RUSR | Mode::WUSR, device)
-            .map_err(host_error("cannot make the special file"))?;
+            .map_err(host_error("cannot create the special file"))?;
     }
     open_created(at, name, kind)
 }

@@ -143,12 +143,12 @@ impl ExtendedHeader {
     pub(super) fn number<T: TryFrom<u64>>(&self, key: &str) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let number = pax::decimal(value).and_then(|number| T::try_from(number).ok());
-        number.map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no number")))
+        number.map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is not a number")))
     }
 
     pub(super) fn time(&self, key: &str) -> Result<Option<Timestamp>> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        pax::parse_time(value).map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no time")))
+        pax::parse_time(value).map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is not a time")))
     }
 
     pub(super) fn device(&self, header: &ChecksummedHeader) -> Result<u32> {
@@ -157,7 +157,7 @@ impl ExtendedHeader {
             _ => header.device()?,
         };
         if major >= 1 << 12 || minor >= 1 << 20 {
-            return Err(Error::invalid("its device number is none of this system"));
+            return Err(Error::invalid("its device number is not valid on this system"));
         }
         Ok(device_number(major, minor))
     }
@@ -232,7 +232,7 @@ impl HeaderType {
             b'A' => return Err(unsupported("it is an access control list of Solaris")),
             b'E' => return Err(unsupported("it is an extended attribute of Solaris")),
             b'I' => return Err(unsupported("it is an inode of star without its content")),
-            b'M' => return Err(Error::invalid("it goes on from another volume, and there is only this one")),
+            b'M' => return Err(Error::invalid("it continues another tar volume, which is not supported")),
             b'N' => return Err(unsupported("it is a list of names of an old GNU tar")),
             flag => return Err(Error::invalid(format!("type '{}' is unknown", display(&[flag])))),
         }))

@@ -186,7 +186,7 @@ pub fn recognize(bytes: &[u8], copy: u8) -> Result<()> {
         && version != FORMAT_VERSION
     {
         return Err(Error::UnsupportedVersion(format!(
-            "format version {version}, this program knows {FORMAT_VERSION}"
+            "format version {version}, this program supports {FORMAT_VERSION}"
         )));
     }
     Ok(())
@@ -201,7 +201,7 @@ pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
     let block: &[u8; FRAMING_END] = exact_array(block, "header")?;
     let suite = u16_at(block, SUITE_AT);
     if suite != SUITE {
-        return Err(Error::UnsupportedVersion(format!("cipher suite {suite}, this program knows {SUITE}")));
+        return Err(Error::UnsupportedVersion(format!("cipher suite {suite}, this program supports {SUITE}")));
     }
     let features = u64_at(block, INCOMPATIBLE_AT);
     let unknown = features & !FEATURE_LOG;

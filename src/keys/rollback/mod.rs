@@ -428,8 +428,8 @@ impl RollbackCheck {
         let is_first = self.by_recipient && self.seen.is_none() && self.places.are_new();
         is_first.then(|| {
             format!(
-                "this is the first use of this archive by this user, and a public key is enough to make an archive that yours opens: compare the \
-                 fingerprint {} with the one that the author of the archive sees",
+                "this is the first use of this archive by this user, and a public key is enough to make an archive that your private key opens: compare the \
+                 fingerprint {} with the fingerprint that the author of the archive has",
                 self.places.fingerprint()
             )
         })
@@ -515,13 +515,13 @@ pub(crate) fn judge(
         false => {
             return Err(Error::Older(format!(
                 "{facts}. It is a copy from before then, such as a restored backup, or its newest commits were destroyed: \
-                 what came later is lost if it is gone on with"
+                 continuing with it discards all later changes"
             )));
         }
         true => {
             return Err(Error::Forked(format!(
-                "{facts}, and its history does not contain the one that was seen: two copies of the archive were written apart from each \
-                 other. Keep both files"
+                "{facts}, and its history does not contain the commit seen before: two copies of the archive have diverged. \
+                 Keep both files"
             )));
         }
     }

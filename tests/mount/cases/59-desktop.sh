@@ -174,7 +174,7 @@ case_a_new_archive_is_made_in_windows() {
         for answers in "$place/$name" "$place/$name.lbx"; do
             : >told
             printf '%s\n' "$answers" "$strong" "$strong" >answers
-            expect 2 'exists already and was not changed' made --open
+            expect 2 'already exists and was not changed' made --open
             same "$(windows --error) $(wc -l <answers)" '1 2' "$(cat told)"
         done
         same_file before "$place/$name.lbx"

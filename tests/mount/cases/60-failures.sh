@@ -226,7 +226,7 @@ case_bad_mount_points_and_options_are_refused() {
     expect 1 'memory=' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "memory=1,passfile=$PASSFILE"
     expect 1 'usage' mount.lockbox "$WORK/box.lbx"
     expect 1 'usage' lockbox frobnicate
-    expect 2 'exists already' create "$WORK/box.lbx"
+    expect 2 'already exists' create "$WORK/box.lbx"
     chmod 644 "$PASSFILE"
     expect 2 'read by others' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
     expect 2 'is not mounted' lockbox umount "$WORK/box"
