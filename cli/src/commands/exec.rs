@@ -1,11 +1,11 @@
 //! `lockbox exec`: runs a program on an archive that is mounted for it and its children alone.
 //!
 //! # Visibility of the content
-//! The mount is made in a private mount namespace, whose mounts propagate to no other. So it can be
+//! The mount is made in a private mount namespace, without propagation to others. So it can be
 //! reached only by:
 //!
 //! - processes of that namespace: this command, the daemon, the program and its children;
-//! - processes that may inspect these through /proc: those of root, and of the same user.
+//! - processes that may inspect these through /proc: processes of root, and of the same user.
 //!
 //! Processes that have the passphrase or the key (the mount program and the daemon) may be
 //! inspected by root alone, as with any mount ([`lockbox_host::namespaces`]).

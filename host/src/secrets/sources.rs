@@ -150,10 +150,10 @@ pub struct PassphraseSources {
     /// Standard input is something else, so the terminal is asked.
     #[arg(skip)]
     pub input_taken: bool,
-    /// Nobody is at a terminal: what no option names is asked for in a window.
+    /// There is no terminal: secrets that no option names are requested in a window.
     #[arg(skip)]
     pub desktop: bool,
-    /// What the window says before it asks, as nobody reads standard error there.
+    /// Notice of the window above the prompt, as standard error is not visible there.
     #[arg(skip)]
     pub notice: Option<&'static str>,
 }

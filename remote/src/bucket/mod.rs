@@ -9,7 +9,7 @@
 //!     whole or not at all. It succeeded if the store confirmed that object; no other response
 //!     counts (PROOF-1).
 //! BUCKET-3  The commits of at most one writer follow each other: each number is taken once,
-//!     records of acquisitions are never removed, and a writer whose number was taken commits
+//!     records of acquisitions are never removed, and a writer that lost its number commits
 //!     nothing more.
 //! BUCKET-4  A named object is removed only after a durable record has declared it dead for as long
 //!     as a reader may use an older record, and no name is reused. An object that no record names

@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //! SPOOL-1  The file contains the exact bytes of the uploads, in upload order, and is durable
-//!     before an append succeeds. A torn file ends before its first incomplete entry, whose append
+//!     before an append succeeds. A torn file ends before its first incomplete entry: that append
 //!     did not succeed.
 //! SPOOL-2  While spooling is active, all later objects are spooled as well, and read from the
 //!     spool: the store never gets an object without its predecessor.

@@ -5,10 +5,9 @@
 //! # Invariants
 //! SEEN-1  A commit is remembered only when it is durable (LINEAGE-1): so no crash makes the
 //!     archive older than the remembered commit. A crash between the two leaves the archive newer,
-//!     which is no alarm.
-//!     So is an entry of the log, with the record that it extends: a writer remembers the last one
-//!     whose barrier has returned, a reader the one before the last that it sees. So a host that
-//!     loses its cache loses at most one that no reader remembers.
+//!     which is no alarm. So is an entry of the log, with the record that it extends: a writer
+//!     remembers the last one with a returned barrier, a reader the one before the last that it
+//!     sees. So a host that loses its cache loses at most one that no reader remembers.
 //! SEEN-2  The remembered state goes to recovery as evidence (LINEAGE-2): a remembered commit with
 //!     a bad page is damage and is not undone.
 //! SEEN-3  A header is remembered by the lowest sequence number of its valid copies: copies are
@@ -18,15 +17,14 @@
 //!     it, or an older one, weakens the watch and raises no alarm. Any failure with it costs one
 //!     warning, never the opening of the archive.
 //! SEEN-5  Fewer entries of the remembered record mean an older copy. Another tag at the remembered
-//!     number means a copy written apart (LINEAGE-4), and so does a record after it whose session
-//!     began without that entry. No honest program causes this. A crash keeps durable entries, and
+//!     number means a diverged copy (LINEAGE-4), and so does a later record of a session that began
+//!     without that entry. No honest program causes this. A crash keeps durable entries, and
 //!     nothing is written over an entry before a later record is durable; then that record is the
 //!     newest, and contains the entries or names them as pending. `compact` closes the archive
 //!     before it copies it, so its first record follows one without a log, and its new ring has no
-//!     records to compare entries with; `rekey` makes another archive.
-//!     A backup that is put back, and a copy of an archive that was in use, are older copies, as
-//!     they are by their records. A loss in the middle is damage, which later entries prove, and no
-//!     older copy.
+//!     records to compare entries with; `rekey` makes another archive. A backup that is put back,
+//!     and a copy of an archive that was in use, are older copies, as they are by their records. A
+//!     loss in the middle is damage, which later entries prove, and no older copy.
 //!
 //! Remembered entries are as old as the last call of [`RollbackGuard::remember`], like remembered
 //! records: an fsync does not wait for a second one outside the archive. So entries that were

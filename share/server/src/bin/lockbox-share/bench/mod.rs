@@ -38,7 +38,7 @@ pub(crate) enum Bench {
     HttpFlow(BenchHttp),
     /// Measure how many simple questions are answered each second over HTTP, and how soon
     HttpGet(BenchHttp),
-    /// Measure how many shares are made each second by batches of a hundred, beside one by one
+    /// Measure how many shares are made each second in batches of a hundred, compared with one by one
     HttpBatch(BenchHttp),
     HttpRange(BenchRange),
     /// Answer every request with the content of standard input, for the other benchmarks
@@ -59,7 +59,7 @@ pub(crate) fn run(bench: &Bench) -> std::result::Result<(), String> {
     }
 }
 
-/// Measure how many shares the store takes and gives away each second
+/// Measure how many shares the store creates and serves each second
 #[derive(Args)]
 pub(crate) struct BenchStore {
     /// Directory of the store; without one a temporary directory, removed at the end
