@@ -38,7 +38,7 @@ pub(crate) enum Bench {
     HttpFlow(BenchHttp),
     /// Measure how many simple questions are answered each second over HTTP, and how soon
     HttpGet(BenchHttp),
-    /// Measure how many shares are made each second in batches of a hundred, compared with one by one
+    /// Measure how many shares are made each second in batches of a hundred, and one by one
     HttpBatch(BenchHttp),
     HttpRange(BenchRange),
     /// Answer every request with the content of standard input, for the other benchmarks
