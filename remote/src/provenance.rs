@@ -423,7 +423,7 @@ mod tests {
         ] {
             let busy = check_web(response(503, &[date, ("retry-after", value)], "")).unwrap_err();
             assert_eq!(busy.retry_after(), Some(Duration::from_secs(seconds)), "{value}");
-            assert!(busy.message().contains(&format!("again in {seconds} seconds")), "{busy:?}");
+            assert!(busy.message().contains(&format!("a retry after {seconds} seconds")), "{busy:?}");
         }
         assert_eq!(parse_retry_after("Thu, 26 Nov 2026 01:00:07 GMT", 1_795_654_800), Duration::from_secs(7));
     }

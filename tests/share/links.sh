@@ -481,7 +481,7 @@ times_are_told_as_they_were_typed() {
     "$lockbox" share note.txt 2>told >link
     grep -q 'works once, for 15 minutes, until 20' told
     ends 2 "$lockbox" share note.txt --expires 30d 2>told
-    grep -q 'for at most 7 days, and 30 days were asked for' told
+    grep -q 'for at most 7 days, and 30 days were requested' told
 }
 
 start_daemon

@@ -296,7 +296,7 @@ fn hostile_tars_are_refused_and_leave_nothing() {
         ("'../out' leads out of its directory", vec![file("fine"), member("hard", b'1', "../out", 0, b"")]),
         ("'/etc/shadow' is an absolute path", vec![member("hard", b'1', "/etc/shadow", 0, b"")]),
         (
-            "it links to 'missing', which the tar does not have",
+            "it links to 'missing', which is not earlier in the tar",
             vec![file("fine"), member("hard", b'1', "missing", 0, b"")],
         ),
         ("it is a hard link to a directory", vec![member("d/", b'5', "", 0, b""), member("hard", b'1', "d", 0, b"")]),

@@ -315,7 +315,7 @@ fn pin(answer: &[u8]) -> Result<Bytes> {
             }
         }
     }
-    Err(Error::source("pinentry ended without an answer"))
+    Err(Error::source("pinentry failed: it ended without an answer"))
 }
 
 /// Returns the reason why pinentry has no answer: a code and its meaning.

@@ -336,7 +336,7 @@ fn a_slot_without_a_description_is_kept_only_with_its_secret() {
         };
         header.replace_slots(&storage, &[plain(0), plain(1)], &key.volume_key).unwrap();
     }
-    assert!(refusal(case.rekey(&secrets("old"), KeepKeys::All)).contains("key slot 0 was made by an older program"));
+    assert!(refusal(case.rekey(&secrets("old"), KeepKeys::All)).contains("key slot 0 was created by an older program"));
     // A change of keys with its secret describes it, like a change of the passphrase.
     let access = secrets("old");
     keys::add(&case.path(), &case.access(&access), &NewKey::KeyFile(&key_file()), "").unwrap();

@@ -243,7 +243,7 @@ case_wrong_and_hostile_input_of_every_kind_is_one_sentence() {
     same "$(LBXTEST_MODE=error opens --identity "$WORK/plugin.identity" --passfile "$PASSFILE")" 0
     # A slot whose plugin is gone keeps a new volume key from being made, until it is dropped.
     cp "$WORK/box.lbx" "$WORK/before.lbx"
-    LBXTEST_MODE=die expect 2 'key slot 1 cannot be kept: .*--drop 1' key rekey
+    LBXTEST_MODE=die expect 2 'key slot 1 cannot be preserved: .*--drop 1' key rekey
     same_file "$WORK/box.lbx" "$WORK/before.lbx"
     LBXTEST_MODE=die key rekey --drop token >/dev/null
 
