@@ -15,6 +15,10 @@
 //!    the record then exists only with its pages.
 //! 4. Only after the last barrier: acknowledge, and allow reuse of the blocks that the *previous*
 //!    commit freed (TXN-1).
+//!
+//! On storage with atomic barriers (STORAGE-4) the barrier after the record is the only one. A
+//! commit for an fsync ([`CommitReason::Sync`]) is an entry of the log where that suffices
+//! ([`GroupCommit::append`]), never on such storage.
 
 mod record;
 
