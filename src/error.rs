@@ -75,7 +75,7 @@ pub enum Error {
     OlderCopy(String),
     /// The archive has diverged from a version seen before: neither descends from the other. The
     /// message has the facts.
-    #[error("copies written apart: {0}")]
+    #[error("diverged copies: {0}")]
     ForkedCopy(String),
     /// Another archive was seen at this path before. The message has the facts.
     #[error("another archive: {0}")]
@@ -144,7 +144,7 @@ pub enum Refusal {
     #[error("{name}: the identity file is encrypted")]
     EncryptedIdentity { name: String },
     /// The file to be replaced has other hard links.
-    #[error("{path} has {links} names (hard links), and the others would keep the old file")]
+    #[error("{path} has {links} hard links, and the others would still have the old file")]
     Links { path: String, links: u64 },
     #[error("the archive's passphrase goes with a key file")]
     PassphraseWithKeyFile,
@@ -155,17 +155,17 @@ pub enum Refusal {
     SeveralPassphrases,
     #[error("key slot {slot} has no passphrase that could be changed: it is a {kind}")]
     NoPassphrase { slot: usize, kind: &'static str },
-    #[error("key slot {slot} is of a kind that this program does not know, and cannot be kept")]
+    #[error("key slot {slot} has an unknown kind and cannot be preserved")]
     UnknownKey { slot: usize },
-    #[error("key slot {slot} was made by an older program, and cannot be kept without its secret")]
+    #[error("key slot {slot} was created by an older program and cannot be preserved without its secret")]
     UndescribedKey { slot: usize },
-    #[error("key slot {slot} cannot be kept: {reason}")]
+    #[error("key slot {slot} cannot be preserved: {reason}")]
     UnkeptKey { slot: usize, reason: String },
     #[error("the archive has no snapshot '{name}'")]
     NoSnapshot { name: String },
     #[error("the archive has a snapshot '{name}' already")]
     SnapshotExists { name: String },
-    #[error("{why}; it was left as it is")]
+    #[error("{why}; it was left unchanged")]
     Destination { why: &'static str },
     /// The earlier backup cannot be read, while the archive can.
     #[error("damaged backup: {detail}; make one under another name, and keep this one until then")]
@@ -173,7 +173,7 @@ pub enum Refusal {
     /// The backup's medium failed, while the archive is usable.
     #[error("{detail}")]
     FailedBackup { detail: String },
-    #[error("'{name}' is a name as mounts with a schedule give and remove by themselves")]
+    #[error("'{name}' looks like a name of a scheduled snapshot, which mounts remove automatically")]
     NameOfSchedule { name: String },
 }
 

@@ -95,7 +95,7 @@ stage_tools() {
 }
 
 stage_format() {
-    cargo fmt --all --check && tests/manuals.py
+    cargo fmt --all --check && tests/manuals.py && tests/walks.py
 }
 
 stage_lint() {

@@ -59,9 +59,9 @@ impl Program for Lockbox {
             // The detail is a sentence of its own.
             Error::Invalid(detail) => detail.clone(),
             Error::Refused(refusal) => advised(refusal),
-            Error::OlderCopy(_) => format!("{error}; use --accept-older to go on with it"),
-            Error::ForkedCopy(_) => format!("{error}; use --accept-fork to go on with this one"),
-            Error::Replaced(_) => format!("{error}; use --accept-other to go on with this one"),
+            Error::OlderCopy(_) => format!("{error}; use --accept-older to accept it"),
+            Error::ForkedCopy(_) => format!("{error}; use --accept-fork to accept this copy"),
+            Error::Replaced(_) => format!("{error}; use --accept-other to accept this archive"),
             _ => return None,
         })
     }
@@ -133,7 +133,7 @@ pub(crate) fn mending(finding: FindingKind) -> &'static str {
     match finding {
         FindingKind::Header => "; 'lockbox check --repair-header' does so now",
         FindingKind::Log | FindingKind::Commit => {
-            "; nothing can be added to the archive: 'lockbox rescue' copies out all that is left"
+            "; the archive cannot be changed: 'lockbox rescue' copies out all remaining content"
         }
         _ => "",
     }
@@ -180,7 +180,7 @@ mod tests {
             Refusal::EncryptedIdentity { name: path.clone() },
             Refusal::Links { path, links: 2 },
             Refusal::PassphraseWithKeyFile,
-            Refusal::ExistingObject { what: "one exists already".into() },
+            Refusal::ExistingObject { what: "one already exists".into() },
             Refusal::SeveralPassphrases,
             Refusal::NoPassphrase { slot: 1, kind: "key file" },
             Refusal::UnknownKey { slot: 1 },
@@ -217,15 +217,10 @@ mod tests {
         let error = Error::io("cannot open a.lbx", std::io::Error::from_raw_os_error(13));
         let sentence = Failure::sentence;
         assert_eq!(sentence(&error), "cannot open a.lbx: Permission denied");
-        assert_eq!(
-            sentence(&Error::OlderCopy("facts".into())),
-            "older copy: facts; use --accept-older to go on with it"
-        );
+        assert_eq!(sentence(&Error::OlderCopy("facts".into())), "older copy: facts; use --accept-older to accept it");
+        assert!(sentence(&Error::ForkedCopy("facts".into())).ends_with("facts; use --accept-fork to accept this copy"));
         assert!(
-            sentence(&Error::ForkedCopy("facts".into())).ends_with("facts; use --accept-fork to go on with this one")
-        );
-        assert!(
-            sentence(&Error::Replaced("facts".into())).ends_with("facts; use --accept-other to go on with this one")
+            sentence(&Error::Replaced("facts".into())).ends_with("facts; use --accept-other to accept this archive")
         );
         assert_eq!(Failure::at(Path::new("a.lbx"), &Error::WrongKey).message, "a.lbx: wrong passphrase or key");
     }

@@ -363,7 +363,7 @@ impl ArchiveArgs {
     }
 
     fn source(&self) -> Result<ArchiveSource<'_>, Failure> {
-        self.place().map(ArchiveLocation::source)
+        self.place().map(ArchiveLocation::site)
     }
 
     fn place(&self) -> Result<&ArchiveLocation, Failure> {

@@ -108,7 +108,7 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
 fn unresolved(given: &Path) -> Failure {
     match Located::of(given).ok().as_ref().and_then(Located::mount) {
         Some(mounted) => unanswered(mounted),
-        None => Failure::other(format!("cannot look up {}: a file system on the way does not answer", shown(given))),
+        None => Failure::other(format!("cannot look up {}: a file system on its path does not answer", shown(given))),
     }
 }
 
@@ -119,7 +119,9 @@ pub(crate) fn unanswered(mounted: &Mounted) -> Failure {
     match mounted.user.filter(|user| !me.is_root() && *user != me.as_raw()) {
         Some(user) => {
             let user = daemons::user_name(user);
-            Failure::other(format!("{point} was mounted by user {user}: only {user} and root may ask its daemon"))
+            Failure::other(format!(
+                "{point} was mounted by user {user}: only {user} and root may send requests to its daemon"
+            ))
         }
         None => Failure::other(format!(
             "no daemon answers for {point}: it died, is stopped or cannot be reached from here; {} shows which",

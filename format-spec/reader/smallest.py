@@ -165,7 +165,7 @@ class Smallest:
         slot, page, first = self.slot, self.page, self.headers[0].bytes
         root_field = page.run + struct.pack("<Q", 1) + page.tag + bytes(8)
         return [
-            "\n### 16.1 What is chosen\n\nA writer takes these at random, but for passphrase, parameters and times.\n\n",
+            "\n### 16.1 Chosen values\n\nA writer takes these at random, but for passphrase, parameters and times.\n\n",
             table([
                 ("passphrase", PASSPHRASE), ("archive id", ARCHIVE), ("volume key", VOLUME_KEY), ("salt of slot 0", SALT),
                 ("Argon2id", f"{KDF[0]} KiB, {KDF[1]} pass, {KDF[2]} lane"), ("nonce of the slot", slot.part.nonce),
@@ -221,7 +221,7 @@ def grouped(data: bytes) -> str:
 
 def table(rows: list[tuple[str, bytes | str]]) -> str:
     shown = [(name, f"`{value.hex()}`" if isinstance(value, bytes) else value) for name, value in rows]
-    return "| what | bytes |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in shown)
+    return "| content | bytes |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in shown)
 
 
 def message(what: str, sealed: Sealed) -> str:

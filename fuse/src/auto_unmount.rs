@@ -198,7 +198,7 @@ impl SuspendTarget {
         let saved = flushed.map_err(|e| e.to_string()).and(commit());
         let newest = all.iter().map(|fs| fs.newest_inode().0).max().unwrap_or_default();
         if !self.cache.drop_all_pages(newest, Instant::now() + DROP_TIME) {
-            tracing::warn!("some data that the kernel had cached of the archive was not dropped in time");
+            tracing::warn!("the kernel did not drop all cached data of the archive in time");
         }
         // Pages written meanwhile, or through maps, arrived when they were dropped.
         let saved = saved.and(if all.iter().any(|fs| fs.is_dirty()) { commit() } else { Ok(()) });

@@ -103,7 +103,7 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     let held = Mountpoint::of(&point).map_err(failed)?;
     match held.mounted_at(&point).map_err(failed)? {
         Some(dead) if dead.is_archive() => {}
-        _ => return Err(Failure::mount(format!("a dead mount of another program is at {}", point.display()))),
+        _ => return Err(Failure::mount(format!("{} is a dead mount of another program", point.display()))),
     }
     if let Err(error) = mount::detach(&held, &point) {
         return Err(Failure::mount(format!("cannot unmount the dead mount at {}: {error:?}", point.display())));

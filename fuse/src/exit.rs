@@ -43,9 +43,9 @@ impl Program for MountProgram {
 
     fn words(error: &Error) -> Option<String> {
         Some(match error {
-            Error::OlderCopy(_) => format!("{error}; mount it with -o accept-older to go on with it"),
-            Error::ForkedCopy(_) => format!("{error}; mount this one with -o accept-fork to go on with it"),
-            Error::Replaced(_) => format!("{error}; mount this one with -o accept-other to go on with it"),
+            Error::OlderCopy(_) => format!("{error}; mount it with -o accept-older to accept it"),
+            Error::ForkedCopy(_) => format!("{error}; mount this one with -o accept-fork to accept it"),
+            Error::Replaced(_) => format!("{error}; mount this one with -o accept-other to accept it"),
             Error::Refused(refusal) => format!("{refusal}{}", remedy(refusal)),
             _ => return None,
         })

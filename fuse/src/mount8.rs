@@ -134,7 +134,7 @@ pub fn remount(point: &Path, change: FlagChange) -> Result<(), Failure> {
             ))),
         },
         None if read_only => Err(Failure::other(format!(
-            "{} is read-only, but its daemon is not found and was not asked to make all of it durable",
+            "{} is read-only, but its daemon was not found, so recent changes may not be durable yet",
             point.display()
         ))),
         _ => Ok(()),

@@ -206,7 +206,7 @@ fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation,
         true => Ok(SocketName::of_reader(archive.as_os_str(), config.point())),
         false => daemons::socket_name(archive),
     };
-    let name = name.map_err(|e| Failure::other(format!("cannot look at {}: {e}", archive.display())))?;
+    let name = name.map_err(|e| Failure::other(format!("cannot inspect {}: {e}", archive.display())))?;
     let listening = control::listen(&daemons::ready_directory()?, &name)?;
     let own_status = File::open("/proc/self/status").ok();
     let seen = config.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
@@ -421,7 +421,9 @@ fn wait_with(
         return Err(serving_failure(status));
     }
     if !free() {
-        print_message("the archive is still held, as by the daemon of its former mount: waiting for its end");
+        print_message(
+            "the archive is still locked, probably by the daemon of its previous mount: waiting for the lock",
+        );
         wait_free(free, SHORT_WAIT, CLOSING_WAIT, || matches!(holder(), Holder::Closes));
     } else if matches!(found, Holder::Nobody) {
         return Ok(());

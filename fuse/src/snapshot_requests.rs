@@ -58,7 +58,7 @@ pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> Result
 pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {
     let message = match &options.snapshot {
         Some(name) => format!(
-            "snapshot '{}' is mounted here, for reading: the archive's snapshots cannot be changed",
+            "snapshot '{}' is mounted here, read-only: the archive's snapshots cannot be changed",
             display(name.as_bytes())
         ),
         None if options.read_only => "the archive is mounted read-only: its snapshots cannot be changed".to_owned(),
@@ -287,7 +287,7 @@ impl LiveNamespace for ClientRenames<'_> {
 
     fn make_directory(&mut self, path: &[u8]) -> Result<()> {
         let what = Response::MakeDirectory { path: TreePath(path.to_vec()) };
-        self.request_change(&what, &|| format!("make the directory {}", display(path)))
+        self.request_change(&what, &|| format!("create the directory {}", display(path)))
     }
 
     /// Random, because a stopped client may execute an old request at any time.

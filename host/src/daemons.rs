@@ -42,7 +42,7 @@ pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
             mkdtemp(Path::new(&template)).map_err(|errno| {
                 let path = path.display();
                 Failure::other(format!(
-                    "cannot make a directory next to {path}, which is not a private directory of this user: {}",
+                    "cannot create a directory next to {path}, which is not a private directory of this user: {}",
                     errno.desc()
                 ))
             })

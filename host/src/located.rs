@@ -2,16 +2,16 @@
 //! daemon that serves it, and to the names under which its user remembers the archive's place.
 //!
 //! # Why nothing here waits for a daemon
-//! stat(2), access(2), realpath(3) and every step below a directory ask the file system of what
-//! they touch; a daemon that is stopped never answers, and the kernel's copy of a mount's root
-//! expires. The kernel answers alone: openat(2) with O_PATH for the last part of a path, which is
-//! the root of the mount there; /proc/self/fdinfo for the number of the mount, /proc/self/fd for a
-//! path; and its table of mounts. So [`Located::of`] walks one part of the path at a time, looks
-//! each mount that it enters up in the table, and takes no step below the root of an archive's
-//! mount. Links are read in directories that it may ask.
+//! stat(2), access(2), realpath(3) and every step below a directory send a request to the file
+//! system; a stopped daemon never answers, and the kernel's copy of a mount's root expires. The
+//! kernel answers alone: openat(2) with O_PATH for the last part of a path, which is the root of
+//! the mount there; /proc/self/fdinfo for the number of the mount, /proc/self/fd for a path; and
+//! its table of mounts. So [`Located::of`] walks one part of the path at a time, looks each mount
+//! that it enters up in the table, and takes no step below the root of an archive's mount. Links
+//! are read in directories that it may ask.
 //!
-//! Two things are waited for: file systems of others on the way, as by any program; and, for a
-//! limited time, a daemon when the path leads on *below* its mount, which only it can resolve
+//! There are two waits: for other file systems on the path, as in any program; and, for a limited
+//! time, for a daemon when the path continues *below* its mount, which only the daemon can resolve
 //! ([`real_path`]).
 
 use std::collections::VecDeque;

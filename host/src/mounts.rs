@@ -258,7 +258,8 @@ impl CreatedMountpoint {
     pub fn make(path: &Path) -> io::Result<CreatedMountpoint> {
         let parent = path.parent().ok_or(ErrorKind::InvalidInput)?;
         if geteuid().is_root() && others_exchange(parent) {
-            let why = "other users may change its path, where root makes no directory: make one, and name it";
+            let why =
+                "other users may change its path, so root does not create a directory there; create one, and name it";
             return Err(io::Error::new(ErrorKind::PermissionDenied, why));
         }
         let parent = Mountpoint::of(parent)?;

@@ -80,7 +80,7 @@ impl Address {
                 Some(Address::Bucket { cloud, bucket, .. }) => {
                     Ok(Address::Bucket { cloud, bucket, key: String::new() })
                 }
-                _ => Err(Error::invalid("that is no address")),
+                _ => Err(Error::invalid("not an address")),
             };
         }
         let trimmed = OsStr::from_bytes(text.as_bytes().strip_suffix(b"/").unwrap_or(text.as_bytes()));
@@ -122,15 +122,15 @@ impl Address {
 
     fn web(text: &OsStr) -> std::result::Result<Address, &'static str> {
         let text = text.to_str().ok_or("an address is UTF-8")?;
-        let url = Url::parse(text).map_err(|_| "this is no address of a web server")?;
+        let url = Url::parse(text).map_err(|_| "not an address of a web server")?;
         // Arguments are seen by every user of the machine, and the kernel's table of mounts by
         // every program.
         if !url.username().is_empty() || url.password().is_some() {
-            return Err("a password in an address is seen by everybody on this machine");
+            return Err("an address must not contain a password: every user of this machine could see it");
         }
         if url.query().is_some() || url.fragment().is_some() {
             return Err(
-                "an address ends with the path of the file: what follows '?' or '#' may be a secret, and would be seen by everybody",
+                "an address must end with the path of the file: every user of this machine could see a secret after '?' or '#'",
             );
         }
         if url.host().is_none() || url.path().ends_with('/') {
@@ -140,7 +140,7 @@ impl Address {
     }
 
     fn directory(text: &OsStr) -> std::result::Result<Address, &'static str> {
-        let url = text.to_str().and_then(|text| Url::parse(text).ok()).ok_or("this is no address of a directory")?;
+        let url = text.to_str().and_then(|text| Url::parse(text).ok()).ok_or("not an address of a directory")?;
         let path = url.to_file_path().ok();
         let path = path.filter(|_| url.query().is_none() && url.fragment().is_none() && url.host().is_none());
         // A percent-encoded slash is a separator too, and the component between may be `..`.
@@ -204,7 +204,7 @@ pub(crate) fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
         "https" => Ok(()),
         "http" if allow_http => Ok(()),
         "http" => Err(Error::invalid(format!(
-            "{url}: plain http shows every host on the way what is read; it needs allow-http, and at a private address allow-private too; use --remote allow-http,allow-private, or set LOCKBOX_REMOTE to these"
+            "{url}: plain http shows every host on the route the bytes that are read; to allow it, use --remote allow-http (at a private address allow-http,allow-private), or set LOCKBOX_REMOTE to the same"
         ))),
         _ => Err(Error::invalid(format!("{}: this kind of address cannot be read", display(url.as_str().as_bytes())))),
     }
@@ -294,8 +294,8 @@ mod tests {
     #[test]
     fn what_cannot_be_used_says_why() {
         for (text, why) in [
-            ("https://user:secret@example.org/a.lbx", "seen by everybody"),
-            ("https://example.org/a.lbx?token=1", "may be a secret"),
+            ("https://user:secret@example.org/a.lbx", "every user of this machine"),
+            ("https://example.org/a.lbx?token=1", "a secret after"),
             ("https://example.org/", "the path of a file"),
             ("s3://bucket", "s3://BUCKET/NAME"),
             ("s3://bucket/", "s3://BUCKET/NAME"),

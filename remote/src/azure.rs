@@ -109,7 +109,7 @@ impl<'a> AccountSettings<'a> {
         for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part
                 .split_once('=')
-                .ok_or_else(|| Error::invalid("AZURE_STORAGE_CONNECTION_STRING has a part that is no NAME=VALUE"))?;
+                .ok_or_else(|| Error::invalid("AZURE_STORAGE_CONNECTION_STRING has a part that is not NAME=VALUE"))?;
             match &*name.to_ascii_lowercase() {
                 "accountname" => settings.name = Some(value),
                 "accountkey" => settings.key = Some(value),
@@ -156,7 +156,7 @@ impl<'a> AccountSettings<'a> {
                 let token = token.trim().trim_start_matches('?');
                 if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') {
                     return Err(Error::invalid(
-                        "the SAS token of the Azure account is none: it is the query of an address",
+                        "the SAS token of the Azure account is malformed: it must be the query of an address",
                     ));
                 }
                 Some(AccountSecret::Token(Zeroizing::new(token.to_owned())))
@@ -246,7 +246,7 @@ impl AzureContainer {
     ) -> Result<AzureContainer> {
         let AzureAccount { name, endpoint, .. } = account;
         // A query of the endpoint may be a secret: it is not displayed.
-        let wrong = || Error::invalid("the endpoint of the Azure account is no address of a server");
+        let wrong = || Error::invalid("the endpoint of the Azure account is not an address of a server");
         let url = Url::parse(&endpoint).ok().filter(|url| url.query().is_none() && url.fragment().is_none());
         let mut url = url
             .filter(|url| url.has_host() && url.username().is_empty() && url.password().is_none())
@@ -411,7 +411,7 @@ mod tests {
             (&[("AZURE_STORAGE_ACCOUNT", "evil.example.org/")], "small letters"),
             (&[("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_KEY", "s3cr3t!")], "not Base64"),
             (&[("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_SAS_TOKEN", "s3cr3t and more")], "SAS token"),
-            (&[("AZURE_STORAGE_CONNECTION_STRING", "s3cr3t")], "no NAME=VALUE"),
+            (&[("AZURE_STORAGE_CONNECTION_STRING", "s3cr3t")], "not NAME=VALUE"),
         ] {
             let message = found(variables).err().unwrap().to_string();
             assert!(message.contains(why) && !message.contains("s3cr3t"), "{message}");
@@ -420,10 +420,10 @@ mod tests {
         let account = found(&[("AZURE_STORAGE_CONNECTION_STRING", wrong)]).unwrap();
         let message =
             AzureContainer::at("c", account, || Ok(None), &RemoteOptions::default()).err().unwrap().to_string();
-        assert!(message.contains("no address of a server") && !message.contains("s3cr3t"), "{message}");
+        assert!(message.contains("not an address of a server") && !message.contains("s3cr3t"), "{message}");
         let plain = found(&[("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true")]).unwrap();
         let message = AzureContainer::at("c", plain, || Ok(None), &RemoteOptions::default()).err().unwrap().to_string();
-        assert!(message.contains("needs allow-http"), "{message}");
+        assert!(message.contains("to allow it, use --remote allow-http"), "{message}");
     }
 
     #[test]

@@ -169,13 +169,13 @@ impl Broker {
     pub(crate) fn key_pair(&self, google: bool) -> RemoteResult<Option<KeyPair>> {
         let reply: io::Result<Result<_, String>> = self.request(&BrokerRequest::Keys { google }, None);
         reply
-            .map_err(|error| RemoteError::Denied(format!("cannot ask for credentials: {error}")))?
+            .map_err(|error| RemoteError::Denied(format!("cannot request credentials: {error}")))?
             .map_err(RemoteError::Denied)
     }
 
     pub(crate) fn account(&self) -> Result<AccountMessage, String> {
         self.request(&BrokerRequest::Account, None)
-            .unwrap_or_else(|error| Err(format!("cannot ask for the account: {error}")))
+            .unwrap_or_else(|error| Err(format!("cannot request the account: {error}")))
     }
 }
 

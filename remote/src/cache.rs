@@ -99,7 +99,7 @@ impl DiskCache {
         match DiskCache::try_open(directory, address, key, most) {
             Ok(cache) => cache,
             Err(error) => {
-                tracing::info!("nothing is kept on disk: {}: {error}", directory.display());
+                tracing::info!("the cache on disk is off: {}: {error}", directory.display());
                 None
             }
         }
@@ -117,7 +117,7 @@ impl DiskCache {
         let file = File::from(openat(&directory, cache_file_name(address), flags, Mode::RUSR | Mode::WUSR)?);
         let metadata = file.metadata()?;
         if !is_own_file(&metadata) {
-            return Err(io::Error::other("the cache is not a file of this user's alone"));
+            return Err(io::Error::other("not a regular file of this user with a single link"));
         }
         // Another mount of the archive goes without.
         if file.try_lock().is_err() {
@@ -193,7 +193,7 @@ impl DiskCache {
         if let Err(error) = written {
             table.forget(position, slot);
             self.disabled.store(true, Ordering::Relaxed);
-            tracing::warn!("nothing more is kept on disk: {error}");
+            tracing::warn!("the cache on disk is now off: {error}");
         }
     }
 
@@ -329,7 +329,7 @@ pub(crate) fn open_own_file(directory: &OwnedFd, name: &str) -> io::Result<Optio
 /// Builds the error for an unreadable cache or spool directory.
 pub(crate) fn cannot_read_dir(directory: &Path, error: io::Error) -> Error {
     let directory = lockbox_terminal::display(directory.as_os_str().as_encoded_bytes());
-    Error::io(format!("cannot look at what is kept in {directory}"), error)
+    Error::io(format!("cannot read {directory}"), error)
 }
 
 pub(crate) fn create_private_dir(path: &Path) -> io::Result<()> {

@@ -49,7 +49,7 @@ pub(crate) fn region_endpoint(broker: Option<&Broker>) -> Result<RegionEndpoint>
             AwsProfile::of_environment().map(|AwsProfile { region, endpoint, .. }| RegionEndpoint { region, endpoint })
         }
         Some(broker) => {
-            let cached = broker.region_endpoint().map_err(|error| Error::io("cannot ask for the profile", error))?;
+            let cached = broker.region_endpoint().map_err(|error| Error::io("cannot request the profile", error))?;
             cached.map_err(Error::invalid)
         }
     }

@@ -92,7 +92,7 @@ fn probe_credentials(cloud: Cloud) -> ProbeFinding {
     };
     match found {
         Ok(true) => ProbeFinding::good(NAME, "found, and requests are signed with them"),
-        Ok(false) => ProbeFinding::advice(NAME, "none were found, so the bucket is asked as a public one", none),
+        Ok(false) => ProbeFinding::advice(NAME, "none found, so the bucket is read as a public one", none),
         Err(error) => ProbeFinding::bad(NAME, error.message(), mend),
     }
 }
@@ -102,9 +102,9 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
         Address::Web(url) if url.scheme() == "http" => ProbeFinding::advice(
             "transport",
             "plain http",
-            "serve it over https: everybody on the way sees which parts are read, and can keep them from being read",
+            "serve it over https: with http, every host on the route sees which parts are read, and can block them",
         ),
-        _ => ProbeFinding::good("transport", "https, with a certificate that is to be trusted here"),
+        _ => ProbeFinding::good("transport", "https, with a certificate that this machine trusts"),
     });
     let answered = http.request_range(&(0..PROBE_BYTES), None);
     let answer = answered.and_then(|response| RangeResponse::of(&response, 0, PROBE_BYTES));
@@ -124,12 +124,12 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
         (None, Some(modified)) => ProbeFinding::advice(
             "version",
             format!("no strong entity tag, but a time: {modified}"),
-            "have the server send an ETag: without one two versions of a second are not told apart, and nothing is kept on disk",
+            "configure the server to send an ETag: without it, two versions of one second look alike, and there is no cache on disk",
         ),
         (None, None) => ProbeFinding::advice(
             "version",
             "neither a strong entity tag nor a time",
-            "have the server send an ETag: without one versions of one length are not told apart, and nothing is kept on disk",
+            "configure the server to send an ETag: without it, versions of one length look alike, and there is no cache on disk",
         ),
     });
     if tag.is_none() {
@@ -144,7 +144,7 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
         Ok(_) => ProbeFinding::advice(
             "conditions",
             "If-Match is passed over",
-            "nothing has to be done: the tag in each answer is compared",
+            "none needed: the tag in each response is compared",
         ),
         Err(error) => ProbeFinding::bad("conditions", error.message(), error.remedy()),
     });
@@ -156,7 +156,7 @@ const WRITERS: u8 = 8;
 const BYTES: usize = 10_000;
 /// Clock skew in seconds above which a store rejects signatures.
 const MAX_CLOCK_SKEW: u64 = 300;
-const USE_ANOTHER: &str = "use another store for backups: two writers could destroy each other's work there";
+const USE_ANOTHER: &str = "use another store for backups: two writers could destroy each other's data there";
 
 /// Objects of this probe, removed in every case.
 struct ProbeObjects<'a> {
@@ -213,11 +213,11 @@ pub(crate) fn probe_store(
 ) -> Result<()> {
     // Without retries: an unreachable store is reported at once.
     match objects.list("", "", 1) {
-        Ok(_) => findings.push(ProbeFinding::good("lists", "what lies there can be listed")),
+        Ok(_) => findings.push(ProbeFinding::good("lists", "objects can be listed")),
         Err(error) if is_about_rights(&error) => findings.push(ProbeFinding::advice(
             "lists",
             error.message(),
-            "give the right to list if there are backups of many objects; an archive that is one object is read without it",
+            "grant the right to list if there are backups of many objects; an archive that is one object is read without it",
         )),
         Err(error) => {
             findings.push(ProbeFinding::bad("lists", error.message(), error.remedy()));
@@ -230,11 +230,11 @@ pub(crate) fn probe_store(
     let (first, bytes) = (created.next(), content(0));
     let date = match created.request(|objects| objects.create(&first, &bytes)) {
         Ok(ObjectCreation::Created(date)) => {
-            findings.push(ProbeFinding::good("writes", "objects can be made"));
+            findings.push(ProbeFinding::good("writes", "objects can be created"));
             date
         }
         Ok(ObjectCreation::Exists) => {
-            let found = "it says of a name that nobody has used that it is taken";
+            let found = "the store reports an unused name as taken";
             findings.push(ProbeFinding::bad("writes", found, USE_ANOTHER));
             return Ok(());
         }
@@ -242,7 +242,7 @@ pub(crate) fn probe_store(
             findings.push(ProbeFinding::advice(
                 "writes",
                 error.message(),
-                "give the right to put and delete objects if backups are to be written; reading needs neither",
+                "grant the rights to put and delete objects if backups are to be written; reading needs neither",
             ));
             return Ok(());
         }
@@ -258,11 +258,7 @@ pub(crate) fn probe_store(
     goes_on()?;
     findings.push(report("ranges", probe_ranges(&created, &first, &bytes), "parts of objects are served"));
     goes_on()?;
-    findings.push(report(
-        "order",
-        probe_order(&mut created),
-        "what was just made is listed, in the order of its bytes",
-    ));
+    findings.push(report("order", probe_order(&mut created), "new objects are listed at once, sorted by bytes"));
     findings.push(probe_clock(date));
     goes_on()?;
     findings.push(probe_removal(&mut created));
@@ -285,14 +281,10 @@ fn probe_conditional(created: &ProbeObjects<'_>, first: &str) -> ProbeFinding {
     const NAME: &str = "conditions";
     let other = content(1);
     match created.request(|objects| objects.create(first, &other)) {
-        Ok(ObjectCreation::Exists) => {
-            ProbeFinding::good(NAME, "an object is made only where there is none of its name")
+        Ok(ObjectCreation::Exists) => ProbeFinding::good(NAME, "conditional create (If-None-Match: *) works"),
+        Ok(ObjectCreation::Created(_)) => {
+            ProbeFinding::bad(NAME, "the store ignores If-None-Match and overwrites objects", USE_ANOTHER)
         }
-        Ok(ObjectCreation::Created(_)) => ProbeFinding::bad(
-            NAME,
-            "what is there is overwritten although it was asked not to be (If-None-Match)",
-            USE_ANOTHER,
-        ),
         Err(error) => ProbeFinding::bad(NAME, error.message(), USE_ANOTHER),
     }
 }
@@ -306,7 +298,7 @@ fn probe_race(created: &mut ProbeObjects<'_>) -> ProbeFinding {
     let answers: Vec<RemoteResult<ObjectCreation>> = thread::scope(|scope| {
         let make = move |writer| created.request(|objects| objects.create(name, &content(writer)));
         let started: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(move || make(writer))).collect();
-        let lost = |_| Err(RemoteError::Transient("it was not asked".into()));
+        let lost = |_| Err(RemoteError::Transient("the request was not sent".into()));
         started.into_iter().map(|writer| writer.join().unwrap_or_else(lost)).collect()
     });
     let winners: Vec<u8> = (0..)
@@ -320,19 +312,19 @@ fn probe_race(created: &mut ProbeObjects<'_>) -> ProbeFinding {
     };
     match winners[..] {
         [winner] if there == content(winner) => {
-            ProbeFinding::good(NAME, format!("of {WRITERS} who made one object at once, one did"))
+            ProbeFinding::good(NAME, format!("of {WRITERS} concurrent creates of one object, one succeeded"))
         }
         [_] => {
-            ProbeFinding::bad(NAME, "an object has other bytes than those of who was told that it made it", USE_ANOTHER)
+            ProbeFinding::bad(NAME, "the object does not have the content of the create that succeeded", USE_ANOTHER)
         }
         [] => ProbeFinding::advice(
             NAME,
-            format!("of {WRITERS} who made one object at once, none was told that it did"),
-            "try again: answers may have been lost",
+            format!("of {WRITERS} concurrent creates of one object, none was confirmed"),
+            "try again: responses may have been lost",
         ),
         _ => ProbeFinding::bad(
             NAME,
-            format!("of {WRITERS} who made one object at once, {} did", winners.len()),
+            format!("of {WRITERS} concurrent creates of one object, {} succeeded", winners.len()),
             USE_ANOTHER,
         ),
     }
@@ -349,7 +341,7 @@ fn probe_ranges(created: &ProbeObjects<'_>, name: &str, bytes: &[u8]) -> RemoteR
         (ObjectRange::Last(7), length - 7..length),
     ] {
         if created.request(|objects| objects.get(name, part))? != bytes[wanted] {
-            return Ok(Some("what is sent are other bytes than those that were asked for".into()));
+            return Ok(Some("a response has other bytes than the requested range".into()));
         }
     }
     Ok(None)
@@ -369,9 +361,9 @@ fn probe_order(created: &mut ProbeObjects<'_>) -> RemoteResult<Option<String>> {
     let list = |after: &str, most| created.request(|objects| objects.list(&created.prefix, after, most));
     let named = |listed: Vec<ListedObject>| listed.into_iter().map(|object| object.name).collect::<Vec<_>>();
     let wrong = if named(list("", MAX_LIST_ENTRIES)?) != all {
-        "what was just made is not listed, or not in the order of its bytes"
+        "new objects are not listed at once, or not sorted by bytes"
     } else if named(list(&made, 1)?) != names[1..2] {
-        "lists do not begin behind the name that they were asked to begin behind"
+        "lists do not begin after the requested name"
     } else {
         return Ok(None);
     };
@@ -384,32 +376,31 @@ fn probe_clock(date: Option<u64>) -> ProbeFinding {
     match date.map(|date| date.abs_diff(here)) {
         None => ProbeFinding::advice(
             NAME,
-            "the store does not tell the time",
-            "what backups need no more is never removed there; use another store if that matters",
+            "the responses of the store have no date",
+            "objects that backups no longer need are never removed there; use another store if that matters",
         ),
         Some(wrong) if wrong > MAX_CLOCK_SKEW => ProbeFinding::advice(
             NAME,
-            format!("that of the store and that of this machine differ by {wrong} seconds"),
-            "set the clocks: stores refuse what is signed at another time, and removal goes by theirs",
+            format!("the clocks of the store and of this machine differ by {wrong} seconds"),
+            "set the clocks: stores reject requests signed at another time, and removal uses the store's clock",
         ),
-        Some(wrong) => ProbeFinding::good(NAME, format!("the same as here to {wrong} seconds")),
+        Some(wrong) => ProbeFinding::good(NAME, format!("differs by {wrong} seconds from the clock of this machine")),
     }
 }
 
 fn probe_removal(created: &mut ProbeObjects<'_>) -> ProbeFinding {
     const NAME: &str = "removal";
-    const ADVICE: &str =
-        "give the right to delete objects, and remove those: without it what backups need no more stays for ever";
+    const ADVICE: &str = "grant the right to delete objects, then delete the objects of this probe: without it, objects that backups no longer need remain";
     let last = created.names.clone();
     if let Err(error) = created.remove() {
-        let left = format!("{}; objects whose names begin with {} are left there", error.message(), created.prefix);
+        let left = format!("{}; objects with the prefix {} remain", error.message(), created.prefix);
         return ProbeFinding::advice(NAME, left, ADVICE);
     }
     let gone = |name: &String| {
         matches!(created.request(|objects| objects.get(name, ObjectRange::Last(1))), Err(RemoteError::NotFound))
     };
     match last.iter().all(gone) {
-        true => ProbeFinding::good(NAME, "objects can be removed, and all of this probe are"),
-        false => ProbeFinding::advice(NAME, "what was removed is still there", ADVICE),
+        true => ProbeFinding::good(NAME, "objects can be removed; the objects of this probe are"),
+        false => ProbeFinding::advice(NAME, "removed objects are still there", ADVICE),
     }
 }

@@ -75,7 +75,7 @@ struct OpenArchive {
 impl OpenArchive {
     fn open(request: &OpenRequest) -> Result<OpenArchive> {
         let address = Address::parse(request.address.as_ref())?;
-        let address = address.ok_or_else(|| Error::invalid("that is no address"))?;
+        let address = address.ok_or_else(|| Error::invalid("not an address"))?;
         match request.access {
             Access::Read => {
                 let (file, follower) = crate::open_with_follower(&address, &request.options)?;
@@ -405,7 +405,7 @@ fn answer_polls(mut follower: Follower, news: UnixStream) {
             if follower.sequence() <= u64::from_le_bytes(shown) {
                 return Ok((PollReply::None, Vec::new()));
             }
-            let cannot = |error| Error::io("cannot lend what is new", error);
+            let cannot = |error| Error::io("cannot serve the newer version", error);
             let (ours, theirs) = socket_pairs(READ_SOCKETS).map_err(cannot)?;
             let file: Arc<dyn Storage> = follower.file().clone();
             spawn_servers(&file, ours).map_err(cannot)?;

@@ -77,7 +77,7 @@ impl HttpSource {
                 check_scheme(url, options.allow_http)?;
                 Target::Web { address: url.clone(), current: Mutex::new(url.clone()) }
             }
-            Address::Directory(_) => return Err(Error::invalid("a directory is asked for nothing over a network")),
+            Address::Directory(_) => return Err(Error::invalid("a directory needs no network requests")),
             Address::Bucket { cloud: Cloud::Azure, bucket, key } => {
                 Target::Container { container: AzureContainer::new(bucket, options)?, name: key.clone() }
             }
@@ -182,7 +182,7 @@ impl RangeSource for HttpSource {
         let response = self.request_range(&(0..count), None)?;
         let answer = RangeResponse::of(&response, 0, count)?;
         if answer.end < count.min(answer.version.length) {
-            return Err(RemoteError::Unsupported("it sends less than it was asked for".into()));
+            return Err(RemoteError::Unsupported("it sends fewer bytes than were requested".into()));
         }
         let mut bytes = vec![0; usize::try_from(answer.end).unwrap_or_default()];
         fill(response, &mut bytes)?;
@@ -197,7 +197,7 @@ impl RangeSource for HttpSource {
             return Err(RemoteError::Changed);
         }
         if answer.end != range.end {
-            return Err(RemoteError::Unsupported("it sends less than it was asked for".into()));
+            return Err(RemoteError::Unsupported("it sends fewer bytes than were requested".into()));
         }
         // Not before there is something to be read: many wait for their answers at once.
         let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or_default()];
@@ -234,14 +234,14 @@ impl RangeResponse {
                 return Err(RemoteError::Transient(format!("status {}", status.as_u16())));
             }
             _ if status.is_server_error() => return Err(RemoteError::Transient(format!("status {}", status.as_u16()))),
-            _ => return Err(RemoteError::Unsupported(format!("it answers with status {}", status.as_u16()))),
+            _ => return Err(RemoteError::Unsupported(format!("it responds with status {}", status.as_u16()))),
         }
         if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
             return Err(RemoteError::Unsupported(
-                "it compresses what it sends, so that parts of the file cannot be asked for".into(),
+                "it compresses its responses, so parts of the file cannot be requested".into(),
             ));
         }
-        let wrong = || RemoteError::Unsupported("its answer is not about the range that it was asked for".into());
+        let wrong = || RemoteError::Unsupported("its response is not for the requested range".into());
         let (first, last, length) = text(headers, header::CONTENT_RANGE).and_then(content_range).ok_or_else(wrong)?;
         let end = last + 1;
         if first != start || end > most || end > length || end <= start {
@@ -288,7 +288,7 @@ pub(crate) fn content_range(text: &str) -> Option<(u64, u64, u64)> {
 fn fill(response: Response<Body>, out: &mut [u8]) -> RemoteResult<()> {
     let mut body = response.into_body().into_reader();
     body.read_exact(out).map_err(|error| match error.kind() {
-        std::io::ErrorKind::UnexpectedEof => RemoteError::Transient("its answer was cut off".into()),
+        std::io::ErrorKind::UnexpectedEof => RemoteError::Transient("its response was truncated".into()),
         _ => RemoteError::Transient(printable(&error.to_string())),
     })?;
     // The connection is used again only when its response was read to the end.
@@ -437,10 +437,12 @@ pub(crate) fn transport_error(error: &ureq::Error) -> RemoteError {
     match tls {
         // The verifier returns `General` if it finds no certificates on this system.
         Some(InvalidCertificate(_) | InvalidCertRevocationList(_) | NoCertificatesPresented | General(_)) => {
-            RemoteError::Denied("its certificate is not trusted here; SSL_CERT_FILE names one that is".into())
+            RemoteError::Denied("its certificate is not trusted; set SSL_CERT_FILE to a trusted one".into())
         }
         // Its words have the address, and that may be a secret.
-        _ if matches!(error, ureq::Error::BadUri(_)) => RemoteError::Unsupported("its address cannot be asked".into()),
+        _ if matches!(error, ureq::Error::BadUri(_)) => {
+            RemoteError::Unsupported("its address cannot be requested".into())
+        }
         _ => RemoteError::Transient(printable(&error.to_string())),
     }
 }

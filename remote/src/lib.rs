@@ -1,9 +1,9 @@
 //! Remote archives: reads sealed bytes from web servers and object stores as one [`Storage`].
 //!
 //! This crate has no key and trusts no server: the layer that opens the archive authenticates every
-//! page against the tree above it. This crate owes what a tag cannot give: it never mixes bytes of
-//! two versions of a file, bounds the size and duration of every response, distinguishes an
-//! unreachable server from a damaged file, and sends requests only where the user sent them.
+//! page against the tree above it. This crate adds properties that a tag cannot: it never mixes
+//! bytes of two versions of a file, bounds the size and duration of every response, distinguishes
+//! an unreachable server from a damaged file, and sends requests only where the user sent them.
 //!
 //! # Invariants
 //! REMOTE-1  All bytes of a [`RemoteFile`] belong to the version found at open: each request names
@@ -190,7 +190,7 @@ pub fn check_writable(address: &Address) -> Result<()> {
 
 fn reject_pending_upload(address: &Address, options: &RemoteOptions) -> Result<()> {
     if options.unsent {
-        return Err(Error::invalid(format!("{address}: what was not sent can only be read")));
+        return Err(Error::invalid(format!("{address}: unsent data is read-only")));
     }
     Ok(())
 }

@@ -138,7 +138,7 @@ pub(crate) fn check_web(response: Response<Body>) -> RemoteResult<Response<Body>
     match is_about_a_file {
         true => check_retry_after(response),
         false => Err(RemoteError::Transient(format!(
-            "status {} with a page in place of the file: a portal or proxy on the way sends it",
+            "status {} with a page in place of the file: a portal or proxy in between sent it",
             status.as_u16()
         ))),
     }
@@ -173,7 +173,7 @@ fn check_retry_after(response: Response<Body>) -> RemoteResult<Response<Body>> {
             let now = now.unwrap_or_else(|| UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs()));
             let after = parse_retry_after(value.to_str().unwrap_or_default(), now);
             let status = status.as_u16();
-            let why = format!("status {status}, and that it can be asked again in {} seconds", after.as_secs());
+            let why = format!("status {status}, with a retry after {} seconds", after.as_secs());
             Err(RemoteError::Busy { why, after })
         }
         None => Ok(response),
@@ -190,14 +190,14 @@ fn parse_retry_after(value: &str, now: u64) -> Duration {
 fn foreign_response(status: StatusCode) -> RemoteError {
     let status = status.as_u16();
     RemoteError::Transient(format!(
-        "the response is not an answer of this store (status {status}); a portal or proxy on the way sends it"
+        "the response is not from this store (status {status}); a portal or proxy in between sent it"
     ))
 }
 
 fn unproven(status: StatusCode, has_id: bool) -> RemoteError {
     match has_id {
         true => RemoteError::Transient(format!(
-            "the response is not an answer of this store that proves that it has the bytes sent (status {})",
+            "the response does not prove that the store has the bytes sent (status {})",
             status.as_u16()
         )),
         false => foreign_response(status),
@@ -244,7 +244,7 @@ fn read_prefix(response: Response<Body>) -> RemoteResult<(Response<Body>, String
     let mut rest = body.into_reader();
     let mut bytes = Vec::new();
     let read = rest.by_ref().take(MAX_PREFIX).read_to_end(&mut bytes);
-    read.map_err(|_| RemoteError::Transient("its answer was cut off".into()))?;
+    read.map_err(|_| RemoteError::Transient("its response was truncated".into()))?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let body = Body::builder().reader(Cursor::new(bytes).chain(rest));
     Ok((Response::from_parts(parts, body), text))
@@ -415,7 +415,7 @@ mod tests {
         ] {
             let busy = check_web(response(503, &[date, ("retry-after", value)], "")).unwrap_err();
             assert_eq!(busy.retry_after(), Some(Duration::from_secs(seconds)), "{value}");
-            assert!(busy.message().contains(&format!("again in {seconds} seconds")), "{busy:?}");
+            assert!(busy.message().contains(&format!("a retry after {seconds} seconds")), "{busy:?}");
         }
         assert_eq!(parse_retry_after("Thu, 26 Nov 2026 01:00:07 GMT", 1_795_654_800), Duration::from_secs(7));
     }

@@ -73,15 +73,15 @@ impl RemoteError {
     pub(crate) fn remedy(&self) -> &'static str {
         match self {
             RemoteError::Transient(_) | RemoteError::Busy { .. } => {
-                "see whether the server runs and can be reached from here"
+                "check that the server runs and is reachable from this machine"
             }
             RemoteError::Denied(_) => {
-                "see who may read there, and as whom it is asked: lockbox-remote(7) says where credentials are looked for"
+                "check the access rights there and the credentials in use; lockbox-remote(7) lists the sources of credentials"
             }
             RemoteError::Refused(refusal) => refusal.remedy,
             RemoteError::NoBucket(_) => "create it, or correct its name or the address of the store",
-            RemoteError::NotFound => "see whether the name is right",
-            RemoteError::NoSpace(_) => "make room there",
+            RemoteError::NotFound => "check the name",
+            RemoteError::NoSpace(_) => "free some space there",
             RemoteError::Changed | RemoteError::Damaged(_) | RemoteError::Unsupported(_) => {
                 "use another server, or set this one up as lockbox-remote(7) says"
             }
@@ -92,8 +92,8 @@ impl RemoteError {
     pub(crate) fn message(&self) -> String {
         match self {
             RemoteError::Transient(why) | RemoteError::Busy { why, .. } => format!("it does not answer: {why}"),
-            RemoteError::Changed => "the file was changed meanwhile".into(),
-            RemoteError::NotFound => "there is nothing of this name".into(),
+            RemoteError::Changed => "the file changed during the read".into(),
+            RemoteError::NotFound => "the name does not exist".into(),
             RemoteError::Refused(refusal) => refusal.why.clone(),
             RemoteError::Damaged(why)
             | RemoteError::NoSpace(why)
@@ -124,19 +124,17 @@ impl RemoteError {
             }
             RemoteError::NoSpace(why) => Error::NoSpace(format!("{name}: {why}")),
             RemoteError::Refused(StoreRefusal { why, .. }) => {
-                Error::request(format!("{server} cannot be asked: {why}; {remedy}"), io::ErrorKind::PermissionDenied)
+                Error::request(format!("cannot access {server}: {why}; {remedy}"), io::ErrorKind::PermissionDenied)
             }
             RemoteError::NoBucket(why) => stale(format!("{name} was removed from its server: {why}")),
             RemoteError::Denied(why) => {
-                Error::request(format!("{server} cannot be asked: {why}"), io::ErrorKind::PermissionDenied)
+                Error::request(format!("cannot access {server}: {why}"), io::ErrorKind::PermissionDenied)
             }
             RemoteError::Unsupported(why) => {
                 Error::request(format!("{server} cannot be used: {why}"), io::ErrorKind::Unsupported)
             }
             RemoteError::Damaged(why) => Error::damaged(format!("{name}: {why}")),
-            RemoteError::Changed => stale(format!(
-                "{name} was changed on its server while it was read; what is there now has to be opened anew"
-            )),
+            RemoteError::Changed => stale(format!("{name} changed on its server while it was read; open it again")),
             RemoteError::NotFound => stale(format!("{name} was removed from its server")),
         }
     }

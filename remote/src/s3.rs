@@ -98,7 +98,7 @@ fn build_bucket(
     let endpoint = Url::parse(endpoint)
         .ok()
         .filter(is_plain)
-        .ok_or_else(|| Error::invalid("the endpoint of the object store is no address of a server"))?;
+        .ok_or_else(|| Error::invalid("the endpoint of the object store is not an address of a server"))?;
     check_scheme(&endpoint, options.allow_http)?;
     Bucket::new(endpoint, style, name.to_owned(), region)
         .map_err(|error| Error::invalid(format!("{}://{name}: {error}", cloud.scheme())))

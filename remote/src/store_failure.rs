@@ -78,14 +78,14 @@ impl StoreFailure {
         match meaning {
             Meaning::Bucket => {
                 let kind = if cloud == Cloud::Azure { "container" } else { "bucket" };
-                return RemoteError::NoBucket(format!("there is no such {kind} ({named})"));
+                return RemoteError::NoBucket(format!("the {kind} does not exist ({named})"));
             }
             Meaning::Full => {
                 return RemoteError::NoSpace(format!("the quota or the space of the store is used up ({named})"));
             }
             Meaning::Busy => return RemoteError::Transient(named),
             Meaning::Unknown if self.status == StatusCode::NOT_FOUND => return RemoteError::NotFound,
-            Meaning::Unknown => return RemoteError::Unsupported(format!("it answers with {named}")),
+            Meaning::Unknown => return RemoteError::Unsupported(format!("it responds with {named}")),
             _ => {}
         }
         let (reason, remedy) = self.explain(meaning, cloud, is_signed);
@@ -165,7 +165,7 @@ impl StoreFailure {
             Meaning::Token => ("the session token is invalid or has expired".into(), "renew the credentials"),
             Meaning::Network => (
                 "the account's network rules exclude this machine, or the token lacks a right".into(),
-                "permit the address of this machine, or give the token the rights that lockbox-remote(7) lists",
+                "permit the address of this machine, or grant the token the rights that lockbox-remote(7) lists",
             ),
             Meaning::Region => (
                 match &self.region {
@@ -184,7 +184,7 @@ impl StoreFailure {
                     "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
                 ),
             ),
-            _ => ("its user lacks a right".into(), "give the user the rights that lockbox-remote(7) lists"),
+            _ => ("its user lacks a right".into(), "grant the user the rights that lockbox-remote(7) lists"),
         }
     }
 }
@@ -256,14 +256,14 @@ mod tests {
             (S3, 403, "SignatureDoesNotMatch", "secret key does not belong", "AWS_SECRET_ACCESS_KEY"),
             (S3, 403, "InvalidAccessKeyId", "does not know the access key", "AWS_ACCESS_KEY_ID"),
             (S3, 400, "ExpiredToken", "session token is invalid or has expired", "renew the credentials"),
-            (S3, 403, "AccessDenied", "lacks a right", "give the user the rights"),
+            (S3, 403, "AccessDenied", "lacks a right", "grant the user the rights"),
             (S3, 400, "AuthorizationHeaderMalformed", "another region", "set AWS_REGION"),
             (S3, 301, "PermanentRedirect", "another region", "set AWS_REGION"),
             (Google, 403, "SignatureDoesNotMatch", "does not belong to the HMAC key", "GS_SECRET_ACCESS_KEY"),
             (Google, 403, "InvalidSecurity", "does not know the HMAC key", "GS_ACCESS_KEY_ID"),
             (Azure, 403, "AuthenticationFailed", "key or token is wrong", "AZURE_STORAGE_KEY"),
             (Azure, 403, "AuthorizationFailure", "network rules", "permit the address"),
-            (Azure, 403, "AuthorizationPermissionMismatch", "lacks a right", "give the user the rights"),
+            (Azure, 403, "AuthorizationPermissionMismatch", "lacks a right", "grant the user the rights"),
             (Azure, 409, "PublicAccessNotPermitted", "not public", "AZURE_STORAGE_SAS_TOKEN"),
         ] {
             let error = of_code(cloud, status, code);
@@ -273,7 +273,10 @@ mod tests {
             let whole = error.into_error("s3://b/p").to_string();
             let (before, after) = whole.split_once(&message).unwrap_or_else(|| panic!("{whole}"));
             assert!(
-                before.ends_with("cannot be asked: ") && after.starts_with("; ") && after.contains(remedy),
+                before.starts_with("cannot access ")
+                    && before.ends_with(": ")
+                    && after.starts_with("; ")
+                    && after.contains(remedy),
                 "{whole}"
             );
         }

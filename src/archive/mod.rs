@@ -264,7 +264,7 @@ impl Archive {
             // Before the first record carries the number, and not from an older header that was
             // just refused.
             mended.extend(header.repair(&*storage, &key.volume_key)?);
-            mended.extend(partial_block(length).map(|what| format!("{what}; that was cut off")));
+            mended.extend(partial_block(length).map(|flaw| format!("{flaw}; the file was truncated")));
         }
         let interrupted = header.is_interrupted(&*storage, &key.volume_key, volume.durable().header_sequence)?;
         let header_flaw = header.flaw(&key.volume_key).map(|flaw| (flaw, interrupted));
@@ -418,18 +418,17 @@ impl Archive {
     /// log entries.
     fn check_outside(&self) -> Result<Vec<Finding>> {
         let header = self.header_flaw.as_ref().map(|(flaw, is_interrupted)| {
-            let detail = format!(
-                "{flaw}; without the other copy nothing would open, and the next writable opening writes it anew"
-            );
+            let detail =
+                format!("{flaw}; the archive depends on the other copy alone, until it is next opened for writing");
             let severity = if *is_interrupted { Severity::Note } else { Severity::Minor };
             Finding::new(FindingKind::Header, severity, detail)
         });
-        let length = partial_block(self.storage.len()?).map(|what| {
-            let detail = format!("{what}, and the next writable opening cuts it off");
+        let length = partial_block(self.storage.len()?).map(|flaw| {
+            let detail = format!("{flaw}; the next writable opening truncates the file");
             Finding::new(FindingKind::Length, Severity::Note, detail)
         });
         let log = self.fs.volume.lost().map(|lost| {
-            let detail = format!("what was durable is lost: {lost}");
+            let detail = format!("durable data is lost: {lost}");
             Finding::new(FindingKind::Log, Severity::Lost, detail)
         });
         Ok(header.into_iter().chain(length).chain(log).collect())
@@ -441,7 +440,7 @@ impl Archive {
 /// completed.
 fn partial_block(length: u64) -> Option<String> {
     let part = length % BLOCK;
-    (part > 0).then(|| format!("the file ends with a part of a block ({part} bytes) that belongs to nothing"))
+    (part > 0).then(|| format!("the file ends with a partial block of {part} bytes, which is not part of the archive"))
 }
 
 /// [`Archive::check`] of any file system.
@@ -536,7 +535,7 @@ impl Archive {
             // The slots were chosen from this header, which can no longer change because the file
             // is locked.
             if header.framing().sequence != sequence {
-                return Err(Error::InUse("its keys were changed meanwhile; try again".into()));
+                return Err(Error::InUse("another process changed its keys meanwhile; try again".into()));
             }
             target(header, &opened, &kept, access, options.prompts)
         };
@@ -562,7 +561,7 @@ fn choose(header: &Header, opened: &OpenedSlot, keep: &KeepKeys) -> Result<(Vec<
     let (kept, dropped): (Vec<KeyInfo>, Vec<KeyInfo>) =
         keys.iter().cloned().partition(|key| keeps(usize::from(key.slot)));
     if kept.is_empty() {
-        return Err(Error::invalid("no key slot would be kept: nobody could open the archive"));
+        return Err(Error::invalid("no key slot would remain, so the archive could not be opened"));
     }
     for key in &kept {
         if matches!(key.kind, KeyKind::Unknown(_)) {

@@ -247,7 +247,7 @@ impl NodePages for Pager {
         let (tree, level) = (page.prologue.owner, page.prologue.position);
         match page.body() {
             [own_level, own_tree, ..] if (u64::from(*own_tree), u64::from(*own_level)) == (tree, level) => {}
-            _ => return Err(mismatch_error("node is not what its prologue says", pointer)),
+            _ => return Err(mismatch_error("node does not match its prologue", pointer)),
         }
         Ok(page.into_body())
     }

@@ -150,7 +150,7 @@ pub(super) fn connect<'a>(
     limit: Option<Duration>,
     go_on: &'a dyn Fn() -> Result<()>,
 ) -> Result<DaemonConnection<'a>> {
-    let at = |what: &str| format!("{what} control socket: path={}", socket.display());
+    let at = |action: &str| format!("{action} control socket: path={}", socket.display());
     let address = SocketAddrUnix::new(socket).map_err(|e| Error::io(at("connect to"), e.into()))?;
     let mut stream = connect_within(&address, STATUS_TIMEOUT).map_err(|e| Error::io(at("connect to"), e))?;
     let peer = getsockopt(&stream, PeerCredentials).map_err(|e| Error::io(at("inspect"), e.into()))?;
@@ -174,14 +174,14 @@ fn encode_line(what: &impl Serialize) -> Result<Vec<u8>> {
     line.push(b'\n');
     // A daemon reads no longer lines.
     if line.len() as u64 > MAX_LINE {
-        return Err(Error::invalid("these are more names than a mounted archive is asked about at once"));
+        return Err(Error::invalid("too many names for one request to a mounted archive"));
     }
     Ok(line)
 }
 
 impl DaemonConnection<'_> {
     pub(super) fn receive(&mut self) -> Result<Response> {
-        let at = |what: &str| format!("{what} control socket: path={}", self.socket.display());
+        let at = |action: &str| format!("{action} control socket: path={}", self.socket.display());
         let mut answer = String::new();
         let read = self.reader.by_ref().take(MAX_LINE).read_line(&mut answer);
         read.map_err(|e| match (e.kind(), self.limit) {
@@ -402,7 +402,7 @@ pub fn list_snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<Liste
 pub fn query_held_bytes(socket: &Path, owner: u32, ranges: Vec<(u64, u64)>, limit: Option<Duration>) -> Result<u64> {
     if ranges.len() > MOST_RANGES {
         return Err(Error::invalid(format!(
-            "a mounted archive tells what at most {MOST_RANGES} groups of neighbouring snapshots hold together"
+            "a daemon measures at most {MOST_RANGES} groups of neighbouring snapshots at once; name fewer snapshots"
         )));
     }
     let request = Request::SnapshotHeld { ranges };

@@ -212,7 +212,7 @@ impl Response {
     pub fn failure_message(&self) -> String {
         match self {
             Response::Failed { message } if message.starts_with(NOT_UNDERSTOOD) => {
-                "the daemon of this mount is older than this program and does not know what is asked: unmount the archive and mount it again".into()
+                "the daemon of this mount is older than this program and does not support the request; unmount the archive and mount it again".into()
             }
             Response::Failed { message } | Response::Busy { message } | Response::Refused { message, .. } => message.clone(),
             Response::Status(_)
@@ -223,7 +223,7 @@ impl Response {
             | Response::Differing { .. }
             | Response::Kept { .. }
             | Response::Rename { .. }
-            | Response::MakeDirectory { .. } => "the daemon gave an answer that was not asked for".into(),
+            | Response::MakeDirectory { .. } => "unexpected response from the daemon".into(),
         }
     }
 

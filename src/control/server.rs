@@ -90,7 +90,7 @@ struct ServerState {
 pub fn listen(runtime: &Path, name: &SocketName) -> Result<ControlListener> {
     let directory = prepare_directory(&directory(runtime))?;
     let path = socket_path(runtime, name);
-    let at = |what: &str| format!("{what} control socket: path={}", path.display());
+    let at = |action: &str| format!("{action} control socket: path={}", path.display());
     let name = path.file_name().unwrap_or_default().to_owned();
     let listener = Arc::new(bind(&path)?);
     fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(|e| Error::io(at("protect"), e))?;

@@ -113,7 +113,7 @@ impl Identities {
             self.all.push(Box::new(ssh_identity(content, name, prompts)?));
         } else {
             let file = IdentityFile::from_buffer(content)
-                .map_err(|_| Error::invalid(format!("{name}: it has a line that is no age identity")))?;
+                .map_err(|_| Error::invalid(format!("{name}: a line is not an age identity")))?;
             let identities = file.with_callbacks(AgeCallbacks(prompts.clone())).into_identities();
             self.all.extend(identities.map_err(|error| Error::invalid(format!("{name}: {}", reason(&error))))?);
         }
@@ -156,12 +156,12 @@ fn public_key_reason(content: &[u8]) -> Option<&'static str> {
     let mut lines = content.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
     let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"))?;
     if first.starts_with(b"age1") {
-        return Some("it is a recipient, which opens nothing: give the identity (AGE-SECRET-KEY-1...)");
+        return Some("it is a recipient, which cannot decrypt: pass the identity (AGE-SECRET-KEY-1...)");
     }
     PUBLIC_KEYS
         .iter()
         .any(|kind| first.starts_with(kind.as_bytes()))
-        .then_some("it is a public key, which opens nothing: give the private one")
+        .then_some("it is a public key, which cannot decrypt: pass the private key")
 }
 
 /// Returns whether an age file is sealed to an SSH key, as its plaintext header shows.
@@ -179,18 +179,15 @@ fn read_key(mut reader: impl Read) -> Option<SecretKey> {
 
 fn ssh_identity(content: &[u8], name: &str, prompts: &Arc<dyn Prompts>) -> Result<ssh::Identity> {
     let identity = ssh::Identity::from_buffer(content, Some(name.to_owned()))
-        .map_err(|_| Error::invalid(format!("{name}: it is no OpenSSH private key")))?;
+        .map_err(|_| Error::invalid(format!("{name}: not an OpenSSH private key")))?;
     match identity {
         ssh::Identity::Unencrypted(_) => Ok(identity),
         // Decrypted once here: the crate would prompt for every line of every slot.
         ssh::Identity::Encrypted(key) => {
             let answer = prompts.secret(&format!("Passphrase of the SSH key {name}: "));
             let passphrase = answer.as_ref().and_then(secret_string);
-            let passphrase = passphrase.ok_or_else(|| {
-                Error::invalid(format!(
-                    "{name}: the SSH key is protected, and nobody could be asked for its passphrase"
-                ))
-            })?;
+            let passphrase = passphrase
+                .ok_or_else(|| Error::invalid(format!("{name}: cannot ask for the passphrase of the SSH key")))?;
             let opened = key.decrypt(passphrase);
             let opened = opened.map_err(|_| Error::invalid(format!("{name}: wrong passphrase of the SSH key")))?;
             Ok(ssh::Identity::Unencrypted(opened))
@@ -226,12 +223,12 @@ impl Recipient {
         let begins = |prefix: &str| text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
         if begins("AGE-SECRET-KEY-") || begins("AGE-PLUGIN-") {
             return Err(Error::invalid(
-                "this is an identity, which is secret: give its recipient (age1...), which 'age-keygen -y' prints",
+                "this is an identity, which is secret: pass its recipient (age1...), which 'age-keygen -y' prints",
             ));
         }
         if text.starts_with("-----BEGIN") {
             return Err(Error::invalid(
-                "this is a private key, which is secret: give the public one, as in the file beside it that ends in .pub",
+                "this is a private key, which is secret: pass its public key, usually the file of the same name with .pub",
             ));
         }
         if PUBLIC_KEYS.iter().any(|kind| text.starts_with(kind)) {
@@ -247,7 +244,7 @@ impl Recipient {
             Kind::Plugin(recipient)
         } else if begins("age1") {
             return Err(Error::invalid(
-                "no age recipient: its check characters do not fit; it was not copied whole, or not exactly",
+                "not an age recipient: its checksum is wrong; it was not copied completely or exactly",
             ));
         } else {
             return Err(Error::invalid(
@@ -296,7 +293,7 @@ fn seal_to(recipient: &dyn age::Recipient, key: &SecretKey) -> std::result::Resu
 }
 
 fn ssh_recipient(text: &str) -> Result<Recipient> {
-    let refused = |why: &str| Error::invalid(format!("no SSH recipient: {why}"));
+    let refused = |why: &str| Error::invalid(format!("not an SSH recipient: {why}"));
     match text.parse::<ssh::Recipient>() {
         Ok(recipient) => Ok(Recipient { text: recipient.to_string(), kind: Kind::Ssh(Box::new(recipient)) }),
         Err(ssh::ParseRecipientKeyError::RsaModulusTooLarge) => Err(refused("the RSA key is too large")),
@@ -315,7 +312,7 @@ fn reason(error: &DecryptError) -> String {
         DecryptError::Plugin(errors) => errors.first().map_or_else(|| "the plugin failed".to_owned(), said),
         DecryptError::Io(error) => died(error),
         DecryptError::KeyDecryptionFailed => "the identity is protected, and its passphrase is wrong or missing".into(),
-        _ => "it does not open what is sealed to it".into(),
+        _ => "it does not decrypt a file sealed to it".into(),
     }
 }
 

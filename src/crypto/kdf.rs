@@ -137,7 +137,7 @@ pub fn rewrap_public(secret: &SecretKey) -> [u8; 32] {
 pub fn x25519_shared(secret: &SecretKey, public: &[u8; 32]) -> Result<SecretKey> {
     let shared = StaticSecret::from(*secret.bytes()).diffie_hellman(&PublicKey::from(*public));
     if !shared.was_contributory() {
-        return Err(Error::damaged("key slot: the public half is none"));
+        return Err(Error::damaged("key slot: the public half is invalid"));
     }
     Ok(SecretKey::new(shared.to_bytes()))
 }

@@ -94,7 +94,7 @@ impl KeyFile {
             )));
         }
         if !varied {
-            return Err(Error::invalid("the key file is one byte repeated: make one of 64 random bytes"));
+            return Err(Error::invalid("the key file is one byte repeated: create one of 64 random bytes"));
         }
         Ok(KeyFile(SecretKey::new(hash.finalize().into())))
     }
@@ -193,7 +193,7 @@ impl RecoveryCode {
         let digits = digits(typed)?;
         if digits.len() != CODE_GROUPS * CODE_DIGITS {
             return Err(Error::invalid(format!(
-                "a recovery code has {} digits in {CODE_GROUPS} groups of {CODE_DIGITS}: {} were given",
+                "a recovery code has {} digits in {CODE_GROUPS} groups of {CODE_DIGITS}; this one has {}",
                 CODE_GROUPS * CODE_DIGITS,
                 digits.len()
             )));
@@ -212,7 +212,7 @@ impl RecoveryCode {
         let code = RecoveryCode(bytes);
         if code.check() != values[CODE_VALUES] {
             return Err(Error::invalid(
-                "the groups of the recovery code do not belong together: were some swapped, or taken from two codes?",
+                "the groups of the recovery code do not match: check their order, and that all are from one code",
             ));
         }
         Ok(code)
@@ -372,7 +372,7 @@ mod tests {
         let text = code().text();
         let mut groups: Vec<&str> = text.split('-').collect();
         groups.swap(0, 1);
-        assert!(refusal(&groups.join("-")).contains("do not belong together"));
+        assert!(refusal(&groups.join("-")).contains("do not match"));
         assert!(refusal(&text[..61]).contains("53 were given"));
         assert!(refusal("").contains("0 were given"));
         assert_eq!(refusal("correct horse"), "invalid argument: a recovery code consists of digits");

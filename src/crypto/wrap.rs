@@ -59,7 +59,7 @@ pub fn wrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8], s
 /// # Errors
 /// `Damaged` when the seal does not open although the commitment matched.
 pub fn unwrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8], sealed: &[u8]) -> Result<SlotSecret> {
-    let malformed = |what: &str| Error::damaged(format!("key slot: {what}"));
+    let malformed = |flaw: &str| Error::damaged(format!("key slot: {flaw}"));
     let Some((sealed, tag)) = sealed.split_last_chunk::<TAG>() else { return Err(malformed("sealed part is short")) };
     let Ok(sealed) = <&[u8; PLAIN]>::try_from(sealed) else { return Err(malformed("sealed part has a wrong length")) };
     let mut plain = Zeroizing::new(*sealed);

@@ -153,7 +153,7 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<ExtractItem>, Vec<Err
 }
 
 fn in_the_way(name: &[u8], target: &std::path::Path) -> Error {
-    let what = format!("{} exists already in {}", display(name), display_path(target));
+    let what = format!("{} already exists in {}", display(name), display_path(target));
     Error::Refused(Refusal::ExistingObject { what })
 }
 

@@ -94,7 +94,7 @@ impl CopyDestination {
     /// exist.
     pub fn of(fs: &FileSystem, target: &[u8], several: bool) -> Result<CopyDestination> {
         let missing = |path: &[u8]| Error::invalid(format!("the archive has no {}", display(path)));
-        let no_directory = |path: &[u8]| Error::invalid(format!("{} is no directory", display(path)));
+        let no_directory = |path: &[u8]| Error::invalid(format!("{} is not a directory", display(path)));
         match none_if_missing(resolve(fs, target)) {
             Ok(Some(found)) if found.is_directory() => {
                 return Ok(CopyDestination { directory: target.to_vec(), name: None });
@@ -161,8 +161,8 @@ pub fn make_directories(fs: &FileSystem, paths: &[Vec<u8>], parents: bool, creat
     let mut make = |parent, name: &[u8]| fs.make_directory(parent, name, DIRECTORY_MODE, creator);
     paths.iter().try_for_each(|path| {
         let told = |error| match error {
-            Error::Exists => Error::invalid(format!("{} is there already", display(path))),
-            Error::NotDirectory => Error::invalid(format!("{} leads through what is no directory", display(path))),
+            Error::Exists => Error::invalid(format!("{} already exists", display(path))),
+            Error::NotDirectory => Error::invalid(format!("{}: a parent is not a directory", display(path))),
             error => error,
         };
         if parents {
@@ -209,7 +209,7 @@ pub fn rename(fs: &FileSystem, paths: &[Vec<u8>], to: &CopyDestination, replace:
 /// are sufficient.
 pub(super) fn refuse_below(path: &[u8], directory: &[u8]) -> Result<()> {
     match components(directory)?.starts_with(&components(path)?) {
-        true => Err(Error::invalid(format!("{} would come to lie below itself", display(path)))),
+        true => Err(Error::invalid(format!("{} would be below itself", display(path)))),
         false => Ok(()),
     }
 }
@@ -219,7 +219,7 @@ pub(super) fn refuse_in_the_way(name: &[u8], existing: &Attributes, replace: boo
     match existing.is_directory() {
         true => Err(Error::invalid(format!("{name} is a directory there, and those are not replaced"))),
         false if replace => Ok(()),
-        false => Err(Error::Refused(Refusal::ExistingObject { what: format!("{name} exists already there") })),
+        false => Err(Error::Refused(Refusal::ExistingObject { what: format!("{name} already exists there") })),
     }
 }
 

@@ -179,7 +179,7 @@ impl<'a> Restore<'a> {
                 && is_stage(snapshot, name, &snapshot.lookup(ROOT_INO, name)?)?
             {
                 return Err(Error::invalid(format!(
-                    "{} is what an interrupted restore had left when the snapshot was taken, and is not brought back",
+                    "{} is a leftover of an interrupted restore in the snapshot, and is not restored",
                     display(path)
                 )));
             }
@@ -223,7 +223,7 @@ impl<'a> Restore<'a> {
                 && none_if_missing(self.live.lookup(target.ino, name))?.is_some()
             {
                 return Err(Error::invalid(format!(
-                    "{} is there already, and nothing is replaced in another directory",
+                    "{} already exists, and nothing is replaced in another directory",
                     display(name)
                 )));
             }
@@ -337,7 +337,7 @@ impl<'a> Restore<'a> {
                 Some(found) if there + 1 < top.path.len() => {
                     if !found.is_directory() {
                         return Err(Error::invalid(format!(
-                            "{} is no directory any more, and is not to be replaced",
+                            "{} is no longer a directory, and is not replaced",
                             display(&top.path[..=there].join(&b"/"[..]))
                         )));
                     }

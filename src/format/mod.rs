@@ -46,10 +46,10 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// Decodes seconds and nanoseconds, 12 bytes.
 #[inline]
-fn time_at(bytes: &[u8], at: usize, what: &'static str) -> Result<Timestamp> {
+fn time_at(bytes: &[u8], at: usize, structure: &'static str) -> Result<Timestamp> {
     let time = Timestamp { seconds: i64::from_le_bytes(array_at(bytes, at)), nanos: u32_at(bytes, at + 8) };
     if time.nanos >= 1_000_000_000 {
-        return Err(Error::damaged(format!("{what} has a time beyond its second: nanoseconds={}", time.nanos)));
+        return Err(Error::damaged(format!("{structure} has a time beyond its second: nanoseconds={}", time.nanos)));
     }
     Ok(time)
 }
@@ -66,17 +66,19 @@ fn put_time(out: &mut [u8], at: usize, time: Timestamp) {
 }
 
 #[inline]
-fn check_zero(bytes: &[u8], what: &'static str) -> Result<()> {
+fn check_zero(bytes: &[u8], structure: &'static str) -> Result<()> {
     // No early exit: short runs compile to a few wide comparisons.
     if bytes.iter().fold(0, |all, &byte| all | byte) != 0 {
-        return Err(Error::damaged(format!("{what} has a reserved field that is not zero")));
+        return Err(Error::damaged(format!("{structure} has a reserved field that is not zero")));
     }
     Ok(())
 }
 
 #[inline]
-fn exact_array<'a, const N: usize>(bytes: &'a [u8], what: &'static str) -> Result<&'a [u8; N]> {
-    bytes.try_into().map_err(|_| Error::damaged(format!("{what} has a wrong length: bytes={} want={N}", bytes.len())))
+fn exact_array<'a, const N: usize>(bytes: &'a [u8], structure: &'static str) -> Result<&'a [u8; N]> {
+    bytes
+        .try_into()
+        .map_err(|_| Error::damaged(format!("{structure} has a wrong length: bytes={} want={N}", bytes.len())))
 }
 
 /// Reader of little-endian values from a slice. Reading past the end is `Damaged`, never a panic.

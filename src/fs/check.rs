@@ -247,10 +247,7 @@ impl StructureWalk<'_> {
                 self.report_object(FindingKind::Attribute, "an attribute is not where its name's hash says");
             }
             if entry.name == BIRTH {
-                self.report_object(
-                    FindingKind::Attribute,
-                    "an attribute has the name under which the birth time is told",
-                );
+                self.report_object(FindingKind::Attribute, "an attribute has the reserved name of the birth time");
             }
             if entry.piece != 0 && self.object.pieces.insert(entry.piece, u64::from(entry.length)).is_some() {
                 self.report_object(FindingKind::Attribute, "two attributes share pieces");
@@ -430,7 +427,7 @@ impl StructureWalk<'_> {
             (!has_content && (object.inline || object.extents > 0), Inode, "has data, but is of a type without"),
             (!is_directory && object.indexed + object.listed > 0, Entry, "has entries, but is not a directory"),
             (is_directory && inode.size != object.listed, Entry, "its size is not the number of its entries"),
-            (inode.bytes != object.bytes, Inode, "its bytes are not those of its extents and inline data"),
+            (inode.bytes != object.bytes, Inode, "its bytes are not the sum of its extents and inline data"),
             (
                 object.has_xattrs != (inode.flags & inode_flags::HAS_XATTRS != 0),
                 Attribute,
@@ -577,7 +574,7 @@ fn check_summary(ino: Ino, known: &InodeSummary, orphan: bool) -> Vec<&'static s
     };
     let mut findings: Vec<&'static str> = wrong.into_iter().filter(|(is_wrong, _)| *is_wrong).map(|(_, f)| f).collect();
     if known.exists && known.named_type.is_some_and(|named| named != known.file_type) {
-        findings.push("its type is not the one that its name says");
+        findings.push("its type differs from its directory entry");
     }
     findings
 }

@@ -95,7 +95,7 @@ pub(crate) fn load_target(view: View<'_>, directory: Ino, target: EntryTarget) -
     let inode = inode::load_named(view, target.ino)?;
     match is_consistent_target(directory, target, &inode) {
         true => Ok(inode),
-        false => Err(Error::damaged(format!("an entry does not agree with what it names: inode={}", target.ino.0))),
+        false => Err(Error::damaged(format!("an entry does not match its inode: inode={}", target.ino.0))),
     }
 }
 

@@ -182,7 +182,7 @@ impl FileSystem {
         match self.repack.run_all(None) {
             // `check` reports the damage; closing need not fail for it.
             Err(Error::Damaged(reason)) => {
-                tracing::warn!("not all pages of small files could be looked at: {reason}");
+                tracing::warn!("cannot inspect all pages of small files: {reason}");
                 Ok(())
             }
             repacked => repacked,

@@ -191,7 +191,7 @@ impl Reclaim {
                     Ok(true) => {}
                     Err(error @ Error::WriteFailed(_)) => return Err(error),
                     Err(error) => {
-                        tracing::debug!(%error, inode = ino.0, "what was deleted could not be reclaimed");
+                        tracing::debug!(%error, inode = ino.0, "cannot reclaim a deleted object");
                         break;
                     }
                 }

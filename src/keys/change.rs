@@ -111,7 +111,7 @@ impl KeyName {
                 };
                 Err(Error::invalid(format!("no key slot has the label {}: {those}", shown(label))))
             }
-            _ => Err(Error::invalid("several key slots have this label: give the number")),
+            _ => Err(Error::invalid("several key slots have this label; use the number")),
         }
     }
 }
@@ -205,7 +205,7 @@ pub fn remove<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>, na
     let others = keys.iter().filter(|key| usize::from(key.slot) != slot);
     if !others.clone().any(|key| !matches!(key.kind, KeyKind::Unknown(_))) {
         return Err(Error::invalid(format!(
-            "key slot {slot} is the last one: without it nobody could open the archive; add another key first"
+            "key slot {slot} is the last one: without it the archive could not be opened; add another key first"
         )));
     }
     let removed = keys.iter().find(|key| usize::from(key.slot) == slot).cloned();
@@ -359,7 +359,7 @@ impl Change {
             return Err(Error::invalid("a label has no control characters"));
         }
         if !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(Error::invalid("a label is no number: those name slots"));
+            return Err(Error::invalid("a label must not be a number, as numbers name slots"));
         }
         let taken = |key: &KeyInfo| key.about.as_ref().is_some_and(|about| about.label == label);
         match self.keys().iter().find(|key| !label.is_empty() && taken(key)) {
@@ -676,7 +676,7 @@ fn misfit(found: &Framing, mine: &Framing) -> Option<Error> {
 }
 
 fn read_backup(bytes: &[u8]) -> Result<Header> {
-    let refused = |why: &str| Error::invalid(format!("this is no usable header backup: {why}"));
+    let refused = |why: &str| Error::invalid(format!("not a usable header backup: {why}"));
     if bytes.len() != HEADER_BYTES {
         return Err(refused(&format!("it has {} bytes instead of {HEADER_BYTES}", bytes.len())));
     }

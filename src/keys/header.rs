@@ -225,7 +225,7 @@ impl Header {
             self.other = None;
         }
         self.durable = self.parsed.framing.sequence;
-        Ok(flaw.map(|flaw| format!("{flaw}; it was written anew from the other copy")))
+        Ok(flaw.map(|flaw| format!("{flaw}; it was rewritten from the other copy")))
     }
 
     /// Replaces slots, given by number, kind and content, in both copies, one after the other. Both
@@ -246,7 +246,7 @@ impl Header {
         // HEADER-1: each passes a barrier. After an error, a user that gave a new secret must know
         // which ones are valid.
         let first = write_copy(storage, &framing, &slots, 0, volume_key);
-        first.map_err(|error| in_doubt(error, "either the keys of before or the new ones open it"))?;
+        first.map_err(|error| in_doubt(error, "the old or the new keys open it"))?;
         let second = write_copy(storage, &framing, &slots, 1, volume_key);
         second.map_err(|error| {
             in_doubt(error, "the new keys open it; the next change repairs the second copy of the header")
@@ -287,7 +287,7 @@ impl HeaderFile {
             return Err(Error::NotArchive("it is a directory".into()));
         }
         if !metadata.is_file() {
-            return Err(Error::NotArchive("it is no regular file".into()));
+            return Err(Error::NotArchive("it is not a regular file".into()));
         }
         let file = File::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.size();
@@ -395,8 +395,8 @@ pub(crate) fn write_copies(storage: &dyn Storage, copies: &[Vec<u8>; 2]) -> Resu
     Ok(())
 }
 
-fn in_doubt(error: Error, what: &str) -> Error {
-    let context = format!("while the keys of the archive were written, so that {what}");
+fn in_doubt(error: Error, result: &str) -> Error {
+    let context = format!("while the keys of the archive were written; {result}");
     match error {
         Error::Io { context: doing, source } => Error::Io { context: format!("{doing} {context}"), source },
         Error::NoSpace(detail) => Error::NoSpace(format!("{detail} {context}")),

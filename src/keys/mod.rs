@@ -44,7 +44,7 @@ impl UnlockedKey {
     pub(crate) fn read_header(&self, storage: &dyn Storage) -> Result<Header> {
         let header = Header::read(storage)?;
         if header.framing().archive != self.archive {
-            return Err(Error::damaged("another archive took the place of the one that was unlocked"));
+            return Err(Error::damaged("the archive was replaced by another one after it was unlocked"));
         }
         header.authenticate(&self.volume_key)?;
         Ok(header)

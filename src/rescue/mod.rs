@@ -238,6 +238,6 @@ fn refuse_content(to: &Path) -> Result<()> {
             Some(_) => Err(Error::invalid(format!("{} is not empty: name a new directory", to.display()))),
         },
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Error::io(format!("cannot look into {}", to.display()), error)),
+        Err(error) => Err(Error::io(format!("cannot read {}", to.display()), error)),
     }
 }

@@ -285,7 +285,7 @@ impl RescueWalk<'_> {
     /// Checks that all entries of a directory are readable.
     fn try_directory(&mut self, object: &RescuedInode, version: &LeafSet, ino: Ino) -> Result<()> {
         if !object.is_directory() {
-            return Err(Error::damaged("it is no directory"));
+            return Err(Error::damaged("it is not a directory"));
         }
         let mut count = 0;
         for part in 0..version.parts() {
@@ -609,7 +609,7 @@ impl RescueWalk<'_> {
             let pages = self.index.data.get(&ino).copied().unwrap_or_default();
             let state = if self.partial.is_some() && written == 0 { RescueState::Lost } else { RescueState::Partial };
             let reason = format!(
-                "nothing but data is left of it, of one or several versions: pages={} bytes={}",
+                "only data of it remains, of one or several versions: pages={} bytes={}",
                 pages.count, pages.bytes
             );
             self.report_object(state, Ino(ino), pages.last, false, &reason)?;

@@ -322,9 +322,9 @@ fn connection_error(error: io::Error) -> Error {
     match error.kind() {
         // Timeout of the socket.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            Error::request("the process that lends the archive does not answer", io::ErrorKind::TimedOut)
+            Error::request("the process that serves the archive does not respond", io::ErrorKind::TimedOut)
         }
-        _ => Error::io("the process that lends the archive is gone", error),
+        _ => Error::io("the process that serves the archive has ended", error),
     }
 }
 

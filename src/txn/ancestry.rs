@@ -6,16 +6,15 @@
 //!     its own newest one (its last barrier has returned, or recovery verified it from the medium).
 //!     A reader reports only the one before the newest (by TXN-3 the newest was written after the
 //!     barrier of that one returned), because a reader may see a record that so far is in the
-//!     host's cache alone.
-//!     The same holds for entries of the log. A writer names the last one whose barrier has
-//!     returned, or that recovery read from the medium. A reader names the one before the last that
-//!     it sees, as each is written after the barrier of the one before (10.3 rule 8), and the first
-//!     one after that of the record itself; and all that the newest record names as pending, as
-//!     they were read from the medium before it was written.
+//!     host's cache alone. The same holds for entries of the log. A writer names the last one with
+//!     a returned barrier, or that recovery read from the medium. A reader names the one before the
+//!     last that it sees, as each is written after the barrier of the one before (10.3 rule 8), and
+//!     the first one after that of the record itself; and all that the newest record names as
+//!     pending, as they were read from the medium before it was written.
 //! LINEAGE-2  A recovery never undoes a record that was named by LINEAGE-1: handed in as `seen`, a
 //!     bad page of it is damage (specification 10.1).
 //! LINEAGE-3  So a record that was named and is not in this line was never undone by a crash: the
-//!     file is older, or was written apart.
+//!     file is older, or has diverged.
 //! LINEAGE-4  An entry that was named is never missing from its record either, as long as that is
 //!     the newest: nothing is written over it before a later record is durable (LOG-4). The record
 //!     after it contains it, when the same session wrote that one, or names it as pending, when it

@@ -81,8 +81,8 @@ impl Census {
         push_bounded(&mut self.of_files, finding);
     }
 
-    fn space(&mut self, severity: Severity, what: &str, block: u64) {
-        self.find(Finding::new(FindingKind::Space, severity, format!("{what}: block={block}")).at_block(block));
+    fn space(&mut self, severity: Severity, flaw: &str, block: u64) {
+        self.find(Finding::new(FindingKind::Space, severity, format!("{flaw}: block={block}")).at_block(block));
     }
 
     fn lose(&mut self, tree: TreeId, lost: &LostNode) {

@@ -10,9 +10,9 @@
 //! TXN-3  The record of N+1 is written only after N's last barrier returned; it carries the tag of
 //!     N.
 //! TXN-4  A generation number is greater than that of every authentic record, a rejected one
-//!     included, so none is used twice for commits that a caller can have been notified of. One
-//!     whose record is gone may come again after a crash; as the first commit of a session changes
-//!     no live node, live nodes of one generation are of one session all the same.
+//!     included, so none is used twice for commits that a caller can have been notified of. A
+//!     number without a record may be reused after a crash; as the first commit of a session
+//!     changes no live node, live nodes of one generation are of one session all the same.
 //! TXN-5  An operation is accepted only against free blocks that are allocated on the host: its
 //!     data at worst case, the nodes that it may dirty, and the pages of the commit itself. So a
 //!     commit never meets a full disk, but for TXN-9. An operation that finds none first waits for

@@ -29,9 +29,9 @@
 //!     damaged the record has no place, and all that lies below this node is lost with it until the
 //!     archive is opened again, even if a second read of the node succeeds: together with the log
 //!     it would be an older state. Records of other leaves are replayed all the same, which needs
-//!     no node but those on their own way. Pieces of a file whose inode is damaged, in the tree or
-//!     in the log, count as damaged too. No writer continues on top of that: the commit would have
-//!     to cover the records without place, and the pages that they name.
+//!     only the nodes on their own paths. Pieces of a file with a damaged inode, in the tree or in
+//!     the log, count as damaged too. No writer continues on top of that: the commit would have to
+//!     cover the records without place, and the pages that they name.
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -238,7 +238,7 @@ impl Operation<'_> {
             }
         }
         if let Some(first) = damage.first() {
-            tracing::warn!("records of the log that lie on what is damaged: {}, the first one: {first}", damage.len());
+            tracing::warn!("log records on damaged nodes: {}; the first one: {first}", damage.len());
         }
         Ok(())
     }

@@ -267,15 +267,15 @@ fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writabl
     };
     let log = pager.read_log(generation, tag, most, newest)?;
     let short = record.pending.filter(|pending| log.last != Some(*pending)).map(|pending| {
-        format!("the log has not the {} entries that commit {} says are pending", pending.number, record.generation.0)
+        format!("the log lacks the {} entries that commit {} names as pending", pending.number, record.generation.0)
     });
     let lost = log.lost.or(short);
     if let Some(lost) = lost.as_ref().filter(|_| writable) {
-        return Err(Error::damaged(format!("what was durable is lost: {lost}")));
+        return Err(Error::damaged(format!("durable data is lost: {lost}")));
     }
     let torn = log.torn.filter(|_| lost.is_none()).map(|(number, time)| {
         let sentence = format!(
-            "entry {number} of the log (commit {}) is incomplete: it was interrupted, or damaged since; what was synced at {} UTC may be missing",
+            "entry {number} of the log (commit {}) is incomplete: it was interrupted, or damaged since; data synced at {} UTC may be missing",
             record.generation.0,
             time.utc()
         );

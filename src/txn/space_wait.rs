@@ -39,8 +39,8 @@
 //! No lock that a commit needs is held during a wait: the caller has no operation open.
 //!
 //! - `first` is taken while a caller may hold the lock of a dirty file. The holder of `first` waits
-//!   for no such lock: a commit's flusher takes none, and reclaim skips an object whose file is
-//!   locked.
+//!   for no such lock: a commit's flusher takes none, and reclaim skips an object with a locked
+//!   file.
 //! - The holder waits for the writers' lock only after operations, which end.
 //! - Changes that free space do not take `first`, so that reclaim may be such a change.
 //! - Nor does the timer (`Allocator::erase_aged`), so that the periodic commit does not queue after
@@ -214,7 +214,7 @@ impl SpaceWaiter {
                     Err(error @ Error::WriteFailed(_)) => return Err(error),
                     // It stays queued, and background work tells.
                     Err(error) => {
-                        tracing::debug!(%error, "what was deleted could not be reclaimed for want of room");
+                        tracing::debug!(%error, "cannot reclaim deleted data for lack of room");
                         return Ok(false);
                     }
                 }

@@ -197,7 +197,7 @@ def look_at_moments(copy, name, what, door, shows):
         again = run(copy, *dict((one, arguments) for one, arguments, _ in COMMANDS)[name], passfile=door)
         if again.returncode != 0:
             fell(what, "cannot be done again:", again.stderr.decode(errors="replace").strip()[:300])
-        if b"lies beside the backup" in again.stderr:
+        if b"in the directory of the backup" in again.stderr:
             for left in os.listdir(copy):
                 if left.startswith(".") and ".backup-" in left:
                     os.remove(f"{copy}/{left}")

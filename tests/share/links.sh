@@ -140,7 +140,7 @@ taken_back() {
     "$lockbox" share revoke "my note" | shows '^state  *revoked$'
     ends 20 receive -o - <<<"$link"
     [[ $(state_of "my note") == revoked ]]
-    grep -q 'this link was taken back by its owner at 20' "$place/said"
+    grep -q 'this link was revoked by its owner at 20' "$place/said"
 }
 
 looking_uses_nothing_up() {
@@ -481,7 +481,7 @@ times_are_told_as_they_were_typed() {
     "$lockbox" share note.txt 2>told >link
     grep -q 'works once, for 15 minutes, until 20' told
     ends 2 "$lockbox" share note.txt --expires 30d 2>told
-    grep -q 'for at most 7 days, and 30 days were asked for' told
+    grep -q 'for at most 7 days, and 30 days were requested' told
 }
 
 start_daemon

@@ -48,7 +48,7 @@ fn small_files(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) 
     report.time("close", || made.close())?;
     let (ours, theirs) = (made.bytes()?, tar_zstd(&contents)?);
     let ratio = ours as f64 / theirs as f64;
-    report.row("size, beside tar and zstd -1", &format!("{ours} / {theirs} = {ratio:.2}"))?;
+    report.row("size, compared with tar and zstd -1", &format!("{ours} / {theirs} = {ratio:.2}"))?;
     made.make_cold()?;
     made.open()?;
     let fs = made.fs()?;
@@ -233,7 +233,7 @@ fn large_file(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec
             Ok(archive.file_system().make_durable()?)
         })?);
     }
-    beside(&report, "add + commit, beside cp + fsync", size, median(adds), median(copies))?;
+    compare(&report, "add + commit, compared with cp + fsync", size, median(adds), median(copies))?;
     report.time("close", || made.close())?;
 
     for length in [4096, 64 << 10, MIB] {
@@ -258,7 +258,7 @@ fn large_file(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec
         })?);
         fs::remove_dir_all(&options.to)?;
     }
-    beside(&report, "extract + fsync, beside cp + fsync", size, median(extractions), median(copies))
+    compare(&report, "extract + fsync, compared with cp + fsync", size, median(extractions), median(copies))
 }
 
 fn seconds(f: impl FnOnce() -> Outcome<()>) -> Outcome<f64> {
@@ -272,7 +272,7 @@ fn copy_synced(from: &Path, to: &Path) -> Outcome<()> {
     Ok(File::open(to)?.sync_all()?)
 }
 
-fn beside(report: &Report, step: &str, size: u64, ours: f64, theirs: f64) -> Outcome<()> {
+fn compare(report: &Report, step: &str, size: u64, ours: f64, theirs: f64) -> Outcome<()> {
     let rate = |seconds: f64| size as f64 / seconds;
     let text = format!("{:.0} / {:.0} MiB/s = {:.2}", rate(ours), rate(theirs), theirs / ours);
     report.row(step, &text)

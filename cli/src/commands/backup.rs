@@ -317,7 +317,7 @@ impl OnlineBackup<'_> {
             ExistingBackup::File(file) => self.ask_for(&**file, whole)?,
             // The daemon reaches no network: this process writes for it.
             ExistingBackup::Remote(storage) => {
-                let cannot = |error| Failure::other(format!("cannot make a pair of sockets: {error}"));
+                let cannot = |error| Failure::other(format!("cannot create a socket pair: {error}"));
                 let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
                 let end = ours.try_clone().map_err(cannot)?;
                 thread::scope(|scope| {
@@ -341,7 +341,7 @@ impl OnlineBackup<'_> {
 
 impl Source for OnlineBackup<'_> {
     fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure> {
-        let nothing = || Failure::new(IN_USE, "the daemon made no backup");
+        let nothing = || Failure::new(IN_USE, "the daemon did not make a backup");
         let done = self.ask(place, true)?.ok_or_else(nothing)?;
         self.check(place).map(|()| done)
     }

@@ -138,7 +138,7 @@ fn create(args: &Args, path: &Path) -> Result<Passphrase, Failure> {
 }
 
 fn exists(path: &Path) -> Failure {
-    Failure::other(format!("{} exists already and was not changed", shown(path)))
+    Failure::other(format!("{} already exists and was not changed", shown(path)))
 }
 
 /// Opens a place without an archive as a writer.

@@ -208,7 +208,7 @@ struct Private {
 impl Private {
     fn new(place: &Path, name: &[u8]) -> Result<Private, Failure> {
         let directory = mkdtemp(&place.join("lockbox-edit-XXXXXX"))
-            .map_err(|errno| Failure::host(format!("cannot make a directory in {}", shown(place)), &errno.into()))?;
+            .map_err(|errno| Failure::host(format!("cannot create a directory in {}", shown(place)), &errno.into()))?;
         Ok(Private { file: directory.join(OsStr::from_bytes(name)), directory })
     }
 

@@ -1,11 +1,11 @@
 //! `lockbox exec`: runs a program on an archive that is mounted for it and its children alone.
 //!
 //! # Visibility of the content
-//! The mount is made in a private mount namespace, whose mounts propagate to no other. So it can be
+//! The mount is made in a private mount namespace, without propagation to others. So it can be
 //! reached only by:
 //!
 //! - processes of that namespace: this command, the daemon, the program and its children;
-//! - processes that may inspect these through /proc: those of root, and of the same user.
+//! - processes that may inspect these through /proc: processes of root, and of the same user.
 //!
 //! Processes that have the passphrase or the key (the mount program and the daemon) may be
 //! inspected by root alone, as with any mount ([`lockbox_host::namespaces`]).
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     proc::undo_outliving_size_limits();
     let signals = noted_signals()?;
     let place = TempMountpoint::make()?;
-    let (socket, theirs) = UnixStream::pair().map_err(|error| Failure::host("cannot make a socket", &error))?;
+    let (socket, theirs) = UnixStream::pair().map_err(|error| Failure::host("cannot create a socket", &error))?;
     let mut mounting = mount::named_program();
     mounting.arg("--for-program").stdout(OwnedFd::from(theirs));
     for options in &args.options {
@@ -179,8 +179,9 @@ struct TempMountpoint(PathBuf);
 impl TempMountpoint {
     fn make() -> Result<TempMountpoint, Failure> {
         let runtime = daemons::ready_directory()?;
-        let made = mkdtemp(&runtime.join("lockbox-exec.XXXXXX"))
-            .map_err(|errno| Failure::host(format!("cannot make a directory in {}", shown(&runtime)), &errno.into()))?;
+        let made = mkdtemp(&runtime.join("lockbox-exec.XXXXXX")).map_err(|errno| {
+            Failure::host(format!("cannot create a directory in {}", shown(&runtime)), &errno.into())
+        })?;
         Ok(TempMountpoint(made))
     }
 }
@@ -212,7 +213,7 @@ fn enter_namespaces() -> Result<Namespaces, Failure> {
             fs::write("/proc/self/gid_map", format!("{group} {group} 1")).map_err(forbidden)?;
             true
         }
-        Err(errno) => return Err(Failure::host("cannot make a mount namespace", &errno.into())),
+        Err(errno) => return Err(Failure::host("cannot create a mount namespace", &errno.into())),
     };
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     nix::mount::mount(None::<&str>, "/", None::<&str>, private, None::<&str>)

@@ -122,13 +122,13 @@ fn out_of(args: &CopyArgs, sources: &[OsString], target: &Path) -> Result<(), Fa
         let above = target.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if paths.len() > 1 || target.as_os_str().as_bytes().ends_with(b"/") || !above.is_dir() {
             let missing = if paths.len() > 1 || above.is_dir() { target } else { above };
-            return Err(Failure::other(format!("{} is no directory", shown(missing))));
+            return Err(Failure::other(format!("{} is not a directory", shown(missing))));
         }
         match target.file_name() {
             // The root has no name, so it is the directory that is made.
             Some(_) if paths.iter().any(is_root) => (target, None),
             Some(name) => (above, Some(name)),
-            None => return Err(Failure::other(format!("{} is no directory", shown(target)))),
+            None => return Err(Failure::other(format!("{} is not a directory", shown(target)))),
         }
     };
     let options = ExtractOptions {

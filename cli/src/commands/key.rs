@@ -243,10 +243,10 @@ fn generate(path: &Path) -> Result<(), Failure> {
     let made = HostEntry::of(path).and_then(|entry| entry.write_new(&*bytes));
     made.map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists => Failure::other(format!(
-            "{} exists already and was not changed: without --generate the existing file is added",
+            "{} already exists and was not changed: without --generate the existing file is added",
             shown(path)
         )),
-        _ => Failure::host(format!("cannot make the key file {}", shown(path)), &e),
+        _ => Failure::host(format!("cannot create the key file {}", shown(path)), &e),
     })
 }
 
@@ -464,7 +464,7 @@ fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let bytes = keys::backup_header(place.source()).map_err(|error| secrets::failure(&place, error))?;
     let failed = |e: io::Error| match e.kind() {
         io::ErrorKind::AlreadyExists => {
-            Failure::other(format!("{} exists already and was not changed: choose another name", shown(&args.file)))
+            Failure::other(format!("{} already exists and was not changed; choose another name", shown(&args.file)))
         }
         _ => Failure::host(format!("cannot write {}", shown(&args.file)), &e),
     };

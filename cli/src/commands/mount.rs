@@ -235,7 +235,7 @@ fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
         return Err("root has no file manager".into());
     }
     if !desktop::is_there() {
-        return Err("there is no desktop, as neither DISPLAY nor WAYLAND_DISPLAY is set".into());
+        return Err("no desktop: neither DISPLAY nor WAYLAND_DISPLAY is set".into());
     }
     let path = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     let mut opener = Command::new(OPENER);
@@ -244,9 +244,7 @@ fn show(directory: &Path, cores: CoreLimit) -> Result<(), String> {
     cores.restore();
     match opener.spawn() {
         Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(format!("there is no {OPENER}, which comes with xdg-utils"))
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!("{OPENER} not found; install xdg-utils")),
         Err(error) => Err(format!("cannot run {OPENER}: {error}")),
     }
 }

@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     if !server.is_private() {
         complain(&format!(
-            "{server} is not asked over https: an attacker on the network can use up the link, but cannot open its content"
+            "{server} does not use https: an attacker on the network can use up the link, but cannot read its content"
         ));
     }
     // The user has just named the socket, and nothing is remembered of it.
@@ -353,7 +353,7 @@ fn tell(args: &Args, receipt: &ReceiveSummary) -> Result<(), Failure> {
         return output::print(&format!("{}/: {} bytes, unpacked", shown(path), receipt.size));
     }
     let unlike = meta::safe_name(&receipt.name) != receipt.name;
-    let said = if unlike && args.output.is_none() { ", under a name made safe" } else { "" };
+    let said = if unlike && args.output.is_none() { ", under a safe name" } else { "" };
     output::print(&format!("{}: {} bytes{said}", shown(path), receipt.size))
 }
 
@@ -363,7 +363,7 @@ fn link(args: &Args) -> Result<Link, Failure> {
     match args.link.as_deref() {
         Some(text) if text != "-" => {
             complain(
-                "other users of this machine can see a link that is given as an argument; give it on standard input or at the prompt",
+                "other users of this machine can see a link in the arguments; pass it on standard input or at the prompt",
             );
             Link::parse(text).map_err(failed)
         }

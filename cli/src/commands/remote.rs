@@ -99,7 +99,7 @@ fn unsent(args: &UnsentArgs) -> Result<(), Failure> {
         Some(address) => {
             let gone = remote::forget_unsent(address).map_err(|error| Failure::at(address, &error))?;
             if gone.is_empty() {
-                return Err(Failure::other(format!("no unsent data of {} is kept here", shown(address))));
+                return Err(Failure::other(format!("no unsent data of {} on this machine", shown(address))));
             }
             gone
         }
@@ -109,7 +109,7 @@ fn unsent(args: &UnsentArgs) -> Result<(), Failure> {
         let time = Timestamp::from_system(unsent.time);
         let state = match (args.forget.is_some(), unsent.refused, unsent.used) {
             (true, ..) => "gone",
-            (_, true, _) => "another writer came first",
+            (_, true, _) => "superseded by another writer",
             (_, _, true) => "a mount sends it when the store answers",
             (_, _, false) => "the next writer here sends it",
         };

@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let code = exit::gravest(&report.problems).unwrap_or(DAMAGED).max(DAMAGED);
     Err(Failure::new(
         code,
-        format!("{}: not everything could be rescued, or be shown to be the newest; see the list", shown(path)),
+        format!("{}: some files could not be rescued, or may not be the newest; see the list", shown(path)),
     ))
 }
 

@@ -413,7 +413,7 @@ fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
             output::complain(&format!("unmounted {at}; the archive is still mounted at {}", shown(&other.point)));
         }
         ("", None) if twin.is_none() => {
-            output::complain(&format!("unmounted {at}, but its daemon could not be asked and may still be writing"));
+            output::complain(&format!("unmounted {at}, but its daemon is unreachable and may still be writing"));
         }
         ("", None) => {}
         (notice, _) => output::complain(notice),
@@ -432,7 +432,7 @@ fn reach(mounted: &Mounted) -> Result<Arc<PinnedMount>, Failure> {
         }
         Some(Err(error)) => Err(Failure::host(format!("cannot reach the mount at {at}"), &error)),
         None => {
-            Err(Failure::other(format!("cannot reach the mount at {at}: a file system on the way does not answer")))
+            Err(Failure::other(format!("cannot reach the mount at {at}: a file system on its path does not answer")))
         }
     }
 }

@@ -23,7 +23,7 @@ fn assert_refused(place: &Place, archive: &str, destination: &str, why: &str) {
     let (before, beside) = (fs::read(place.path(destination)).unwrap(), names(&place.path(".")));
     let ended = elsewhere(place, &["backup", archive, destination]);
     assert_eq!(ended.code, 2, "{ended:?}");
-    assert_eq!(ended.complaint, format!("lockbox: {destination}: {why}; it was left as it is\n"));
+    assert_eq!(ended.complaint, format!("lockbox: {destination}: {why}; it was left unchanged\n"));
     assert!(ended.out.is_empty() && fs::read(place.path(destination)).unwrap() == before);
     assert_eq!(names(&place.path(".")), beside);
 }
@@ -43,9 +43,9 @@ fn no_file_is_replaced_that_is_not_a_backup_of_the_archive() {
     for other in ["other.lbx", "of-other.lbx"] {
         assert_refused(&place, "a.lbx", other, "it is, or is a backup of, another archive");
     }
-    assert_refused(&place, "a.lbx", "file", "it is no archive");
+    assert_refused(&place, "a.lbx", "file", "it is not an archive");
     fs::write(place.path("empty"), "").unwrap();
-    assert_refused(&place, "a.lbx", "empty", "it is no archive");
+    assert_refused(&place, "a.lbx", "empty", "it is not an archive");
     // A copy by other means is as good as the archive to who has nothing else.
     fs::copy(place.path("a.lbx"), place.path("copied.lbx")).unwrap();
     let own = "it is an archive of its own, or a backup that was written to since";
@@ -73,12 +73,7 @@ fn a_backup_of_a_later_moment_or_of_another_line_is_not_replaced() {
         fs::write(place.path("file"), &content).unwrap();
         assert_eq!(elsewhere(&place, &["add", "--force", "apart.lbx", "file"]).code, 0);
     }
-    assert_refused(
-        &place,
-        "apart.lbx",
-        "new.lbx",
-        "it has what the archive lacks: the two were written apart from each other",
-    );
+    assert_refused(&place, "apart.lbx", "new.lbx", "it has commits that the archive lacks: the two have diverged");
     // The one from before both is one of either.
     assert_eq!(elsewhere(&place, &["backup", "apart.lbx", "old.lbx"]).code, 0);
     assert_eq!(text(elsewhere(&place, &["cat", "old.lbx", "file"])), "apart 9");
@@ -95,7 +90,7 @@ fn a_backup_with_other_keys_than_the_archive_is_not_replaced() {
     place.good(&[&["key", "add", "a.lbx", "--new-passfile", "second", "--label", "second"][..], &kdf].concat());
     place.good(&["backup", "a.lbx", "copy.lbx"]);
     // Who has an archive of before would take a key away that somebody opens the backup with.
-    let keys = "its keys are newer than those of the archive";
+    let keys = "its keys are newer than the archive's keys";
     assert_refused(&place, "before.lbx", "copy.lbx", keys);
     let opened = |passfile: &str| {
         let mut command = place.command();
@@ -109,7 +104,7 @@ fn a_backup_with_other_keys_than_the_archive_is_not_replaced() {
     assert_eq!((opened("pass"), opened("second")), (0, 10));
 
     place.good(&["key", "rekey", "a.lbx"]);
-    let why = "it has the volume key of before a change of that: choose another file, or remove it";
+    let why = "it has an earlier volume key: choose another file, or remove it";
     assert_refused(&place, "a.lbx", "copy.lbx", why);
     assert_refused(&place, "before.lbx", "a.lbx", why);
     place.good(&["backup", "a.lbx", "next.lbx"]);

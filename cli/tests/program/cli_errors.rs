@@ -41,7 +41,7 @@ fn an_existing_file_is_never_overwritten_by_create() {
     let place = Place::new();
     fs::write(place.path("a.lbx"), "precious").unwrap();
     let ended = place.run(&["create", "a.lbx", "--kdf-memory", "1", "--weak-kdf"]);
-    fails(&ended, 2, "a.lbx exists already and was not changed");
+    fails(&ended, 2, "a.lbx already exists and was not changed");
     assert_eq!(fs::read(place.path("a.lbx")).unwrap(), b"precious");
 }
 
@@ -191,7 +191,7 @@ fn an_existing_target_is_left_and_no_stage_stays() {
     fs::create_dir(place.path("out")).unwrap();
     fs::write(place.path("out/one"), "precious").unwrap();
     let ended = place.run(&["extract", "a.lbx", "--to", "out"]);
-    fails(&ended, 2, "one exists already in out; use --force to replace it");
+    fails(&ended, 2, "one already exists in out; use --force to replace it");
     assert_eq!(names(&place.path("out")), ["one"]);
     assert_eq!(fs::read(place.path("out/one")).unwrap(), b"precious");
     place.good(&["extract", "a.lbx", "--to", "out", "--force"]);

@@ -200,7 +200,7 @@ fn a_lost_copy_of_the_header_is_named_by_check_and_mended_by_it_or_by_the_next_w
     let place = Place::new();
     filled(&place);
     let whole = fs::read(place.path("a.lbx")).unwrap();
-    let said = "lockbox: a.lbx: copy 1 of the header is lost (header copy 1 has no magic); it was written anew from the other copy\n";
+    let said = "lockbox: a.lbx: copy 1 of the header is lost (header copy 1 has no magic); it was rewritten from the other copy\n";
     spoil(&place, 320..353);
     let checked = place.run(&["check", "--full", "a.lbx"]);
     assert_eq!(checked.code, 12);
@@ -223,7 +223,7 @@ fn a_lost_copy_of_the_header_is_named_by_check_and_mended_by_it_or_by_the_next_w
     assert_eq!((noted.code, &report["sound"], &report["findings"]), (0, &true.into(), &serde_json::json!([])));
     let note = &report["notes"][0];
     assert_eq!((&note["kind"], &note["severity"]), (&"length".into(), &"note".into()));
-    assert!(noted.complaint.starts_with("lockbox: note: the file ends with a part of a block"), "{}", noted.complaint);
+    assert!(noted.complaint.starts_with("lockbox: note: the file ends with a partial block"), "{}", noted.complaint);
     spoil(&place, 320..353);
     let purged = place.run(&["purge", "a.lbx"]);
     assert!(purged.code == 0 && purged.complaint.starts_with(said), "{}", purged.complaint);

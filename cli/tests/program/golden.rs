@@ -62,7 +62,7 @@ fn a_check_tells_what_a_damaged_log_lost() {
             continue;
         }
         assert_eq!(code, 12, "{what}: {complaint}");
-        assert!(complaint.contains("what was durable is lost") && complaint.contains("lockbox rescue"), "{complaint}");
+        assert!(complaint.contains("durable data is lost") && complaint.contains("lockbox rescue"), "{complaint}");
         assert_eq!(
             (&json["sound"], &json["findings"][0]["kind"]),
             (&Value::from(false), &Value::from("log")),

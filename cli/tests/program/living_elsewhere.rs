@@ -392,7 +392,7 @@ fn what_is_there_is_not_made_again_and_what_is_not_is_not_changed() {
         let before = home.store.objects.lock().unwrap().clone();
         let again = home.run(&[&["create", address][..], &CREATE].concat());
         assert_eq!(again.code, 2);
-        assert!(again.complaint.contains("exists already and was not changed"), "{}", again.complaint);
+        assert!(again.complaint.contains("already exists and was not changed"), "{}", again.complaint);
         assert!(*home.store.objects.lock().unwrap() == before);
         // A wrong passphrase changes nothing, and is in nobody's way.
         home.place.secret("wrong", "wrong");

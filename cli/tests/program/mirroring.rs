@@ -267,7 +267,7 @@ fn a_directory_goes_only_when_that_was_planned() {
     });
     let told: Vec<_> = report.problems.iter().map(ToString::to_string).collect();
     assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].ends_with("it became another kind of object since the plan was made"), "{told:?}");
+    assert!(told[0].ends_with("its type changed after the plan was made"), "{told:?}");
     assert_eq!(report.deleted, 0);
     archive.close().unwrap();
     assert_eq!(place.good(&["cat", "a.lbx", "tree/dir/sub/file"]), b"kept");

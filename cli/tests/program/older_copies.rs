@@ -72,7 +72,7 @@ fn a_fork_is_named_and_both_files_stay_as_they_are() {
         let ended = place.run(&[&["ls", "b.lbx"], flags].concat());
         assert_eq!(ended.code, OLDER);
         assert!(
-            ended.complaint.contains("written apart") && ended.complaint.contains("--accept-fork"),
+            ended.complaint.contains("diverged") && ended.complaint.contains("--accept-fork"),
             "{}",
             ended.complaint
         );

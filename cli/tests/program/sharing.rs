@@ -25,7 +25,7 @@ fn a_link_that_is_damaged_is_told_before_anybody_is_asked() {
     for (text, told) in [
         (link().replace("qypq", "qypp"), "damaged link"),
         (link()[..80].to_owned(), "damaged link"),
-        (link().split('#').next().unwrap().to_owned(), "the part behind '#' is missing"),
+        (link().split('#').next().unwrap().to_owned(), "the part after '#' is missing"),
         ("hello".to_owned(), "this is not a one-time link"),
         (String::new(), "this is not a one-time link"),
     ] {

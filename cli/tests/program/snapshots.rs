@@ -209,7 +209,7 @@ fn a_tree_that_was_removed_by_mistake_comes_back() {
     // Beside what is there, and all of it.
     assert_eq!(text(place.good(&["snapshot", "restore", "a.lbx", "second", "tree/renamed", "--to", "beside"])), "");
     let again = place.run(&["snapshot", "restore", "a.lbx", "second", "tree/renamed", "--to", "/beside/"]);
-    assert!(again.code == 2 && again.complaint.contains("renamed is there already"), "{again:?}");
+    assert!(again.code == 2 && again.complaint.contains("renamed already exists"), "{again:?}");
     assert_eq!(text(place.good(&["ls", "a.lbx", "beside"])), "renamed\n");
     place.good(&["snapshot", "restore", "a.lbx", before.trim_end()]);
     assert_eq!(text(place.good(&["ls", "a.lbx"])), "tree\n");

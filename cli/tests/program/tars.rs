@@ -221,7 +221,7 @@ fn an_import_merges_and_replaces_only_when_told() {
     let ended = import(&place, &["a.lbx"], &input);
     assert_eq!(
         (ended.code, &ended.complaint[..]),
-        (2, "lockbox: nothing was imported: tree/one exists already; use --force to replace it\n")
+        (2, "lockbox: nothing was imported: tree/one already exists; use --force to replace it\n")
     );
     assert_eq!(place.good(&["ls", "-R", "a.lbx"]), b"/:\ntree\n\n/tree:\none\n");
     imported(&place, &["a.lbx", "--force"], &input);
@@ -289,25 +289,28 @@ fn hostile_tars_are_refused_and_leave_nothing() {
         ("'/etc/passwd' is an absolute path", vec![file("/etc/passwd")]),
         ("'a/../../b' leads out of its directory", vec![file("a/../../b")]),
         ("is an absolute path", vec![pax(&["path=/etc/passwd"]), file("fine")]),
-        ("'link' above it is no directory in the tar", vec![member("link", b'2', "/etc", 0, b""), file("link/passwd")]),
+        (
+            "its parent 'link' is not a directory in the tar",
+            vec![member("link", b'2', "/etc", 0, b""), file("link/passwd")],
+        ),
         ("'../out' leads out of its directory", vec![file("fine"), member("hard", b'1', "../out", 0, b"")]),
         ("'/etc/shadow' is an absolute path", vec![member("hard", b'1', "/etc/shadow", 0, b"")]),
         (
-            "it links to 'missing', which the tar does not have",
+            "it links to 'missing', which is not earlier in the tar",
             vec![file("fine"), member("hard", b'1', "missing", 0, b"")],
         ),
         ("it is a hard link to a directory", vec![member("d/", b'5', "", 0, b""), member("hard", b'1', "d", 0, b"")]),
-        ("it would take the place of a directory", vec![member("d/", b'5', "", 0, b""), file("d")]),
+        ("it would replace a directory", vec![member("d/", b'5', "", 0, b""), file("d")]),
         ("the tar is cut off", vec![file("fine"), member("large", b'0', "", 0o77_777_777_777, b"short")]),
         ("the tar is cut off", vec![pax(&["size=9223372036854770000"]), file("huge")]),
         ("its size is impossible", vec![pax(&["size=9223372036854775807"]), file("huge")]),
-        ("its record size is no number", vec![pax(&["size=-1"]), file("fine")]),
+        ("its record size is not a valid number", vec![pax(&["size=-1"]), file("fine")]),
         ("more than any real one", vec![member("x", b'x', "", 0o77_777_777_777, b"")]),
         ("more than any real one", vec![member("x", b'L', "", 1 << 30, b"")]),
         ("a pax header is malformed", vec![member("x", b'x', "", 7, b"9999 a="), file("fine")]),
         ("one name or size for all", vec![member("g", b'g', "", 11, &record("path=ab")), file("fine")]),
         ("name too long", vec![pax(&[&format!("path={long}")]), file("fine")]),
-        ("there is only this one", vec![member("rest", b'M', "", 2, b"hi")]),
+        ("continues another tar volume", vec![member("rest", b'M', "", 2, b"hi")]),
         ("a list of names of an old GNU tar", vec![member("names", b'N', "", 2, b"hi")]),
         ("type 'Z' is unknown", vec![member("odd", b'Z', "", 0, b"")]),
         (
@@ -329,7 +332,7 @@ fn hostile_tars_are_refused_and_leave_nothing() {
             ],
         ),
         (
-            "its device number is none",
+            "its device number is not valid",
             vec![pax(&["SCHILY.devmajor=99999", "SCHILY.devminor=1"]), member("dev", b'3', "", 0, b"")],
         ),
     ];
@@ -349,8 +352,8 @@ fn hostile_tars_are_refused_and_leave_nothing() {
     }
     let whole = [file("before"), end.clone()].concat();
     for (expected, input) in [
-        ("there is no tar: the input is empty", &b""[..]),
-        ("the input is no tar", &[b'x'; 2000][..]),
+        ("the input is empty, not a tar", &b""[..]),
+        ("the input is not a tar", &[b'x'; 2000][..]),
         ("the tar is compressed: unpack it with 'zstd -dc' first", b"\x28\xb5\x2f\xfd and so on"),
         ("the tar is cut off: it ends before its end mark", &whole[..1024]),
         ("the tar is cut off: it ends before its end mark", &whole[..513]),

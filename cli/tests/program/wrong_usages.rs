@@ -20,33 +20,33 @@ const TABLE: &[(&[&str], i32, &str)] = &[
     (
         &["key", "add", "a.lbx", "--recipient", IDENTITY],
         2,
-        "this is an identity, which is secret: give its recipient (age1...), which 'age-keygen -y' prints\n",
+        "this is an identity, which is secret: pass its recipient (age1...), which 'age-keygen -y' prints\n",
     ),
     (
         &["key", "add", "a.lbx", "--recipient", SSH_PRIVATE],
         2,
-        "this is a private key, which is secret: give the public one, as in the file beside it that ends in .pub\n",
+        "this is a private key, which is secret: pass its public key, usually the file of the same name with .pub\n",
     ),
     (
         &["key", "add", "a.lbx", "--recipient-file", "id"],
         2,
-        "this is a private key, which is secret: give the public one, as in the file beside it that ends in .pub\n",
+        "this is a private key, which is secret: pass its public key, usually the file of the same name with .pub\n",
     ),
     (
         &["ls", "a.lbx", "--identity", "id.pub"],
         2,
-        "id.pub: it is a public key, which opens nothing: give the private one\n",
+        "id.pub: it is a public key, which cannot decrypt: pass the private key\n",
     ),
     (
         &["ls", "a.lbx", "--identity", "recipient"],
         2,
-        "recipient: it is a recipient, which opens nothing: give the identity (AGE-SECRET-KEY-1...)\n",
+        "recipient: it is a recipient, which cannot decrypt: pass the identity (AGE-SECRET-KEY-1...)\n",
     ),
     // Recipients that are none.
     (
         &["key", "add", "a.lbx", "--recipient", "age1foo"],
         2,
-        "no age recipient: its check characters do not fit; it was not copied whole, or not exactly\n",
+        "not an age recipient: its checksum is wrong; it was not copied completely or exactly\n",
     ),
     (
         &["key", "add", "a.lbx", "--recipient", "somebody"],
@@ -75,13 +75,13 @@ const TABLE: &[(&[&str], i32, &str)] = &[
     ),
     (&["key", "rm", "unlabelled.lbx", "phone"], 2, "no key slot has the label phone: none has a label\n"),
     // What is there already.
-    (&["extract", "a.lbx", "--to", "out"], 2, "one exists already in out; use --force to replace it\n"),
-    (&["create", "a.lbx"], 2, "a.lbx exists already and was not changed\n"),
-    (&["header", "backup", "a.lbx", "out/one"], 2, "out/one exists already and was not changed: choose another name\n"),
+    (&["extract", "a.lbx", "--to", "out"], 2, "one already exists in out; use --force to replace it\n"),
+    (&["create", "a.lbx"], 2, "a.lbx already exists and was not changed\n"),
+    (&["header", "backup", "a.lbx", "out/one"], 2, "out/one already exists and was not changed; choose another name\n"),
     (
         &["key", "add", "a.lbx", "--new-keyfile", "out/one", "--generate"],
         2,
-        "out/one exists already and was not changed: without --generate the existing file is added\n",
+        "out/one already exists and was not changed: without --generate the existing file is added\n",
     ),
     (
         &["add", "a.lbx", "one"],
@@ -89,11 +89,7 @@ const TABLE: &[(&[&str], i32, &str)] = &[
         "one: file exists; use --force to replace it\nlockbox: 1 object was not copied in full; see above\n",
     ),
     // Arguments that look as if they could be there.
-    (
-        &["share", "one", "two"],
-        1,
-        "a link gives away one thing: share them one by one, or a directory with all of them\n",
-    ),
+    (&["share", "one", "two"], 1, "a link shares one item: share them one by one, or a directory with all of them\n"),
     (&["mount"], 1, "the following required arguments were not provided"),
     (&["ls", "out"], 11, "out: not a lockbox archive: it is a directory\n"),
     (&["receive", "somewhere"], 20, "this is not a one-time link: "),

@@ -477,7 +477,7 @@ fn skip_unreadable(error: Error, id: SnapshotId) -> Result<()> {
         // It was removed meanwhile.
         Error::Stale => Ok(()),
         Error::Damaged(_) | Error::Unsupported(_) => {
-            tracing::warn!(snapshot = id.0, %error, "a listing of the snapshots leaves out one that cannot be shown");
+            tracing::warn!(snapshot = id.0, %error, "a listing of the snapshots leaves out an unreadable snapshot");
             Ok(())
         }
         error => Err(error),

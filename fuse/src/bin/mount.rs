@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use lockbox::Error;
-use lockbox::archive::{Archive, OpenOptions};
+use lockbox::archive::{Archive, OpenOptions, RetentionPolicy};
 use lockbox::keys::{PlaceName, UnlockedKey};
 
 use lockbox_fuse::daemon::Notify;
@@ -248,7 +248,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         if !options.read_only && is_read_only(&archive) {
             options.read_only = true;
             options.sources.passphrase.notice = Some("Read-only, as its medium is");
-            print_message(&format!("{} lies on a read-only medium: it is mounted read-only", archive.display()));
+            print_message(&format!("{} is on a read-only medium, so it is mounted read-only", archive.display()));
         } else if !options.read_only && arguments.desktop && may_only_be_read(&archive) {
             // A click on a file gives no options.
             options.read_only = true;
@@ -273,7 +273,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     }
     // Dropped: the daemon opens the archive again.
     drop(place);
-    let failed = |e: io::Error| Failure::mount(format!("cannot make the directory {}: {e}", point.display()));
+    let failed = |e: io::Error| Failure::mount(format!("cannot create the directory {}: {e}", point.display()));
     if creates_point {
         // Not kept: a daemon in the foreground closes descriptors that it did not open itself.
         CreatedMountpoint::make(&point).map(drop).map_err(failed)?;
@@ -283,11 +283,20 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     let served = serve(&config, &key, namespaces.as_ref());
     match &served {
         Err(_) if creates_point => drop(CreatedMountpoint::of(config.point()).map(|made| made.remove())),
-        Ok(()) if creates_point && !config.options.foreground && config.options.sources.passphrase.advises() => {
+        Ok(()) if !config.options.foreground && config.options.sources.passphrase.advises() => {
             let point = display(config.point().as_os_str().as_bytes());
             let archive = display(config.archive().file_name().unwrap_or_default().as_bytes());
-            say(&format!("Your files are in {point}."));
-            say(&format!("To close: lockbox umount {point} (the folder disappears, the files stay in {archive})"));
+            if creates_point {
+                say(&format!("Your files are in {point}."));
+                say(&format!("To close: lockbox umount {point} (the folder disappears, the files stay in {archive})"));
+            }
+            let unscheduled = config.options.snapshots == RetentionPolicy::default() && !config.options.read_only;
+            if unscheduled
+                && namespaces.is_none()
+                && config.point().read_dir().is_ok_and(|mut entries| entries.next().is_none())
+            {
+                say("Deleted files are erased; -o snapshots=hourly:24,daily:7 keeps versions.");
+            }
         }
         _ => {}
     }

@@ -98,7 +98,7 @@ pub(crate) fn log_refusals(socket: &UnixStream, process: &'static str) {
     };
     let answer = move || {
         if let Err(error) = refusals::serve(&listener, log) {
-            tracing::info!("refused system calls are not named any more: {error}");
+            tracing::info!("refused system calls are no longer logged: {error}");
         }
     };
     if let Err(error) = thread::Builder::new().name("refusals".into()).spawn(answer) {

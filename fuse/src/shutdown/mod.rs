@@ -194,7 +194,7 @@ impl Shutdown {
         let unsent = closed?;
         if unsent > 0 {
             tracing::warn!(
-                "the store did not accept the last writes: {unsent} bytes are kept on this machine for the next mount"
+                "the store did not accept the last writes: {unsent} bytes are stored on this machine for the next mount"
             );
         }
         Ok(unsent)
@@ -385,7 +385,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
             return;
         }
         match &unmounted {
-            UnmountOutcome::Gone => tracing::warn!("the archive was not used for the time of idle=: unmounted"),
+            UnmountOutcome::Gone => tracing::warn!("unmounted: the archive was not used for the time of idle="),
             UnmountOutcome::Failed(message) => {
                 tracing::error!("cannot unmount the idle archive: {message}; trying again")
             }

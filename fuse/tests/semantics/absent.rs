@@ -8,9 +8,10 @@ use rustix::fs::{IFlags, ioctl_ficlone, ioctl_setflags};
 
 use crate::support::{Mount, code, create, open_with};
 
-/// The kernel passes some things to no FUSE daemon, and answers EOPNOTSUPP itself: the ioctl(2) FICLONE, and
-/// FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE of fallocate(2). O_TMPFILE gets EOPNOTSUPP too: the kernel does ask for it, in a
-/// request that the library between it and this file system does not know. chattr(1) has no flags to set (ENOTTY).
+/// The kernel does not pass some calls to a FUSE daemon, and answers EOPNOTSUPP itself: the ioctl(2) FICLONE, and
+/// FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE of fallocate(2). O_TMPFILE gets EOPNOTSUPP too: the kernel does
+/// pass it on, in a request that the library between it and this file system does not support. chattr(1) has no flags
+/// to set (ENOTTY).
 #[test]
 fn what_fuse_lacks_is_refused() {
     let mount = Mount::new();
@@ -25,7 +26,7 @@ fn what_fuse_lacks_is_refused() {
     assert_eq!(fs::read(mount.path("from")).unwrap(), [1; 8192]);
 }
 
-/// One process serves an archive for writing: a second mount of it is refused, so nothing changes behind the kernel's back
+/// One process serves an archive for writing: a second mount of it is refused, so all changes pass through the kernel,
 /// and names and attributes are cached for as long as they are used.
 #[test]
 fn a_second_mount_is_refused() {

@@ -62,8 +62,9 @@ fn attributes_are_limited_to_what_can_be_listed() {
     assert!(listxattr(&path, &mut names[..]).unwrap() > 65_000);
 }
 
-/// When a file was made is told by its attribute `user.lockbox.btime` (seconds, a dot, nine digits), because the library between the kernel
-/// and this file system does not know the request with which statx(2) asks for it. It is not listed and cannot be changed.
+/// The creation time of a file is in its attribute `user.lockbox.btime` (seconds, a dot, nine digits), because the
+/// library between the kernel and this file system does not support the request of statx(2) for it. It is not listed
+/// and cannot be changed.
 #[test]
 fn the_time_of_birth_is_an_attribute() {
     let mut mount = Mount::new();
@@ -89,8 +90,8 @@ fn the_time_of_birth_is_an_attribute() {
     assert_eq!(code(getxattr(&path, "user.other", &mut [0; 8][..])), ENODATA);
 }
 
-/// Reading notes no access time, as with `noatime` on ext4; it is what programs set. With `atime=open`, opening a file for
-/// reading notes it by the rule of relatime.
+/// Reading does not update the access time, as with `noatime` on ext4; programs can set it. With `atime=open`, opening
+/// a file for reading updates it by the rule of relatime.
 #[test]
 fn access_times_are_noted_on_request() {
     let mut mount = Mount::new();

@@ -50,8 +50,8 @@ fn names(entries: &[Entry]) -> Vec<&str> {
     entries.iter().map(|(name, ..)| name.as_str()).collect()
 }
 
-/// A directory lists `.`, `..` and then its entries in the order in which they were made, each with its type. Renaming
-/// within a directory, and replacing what a name means, keep an entry in its place.
+/// A directory lists ., .. and then its entries in the order in which they were made, each with its type. Renaming
+/// within a directory, and replacing the file of a name, do not move an entry.
 #[test]
 fn listings_are_in_the_order_of_creation() {
     let mut mount = Mount::new();
@@ -74,8 +74,9 @@ fn listings_are_in_the_order_of_creation() {
     }
 }
 
-/// The cookie of an entry (telldir(3)) never changes and is never used again in its directory: seekdir(3) goes on behind
-/// the entry where it was taken, whatever was made or removed since, also after another opendir(3) and another mount.
+/// The cookie of an entry (telldir(3)) never changes and is never used again in its directory: seekdir(3) continues
+/// after the entry of the cookie, regardless of later changes of the directory, also after another opendir(3) and
+/// another mount.
 #[test]
 fn cookies_are_stable() {
     let mut mount = Mount::new();
@@ -108,8 +109,8 @@ fn cookies_are_stable() {
     }
 }
 
-/// A listing shows each entry that is there all the time exactly once, whatever is made, removed or renamed meanwhile, and
-/// it ends: entries that are made after opendir(3) are not in it before rewinddir(3), which starts anew.
+/// A listing shows each entry that exists all the time exactly once, regardless of concurrent changes, and it ends:
+/// entries that are created after opendir(3) are not in it before rewinddir(3), which restarts the listing.
 #[test]
 fn listing_while_entries_come_and_go() {
     let mount = Mount::new();

@@ -33,8 +33,8 @@ fn fsync_is_durable() {
     mount.check();
 }
 
-/// One commit makes all durable that the daemon was given before, whichever file it concerns: when fsync(2) of one file
-/// returns, names that were made, moved or removed before are durable too. fsync(2) of a directory does the same.
+/// One commit makes all earlier requests to the daemon durable, of any file: when fsync(2) of one file returns, names
+/// that were made, moved or removed before are durable too. fsync(2) of a directory does the same.
 #[test]
 fn a_commit_covers_the_whole_archive() {
     let mut mount = Mount::new();
@@ -54,9 +54,10 @@ fn a_commit_covers_the_whole_archive() {
     assert_eq!(fs::read_to_string(mount.path("closed")).unwrap(), "closed");
 }
 
-/// After a crash the archive is as it was at one moment, no earlier than the last fsync(2) that returned: a later change
-/// is never there without an earlier one. This is about what the daemon was given. Data that was neither synced nor
-/// closed may still be in the kernel's cache and is then missing, although a later change of a name is there.
+/// After a crash the archive has its state at one moment, no earlier than the last fsync(2) that returned: a later
+/// change is never there without an earlier one. This holds for changes that reached the daemon. Data that was neither
+/// synced nor closed may still be in the kernel's cache and is then missing, although a later change of a name is
+/// there.
 #[test]
 fn a_crash_leaves_one_moment() {
     let mut mount = Mount::new();
@@ -93,9 +94,9 @@ fn a_crash_leaves_one_moment() {
     mount.check();
 }
 
-/// close(2) hands to the daemon what the kernel holds of the file. So a file that was written, closed and then renamed
-/// over another one is never found empty or in part after a crash: the name shows the old content or the new one, even
-/// when the program did not call fsync(2).
+/// close(2) passes the kernel's cached data of the file to the daemon. So a file that was written, closed and then
+/// renamed over another one is never found empty or in part after a crash: the name shows the old content or the new
+/// one, even when the program did not call fsync(2).
 #[test]
 fn replacing_by_rename_is_safe_without_fsync() {
     let mut mount = Mount::new();
@@ -143,7 +144,7 @@ fn synchronous_writes_are_durable() {
     }
 }
 
-/// What was changed through a shared memory map is durable when msync(2) with MS_SYNC returns.
+/// A change through a shared memory map is durable when msync(2) with MS_SYNC returns.
 #[test]
 fn msync_is_durable() {
     let mut mount = Mount::new();
@@ -217,8 +218,8 @@ fn sync_always_makes_names_and_closes_durable() {
     assert!(!mount.path("directory").exists());
 }
 
-/// With `sync=never`, fsync(2) returns at once and promises nothing: a crash costs everything since the mount. What is
-/// left is whole, and an orderly unmount saves everything.
+/// With `sync=never`, fsync(2) returns at once and promises nothing: a crash costs everything since the mount. The
+/// remaining content is consistent, and an orderly unmount saves everything.
 #[test]
 fn sync_never_promises_nothing_but_an_orderly_end() {
     let mut mount = Mount::with("sync=never");
@@ -280,8 +281,8 @@ fn orderly_ends_lose_nothing() {
     mount.check();
 }
 
-/// An idle mount comes to rest: some seconds after the last change all is committed, what was
-/// deleted is erased, and the file of the archive is not written to any more.
+/// An idle mount becomes quiet: some seconds after the last change all changes are committed, deleted content is
+/// erased, and the daemon no longer writes to the file of the archive.
 #[test]
 fn an_idle_mount_comes_to_rest() {
     let mut mount = Mount::new();

@@ -11,8 +11,8 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::support::{Map, Mount, awaited, code, create, noise, open_with, python, read_at};
 
-/// read(2), write(2) and shared memory maps of a file work on the same pages of the kernel: what one of them changes the
-/// others see at once, within a process and between processes. A map does not grow a file.
+/// read(2), write(2) and shared memory maps of a file work on the same pages of the kernel: each sees the changes of
+/// the others at once, within a process and between processes. A map does not grow a file.
 #[test]
 fn maps_reads_and_writes_are_coherent() {
     let mount = Mount::new();
@@ -51,11 +51,10 @@ fn maps_reads_and_writes_are_coherent() {
     assert_eq!(file.metadata().unwrap().len(), 8192);
 }
 
-/// O_DIRECT is accepted with any offset, length and address, goes past the kernel's cache, and
-/// agrees with it: when a write(2) returned, each side sees what the other wrote. It makes nothing
-/// durable by itself. Asynchronous writes, by io_submit(2) or io_uring(7), agree only with other
-/// I/O that bypasses the cache: a cached read of the same bytes during such an access may leave the
-/// old ones in the cache.
+/// O_DIRECT is accepted with any offset, length and address, bypasses the kernel's cache, and agrees with it: when a
+/// write(2) returned, each side sees the data of the other. It makes nothing durable by itself. Asynchronous writes, by
+/// io_submit(2) or io_uring(7), agree only with other I/O that bypasses the cache: a cached read of the same bytes
+/// during such an access may leave the old ones in the cache.
 #[test]
 fn direct_io_needs_no_alignment_and_is_coherent() {
     let mount = Mount::new();
@@ -78,7 +77,7 @@ fn direct_io_needs_no_alignment_and_is_coherent() {
     assert_eq!(direct.read_at(&mut one, expected.len() as u64).unwrap(), 0);
 }
 
-/// Each write(2) with O_APPEND goes to where the file ends at that moment, also when several processes append: nothing is
+/// Each write(2) with O_APPEND goes to the current end of the file, also when several processes append: nothing is
 /// overwritten or torn.
 #[test]
 fn appending_loses_nothing() {
@@ -105,10 +104,10 @@ fn appending_loses_nothing() {
     }
 }
 
-/// What was never written of a file is a hole, reads as zeros and takes no space. st_blocks counts the bytes that are no
-/// holes in units of 512, not what compression leaves of them, and is never 0 for a file with data, as programs that look
-/// for holes expect. While a file is open for writing it is at least 1, because data may be on its way, and counts what was
-/// written a second or two later; after the last close it is exact.
+/// A range of a file that was never written is a hole, reads as zeros and takes no space. st_blocks counts the bytes
+/// outside of holes in units of 512, before compression, and is never 0 for a file with data, as programs that look for
+/// holes expect. While a file is open for writing it is at least 1, because data may be in flight, and counts written
+/// data a second or two later; after the last close it is exact.
 #[test]
 fn holes_take_no_space_and_data_counts_in_full() {
     let mut mount = Mount::new();
@@ -173,7 +172,7 @@ fn holes_between_many_small_pieces_are_filled_and_then_counted() {
     }
 }
 
-/// What truncate(2) cuts off is gone at once, and reads as zeros when the file grows again.
+/// Data that truncate(2) cuts off is gone at once, and reads as zeros when the file grows again.
 #[test]
 fn what_was_cut_off_does_not_come_back() {
     let mut mount = Mount::new();
@@ -191,8 +190,8 @@ fn what_was_cut_off_does_not_come_back() {
     mount.check();
 }
 
-/// A file can have 2^63 - 1 bytes, which is what offsets of the system can say, and be sparse up to its last byte. Appending
-/// to such a file gets EFBIG.
+/// A file can have 2^63 - 1 bytes, the largest offset of the system, and be sparse up to its last byte. Appending to
+/// such a file gets EFBIG.
 #[test]
 fn offsets_up_to_the_last_are_right() {
     let mut mount = Mount::new();

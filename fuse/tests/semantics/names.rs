@@ -10,8 +10,8 @@ use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, statat};
 
 use crate::support::{Mount, code, create};
 
-/// A name has 1 to 255 bytes, any but `/` and NUL; a longer one gets ENAMETOOLONG. Case and Unicode forms are told apart,
-/// and no name is reserved but .snapshots in the root.
+/// A name has 1 to 255 bytes, any but `/` and NUL; a longer one gets ENAMETOOLONG. Case and Unicode forms are
+/// distinguished, and no name is reserved except .snapshots in the root.
 #[test]
 fn names_are_bytes() {
     let mut mount = Mount::new();
@@ -94,7 +94,7 @@ fn trees_can_be_deep() {
 }
 
 /// Inode numbers have up to 48 bits and are never used again, not even after another mount or a crash: an equal number
-/// always means the same file. They stay the same from mount to mount, but for those in .snapshots.
+/// always means the same file. They stay the same from mount to mount, except for those in .snapshots.
 #[test]
 fn inode_numbers_are_never_reused() {
     let mut mount = Mount::new();

@@ -10,9 +10,9 @@ use crate::support::{Mount, code, create, noise, read_at};
 
 const MIB: u64 = 1 << 20;
 
-/// fallocate(2) makes sure that the range would fit into what df(1) shows (ENOSPC otherwise) and extends the file, but keeps
-/// no room for it: an archive is written copy-on-write, so each write takes new room. The range stays a hole until it is
-/// written.
+/// fallocate(2) checks that the range would fit into the space that df(1) shows (ENOSPC otherwise) and extends the
+/// file, but does not reserve space for it: an archive is written copy-on-write, so each write takes new space. The
+/// range stays a hole until it is written.
 #[test]
 fn fallocate_checks_the_space() {
     let mut mount = Mount::with("size-limit=32M");
@@ -29,8 +29,9 @@ fn fallocate_checks_the_space() {
     mount.check();
 }
 
-/// FALLOC_FL_PUNCH_HOLE makes a hole and FALLOC_FL_ZERO_RANGE a range of zeros that takes no space; both give room back.
-/// Their times are the kernel's business: before Linux 6.1 it gives a file that does not grow by them no new modification time.
+/// FALLOC_FL_PUNCH_HOLE makes a hole and FALLOC_FL_ZERO_RANGE a range of zeros that takes no space; both free space.
+/// The kernel sets their times: before Linux 6.1 it does not change the modification time of a file that does not grow
+/// by them.
 #[test]
 fn holes_are_punched() {
     let mut mount = Mount::new();
@@ -52,8 +53,8 @@ fn holes_are_punched() {
     mount.check();
 }
 
-/// SEEK_DATA and SEEK_HOLE of lseek(2) tell holes from data to the byte, also of data that is not yet written out; the end
-/// of the file is a hole, and behind it is ENXIO.
+/// SEEK_DATA and SEEK_HOLE of lseek(2) tell holes from data to the byte, also of data that is not yet written out; the
+/// end of the file is a hole, and beyond it is ENXIO.
 #[test]
 fn holes_are_found() {
     let mut mount = Mount::new();
@@ -76,8 +77,8 @@ fn holes_are_found() {
     look(&File::open(mount.path("file")).unwrap());
 }
 
-/// copy_file_range(2), which cp(1) uses, shares what it copies: the copy takes hardly any room or time, and writing one of
-/// the two files never changes the other. Tiny or unaligned rests are copied.
+/// copy_file_range(2), which cp(1) uses, shares the copied data: the copy takes hardly any space or time, and writing
+/// one of the two files never changes the other. Tiny or unaligned rests are copied.
 #[test]
 fn copies_share_their_pages() {
     let mut mount = Mount::new();

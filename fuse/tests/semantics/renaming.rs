@@ -173,8 +173,8 @@ impl Drop for Overlay<'_> {
     }
 }
 
-/// inotify(7) reports everything that happens, since all changes go through the one mount; it does not report what a
-/// lower layer of the kernel does, such as writing out a memory map.
+/// inotify(7) reports everything that happens, since all changes go through the one mount; it does not report writes of
+/// a lower layer of the kernel, such as the writeback of a memory map.
 #[test]
 fn inotify_sees_the_changes_of_the_mount() {
     use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};

@@ -13,9 +13,9 @@ use rustix::fs::{XattrFlags, getxattr, setxattr};
 
 use crate::support::{Handle, Map, Mount, code, create, noise, open_with};
 
-/// In the root there is a directory .snapshots, found by name and listed with the mount option snapshot-dir=shown only. It lists the snapshots; each
-/// is the tree as it was, with its modes, owners, attributes and times, whatever was written, removed or purged since. If the archive has an
-/// entry of that name, this is what is found.
+/// In the root there is a directory .snapshots, found by name and listed with the mount option `snapshot-dir=shown`
+/// only. It lists the snapshots; each is the tree at its time, with its modes, owners, attributes and times, regardless
+/// of later writes, removals and purges. If the archive has an entry of that name, programs find that entry.
 #[test]
 fn a_snapshot_shows_the_tree_as_it_was() {
     let mut mount = Mount::new();
@@ -63,9 +63,8 @@ fn a_snapshot_shows_the_tree_as_it_was() {
     mount.check();
 }
 
-/// Nothing in .snapshots can be made, changed, removed or moved out of it (EROFS); modes decide
-/// about reading, and for access(2) about writing too. A link out of it gets EXDEV, and what would
-/// make something of that name in the root EEXIST.
+/// Nothing in .snapshots can be made, changed, removed or moved out of it (EROFS); modes decide about reading, and for
+/// access(2) about writing too. A link out of it gets EXDEV, and creating an entry of that name in the root EEXIST.
 #[test]
 fn a_snapshot_cannot_be_changed() {
     let mut mount = Mount::new();
@@ -145,10 +144,10 @@ fn numbers_and_handles_of_snapshots_are_their_own() {
     assert_eq!(code(open_directory(&mount)), ESTALE, "the root does not list the way");
 }
 
-/// A restore in a mount changes names alone: what it brings back is made in a directory of the
-/// root, named .lockbox-restore- and a number, and renamed into its place. Until it is complete, it
-/// cannot be opened (EACCES). Open files and mappings keep the content that they had; what is
-/// written to them then is in no file that has a name.
+/// A restore in a mount changes only names: restored files are created in a directory of the root, named
+/// .lockbox-restore- and a number, and renamed to their paths. Until the restore is complete, that directory cannot be
+/// opened (EACCES). Open files and mappings keep their previous content; later writes to them reach no file that has a
+/// name.
 #[test]
 fn a_restore_changes_names_alone() {
     let mut mount = Mount::new();

@@ -55,9 +55,9 @@ fn full_but_alive(mount: &mut Mount) {
     assert!(fs::read(mount.path("kept")).unwrap() == noise(99, 2_000_000));
 }
 
-/// The option `size-limit` bounds the file of the archive as a quota does: beyond it writing gets ENOSPC, while deleting,
-/// fsync(2) and unmounting go on, and what was deleted can be written again. An archive that is larger already does not
-/// grow.
+/// The option `size-limit` bounds the file of the archive as a quota does: beyond it writing gets ENOSPC, while
+/// deleting, fsync(2) and unmounting still work, and the space of deleted files can be used again. An archive that is
+/// larger already does not grow.
 #[test]
 fn the_size_limit_holds() {
     let mut mount = Mount::with("size-limit=24M");
@@ -75,11 +75,11 @@ fn the_size_limit_holds() {
     mount.check();
 }
 
-/// A full disk is an error of the request that finds no room, ENOSPC, and of nothing else: what was durable stays, deleting
-/// and unmounting work, and room that comes back is used: what was deleted can be written again at once, since who finds no
-/// room waits for what is on its way. Since the kernel accepts writes before the daemon sees them, the error may come at
-/// fsync(2) or close(2); a program that asks for neither meets it soon with write(2), if it opened the file for writing
-/// alone. Only deletes and commits may use the last MiB.
+/// A full disk is an error of the request that finds no room, ENOSPC, and of no other: durable data stays, deleting and
+/// unmounting work, and freed space is used: the space of deleted files can be used again at once, since a writer
+/// without room waits for pending frees. Since the kernel accepts writes before the daemon sees them, the error may
+/// come at fsync(2) or close(2); a program that asks for neither meets it soon with write(2), if it opened the file for
+/// writing alone. Only deletes and commits may use the last MiB.
 #[test]
 fn a_full_host_loses_nothing() {
     let host = Host::new(48 * MIB);
@@ -104,11 +104,12 @@ fn a_full_host_loses_nothing() {
     drop(mount);
 }
 
-/// df(1) and statfs(2) tell what can be written: free room in the archive's file, and what the host and `size-limit` let it
-/// grow by. What they show as available, about 2 MiB and 3.5 percent less than what is free, can be written to one file in
-/// large requests even if nothing of it can be compressed, and asked of fallocate(2), as long as the free space is not in
-/// fragments. Many small files, and writes of some KiB here and there, take more. Room for inodes is what the free space
-/// could hold. A file that is written counts from then on, not only when it is committed.
+/// df(1) and statfs(2) show the space for writing: free space in the archive's file, and the growth that the host and
+/// `size-limit` allow. The available space that they show, about 2 MiB and 3.5 percent less than the free space, can be
+/// written to one file in large requests even if none of it compresses, and requested with fallocate(2), as long as the
+/// free space is not in fragments. Many small files, and writes of some KiB here and there, take more. The number of
+/// free inodes is the number that fits into the free space. A written file counts at once, not only when it is
+/// committed.
 #[test]
 fn statistics_tell_the_truth() {
     let mount = Mount::with("size-limit=40M");

@@ -142,8 +142,8 @@ fn look(directory: &Path) -> BTreeMap<String, (Times, (i64, i64), u64, u32)> {
     all
 }
 
-/// Times are final when the last descriptor is closed, whatever set them: every later mount tells the same, to the
-/// nanosecond. So a program that compares times with those that it noted finds changed what was changed.
+/// Times are final when the last descriptor is closed, regardless of the change that set them: every later mount shows
+/// the same, to the nanosecond. So a program that compares times with recorded ones detects the changed files.
 #[test]
 fn times_stay_as_they_are_told_after_a_close() {
     let mut mount = Mount::new();
@@ -186,8 +186,8 @@ fn times_stay_as_they_are_told_after_a_close() {
     );
 }
 
-/// Times are in the order of the changes: what is changed later, file or directory, has the same time or a later one,
-/// whether it was made, written, linked or given attributes. So make(1) sees what is up to date.
+/// Times are in the order of the changes: a later change of any kind, of a file or directory, sets the same time or a
+/// later one. So make(1) detects outdated files.
 #[test]
 fn times_are_in_the_order_of_the_changes() {
     let mount = Mount::new();

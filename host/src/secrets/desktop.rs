@@ -32,7 +32,7 @@ const TITLE: &str = "lockbox";
 /// Path with a line end: at most PATH_MAX bytes, which counts a final zero byte.
 const FILE_NAME: SecretKind = SecretKind { name: "file name", most: 4096 };
 
-const NO_WINDOW: &str = "no program can ask in a window: install zenity, kdialog or pinentry";
+const NO_WINDOW: &str = "no program can show a password window; install zenity, kdialog or pinentry";
 const NO_CHOOSER: &str = "no program can ask for a file name: install zenity or kdialog, as pinentry asks for \
                           passphrases only, or name the archive with 'lockbox create --desktop ARCHIVE'";
 
@@ -147,7 +147,7 @@ pub fn is_there() -> bool {
 /// Starts the first installed program that has arguments; without one the error is `lacking`.
 fn open(lacking: &str, arguments: impl Fn(Dialog) -> Option<Vec<String>>) -> Result<(Dialog, Child)> {
     if !is_there() {
-        return Err(Error::source("there is no desktop to ask on: neither DISPLAY nor WAYLAND_DISPLAY is set"));
+        return Err(Error::source("no desktop for a password window: neither DISPLAY nor WAYLAND_DISPLAY is set"));
     }
     let desktop = std::env::var("XDG_CURRENT_DESKTOP").unwrap_or_default();
     for dialog in order(&desktop) {

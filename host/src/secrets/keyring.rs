@@ -68,7 +68,7 @@ impl Keyring {
     /// # Errors
     /// One sentence when the kernel refuses, such as for a quota.
     pub fn keep(&self, archive: &[u8; 16], secret: &[u8], timeout: Duration) -> Result<()> {
-        let failed = |error| Error::source(format!("cannot keep the key in the kernel's keyring: {}", reason(error)));
+        let failed = |error| Error::source(format!("cannot store the key in the kernel's keyring: {}", reason(error)));
         let key = self.own.add_key(&name(archive), secret).map_err(failed)?;
         let kept = (|| {
             key.set_timeout(usize::try_from(timeout.as_secs()).unwrap_or(usize::MAX).max(1))?;

@@ -165,8 +165,10 @@ fn show(text: &str) -> Result<()> {
 /// Returns the reason why a terminal could not be asked.
 fn no_answer(error: &io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::ENXIO | Errno::ENOENT) => Error::source("there is no terminal to ask on; use --passfile FILE"),
-        _ => Error::host("cannot ask on the terminal", error),
+        Some(Errno::ENXIO | Errno::ENOENT) => {
+            Error::source("no terminal for the passphrase prompt; use --passfile FILE")
+        }
+        _ => Error::host("cannot prompt on the terminal", error),
     }
 }
 

@@ -150,10 +150,10 @@ pub struct PassphraseSources {
     /// Standard input is something else, so the terminal is asked.
     #[arg(skip)]
     pub input_taken: bool,
-    /// Nobody is at a terminal: what no option names is asked for in a window.
+    /// There is no terminal: secrets that no option names are requested in a window.
     #[arg(skip)]
     pub desktop: bool,
-    /// What the window says before it asks, as nobody reads standard error there.
+    /// Notice of the window above the prompt, as standard error is not visible there.
     #[arg(skip)]
     pub notice: Option<&'static str>,
 }
@@ -190,7 +190,7 @@ impl PassphraseSources {
         ];
         let mut given = given.iter().filter(|(_, given)| *given).map(|(name, _)| name);
         if let (Some(one), Some(other)) = (given.next(), given.next()) {
-            return Err(Error::usage(format!("{one} and {other} both give the passphrase: choose one")));
+            return Err(Error::usage(format!("{one} and {other} are both sources of the passphrase; choose one")));
         }
         if self.passfd.is_some_and(|number| number < 0 || number == 1 || number == 2) {
             return Err(Error::usage("passfd takes the number of a descriptor to read from: 0, 3 or more"));
@@ -432,7 +432,7 @@ fn credential(name: &OsStr) -> Result<Bytes> {
     let directory = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from).filter(|path| path.is_absolute());
     let Some(directory) = directory else {
         return Err(Error::source(
-            "there are no credentials: CREDENTIALS_DIRECTORY is not set, as it is in units with LoadCredential=",
+            "no credentials: CREDENTIALS_DIRECTORY is not set; systemd sets it for units with LoadCredential=",
         ));
     };
     read::file(&directory.join(name), &PASSPHRASE, Privacy::Waived)
@@ -582,7 +582,7 @@ mod tests {
                 other(&all, &mut both);
                 let error = both.check().unwrap_err();
                 assert_eq!(error.kind, Kind::Usage);
-                assert!(error.sentence.contains(" both give the passphrase"), "{error}");
+                assert!(error.sentence.contains(" are both sources of the passphrase"), "{error}");
                 assert_eq!(both.passphrase(Path::new("a.lbx")).unwrap_err(), error);
             }
         }

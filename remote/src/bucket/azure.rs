@@ -118,14 +118,14 @@ impl AzureStore {
             }
             // The outcome of the other request, or of the container's deletion, is unknown.
             (StatusCode::CONFLICT, code) => {
-                Err(RemoteError::Transient(format!("another request is under way (status 409 {code})")))
+                Err(RemoteError::Transient(format!("another request is in progress (status 409 {code})")))
             }
             // They were changed on the way.
             (StatusCode::BAD_REQUEST, "Md5Mismatch") => {
                 Err(RemoteError::Transient("it got other bytes than were sent".into()))
             }
             _ => Err(match signer.failure(&response) {
-                RemoteError::NotFound => RemoteError::NoBucket("there is no such container (status 404)".into()),
+                RemoteError::NotFound => RemoteError::NoBucket("the container does not exist (status 404)".into()),
                 error => error,
             }),
         }
@@ -167,7 +167,7 @@ impl AzureStore {
         bytes.drain(..((length - most).min(bytes.len() as u64)) as usize);
         bytes.extend(rest);
         if bytes.len() as u64 != most {
-            return Err(RemoteError::Transient("its answer was cut off".into()));
+            return Err(RemoteError::Transient("its response was truncated".into()));
         }
         Ok(bytes)
     }

@@ -57,7 +57,7 @@ impl DirectoryStore {
         match opened {
             Ok(root) => Ok(DirectoryStore { root, has_tmpfile: true }),
             Err(Errno::NOTDIR) => Err(Error::NotArchive(format!(
-                "{} is no directory of an archive's objects; an archive that is a file is named by its path",
+                "{} is not a directory of an archive's objects; for an archive in a file, use its path",
                 path.display()
             ))),
             Err(error) => Err(failed(error)),
@@ -160,7 +160,7 @@ fn list_below(
             match openat2(directory, name, flags, Mode::empty(), RESOLVE_BENEATH) {
                 Ok(below) if depth > 0 => list_below(&below, &whole, request, depth - 1, listed, on_unreadable)?,
                 Ok(_) => {
-                    let why = "its directories lie deeper in each other than objects can";
+                    let why = "its directories are nested deeper than object names allow";
                     on_unreadable(&whole, RemoteError::Unsupported(why.into()))?;
                 }
                 // Removed, or something else by now.
@@ -507,7 +507,7 @@ mod tests {
         let directory = DirectoryStore::open(parent.path(), None).unwrap();
         let opened = crate::bucket::open(Box::new(directory), "file:///a".into(), &crate::RemoteOptions::default());
         let message = opened.err().expect("no refusal").to_string();
-        assert!(message.contains("cannot be asked"), "{message}");
+        assert!(message.contains("cannot access"), "{message}");
     }
 
     #[test]

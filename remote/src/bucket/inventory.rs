@@ -286,7 +286,10 @@ fn check_incarnation(
     let mut last = None;
     for _ in 0..MAX_ATTEMPTS {
         let Some(version) = BucketVersion::load_newest(store, incarnation)? else {
-            return Err(Error::NotArchive(format!("{}: a writer came and has not committed anything yet", store.name)));
+            return Err(Error::NotArchive(format!(
+                "{}: a writer has started, but not committed anything yet",
+                store.name
+            )));
         };
         let check = check_version(store, incarnation, &version, whole, step)?;
         // A missing object may have been removed since: check again if the writer has committed.
@@ -295,7 +298,9 @@ fn check_incarnation(
         }
         last = Some(check);
     }
-    last.ok_or_else(|| Error::InUse(format!("{}: its writer goes on all the time", store.name)))
+    last.ok_or_else(|| {
+        Error::InUse(format!("{}: its writer commits too often for a check; try again later", store.name))
+    })
 }
 
 fn check_version(
@@ -357,14 +362,12 @@ fn check_version(
             continue;
         };
         if !shape.fits(&id, *bytes) {
-            check
-                .faults
-                .push(format!("{} has {bytes} bytes, which is not the length that it was made with", describe(&id)));
+            check.faults.push(format!("{} has a wrong length: {bytes} bytes", describe(&id)));
         } else if whole {
             step(check.read, total)?;
             match store.get(&object_path(incarnation, &id), ObjectRange::All(*bytes)) {
                 Ok(content) if has_expected_content(incarnation, &id, &content) => {}
-                Ok(_) => check.faults.push(format!("{} has other bytes than it was made with", describe(&id))),
+                Ok(_) => check.faults.push(format!("{} has altered content", describe(&id))),
                 Err(RemoteError::NotFound) => check.faults.push(format!("{} is missing", describe(&id))),
                 Err(error) => return Err(store.to_error(error)),
             }

@@ -47,8 +47,8 @@ pub(crate) const MAX_TOMBSTONES: usize = 16 << 10;
 const MAX_HOST: usize = 64;
 const ZERO_OBJECT: u32 = u32::MAX;
 
-fn damaged(what: &str) -> Error {
-    Error::damaged(format!("the bucket: {what}"))
+fn damaged(flaw: &str) -> Error {
+    Error::damaged(format!("the bucket has {flaw}"))
 }
 
 /// Encodes the marker, the first object of a prefix.
@@ -213,17 +213,17 @@ impl Trailer {
         trailer.body_hash = reader.array()?;
         trailer.hash.copy_from_slice(&bytes[TRAILER_BYTES - 32..]);
         if trailer.incarnation != *incarnation {
-            return Err(damaged("a record that belongs to another archive, or to one that was here before"));
+            return Err(damaged("a record of another archive, or of a previous one under the same prefix"));
         }
         if trailer.blocks > MAX_BLOCKS || trailer.body_bytes() > MAX_BODY || length > MAX_CHECKPOINT {
-            return Err(damaged("a record that says that it is larger than any"));
+            return Err(damaged("a record with sizes above the limits"));
         }
         // There is one more of both.
         if trailer.sequence == 0 || trailer.sequence == u64::MAX || trailer.epoch == u64::MAX {
-            return Err(damaged("a record of a number that cannot be"));
+            return Err(damaged("a record with an impossible number"));
         }
         if trailer.length > i64::MAX as u64 {
-            return Err(damaged("a record of an archive that is longer than any"));
+            return Err(damaged("a record with an archive length above the limit"));
         }
         Ok(trailer)
     }
@@ -277,13 +277,13 @@ pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], body: &RecordBody) 
 /// Errors: `Damaged`.
 pub(crate) fn decode_body(trailer: &Trailer, bytes: &[u8]) -> Result<RecordBody> {
     if bytes.len() as u64 != trailer.body_bytes() || trailer.body_hash != *Sha256::digest(bytes) {
-        return Err(damaged("a record that is not whole"));
+        return Err(damaged("a truncated or altered record"));
     }
     let (changes, rest) = bytes.split_at(trailer.changes_bytes as usize);
     let (dead, owner) = rest.split_at(trailer.tombstone_bytes as usize);
     let changes = read_entries(&mut Reader(changes))?;
     if dead.len() % TOMBSTONE_BYTES != 0 || dead.len() / TOMBSTONE_BYTES > MAX_TOMBSTONES {
-        return Err(damaged("a list of removed objects that cannot be"));
+        return Err(damaged("an impossible list of removed objects"));
     }
     let dead = dead.chunks(TOMBSTONE_BYTES).map(|bytes| {
         let mut reader = Reader(bytes);
@@ -297,14 +297,14 @@ pub(crate) fn decode_body(trailer: &Trailer, bytes: &[u8]) -> Result<RecordBody>
         if is_valid {
             Ok(Tombstone { id, extra, since })
         } else {
-            Err(damaged("a list of removed objects that cannot be"))
+            Err(damaged("an impossible list of removed objects"))
         }
     });
     let dead = dead.collect::<Result<_>>()?;
     let mut reader = Reader(owner);
     let (machine, boot, process, started) = (reader.array()?, reader.array()?, reader.u32()?, reader.u64()?);
     if reader.0.len() > MAX_HOST {
-        return Err(damaged("a writer whose name is longer than any"));
+        return Err(damaged("a writer with too long a host name"));
     }
     let host = String::from_utf8_lossy(reader.0).into_owned();
     Ok(RecordBody { changes, tombstones: dead, writer: WriterIdentity { host, machine, boot, process, started } })
@@ -369,7 +369,7 @@ pub(crate) fn encode_checkpoint(
 
 /// Errors: `Damaged` for another object than the one of this name.
 pub(crate) fn decode_checkpoint(incarnation: &Incarnation, name: &Hash, bytes: &[u8]) -> Result<Vec<MapEntry>> {
-    let wrong = || damaged("a checkpoint that is not the one that was named");
+    let wrong = || damaged("a checkpoint that does not match its name");
     if *name != *Sha256::digest(bytes) {
         return Err(wrong());
     }
@@ -408,7 +408,7 @@ fn put_entries(out: &mut Writer, entries: &[MapEntry]) {
 }
 
 fn read_entries(reader: &mut Reader<'_>) -> Result<Vec<MapEntry>> {
-    let wrong = || damaged("a map that cannot be");
+    let wrong = || damaged("an impossible block map");
     let (objects, entries) = (reader.u32()? as usize, reader.u32()? as usize);
     let needed =
         objects.checked_mul(ID_BYTES).and_then(|bytes| entries.checked_mul(MAP_ENTRY_BYTES)?.checked_add(bytes));
@@ -472,17 +472,19 @@ fn read_id(reader: &mut Reader<'_>) -> Result<(ObjectId, u32)> {
 fn check_version(version: u32) -> Result<()> {
     match version {
         VERSION => Ok(()),
-        other => Err(Error::Unsupported(format!("the bucket is of version {other}, which this program does not know"))),
+        other => {
+            Err(Error::Unsupported(format!("the bucket has version {other}, which this program does not support")))
+        }
     }
 }
 
 /// Checks magic and hash and returns the bytes between them; the hash covers all bytes before it.
-fn open_hashed<'a>(bytes: &'a [u8], magic: &[u8; 8], length: usize, what: &str) -> Result<Reader<'a>> {
+fn open_hashed<'a>(bytes: &'a [u8], magic: &[u8; 8], length: usize, kind: &str) -> Result<Reader<'a>> {
     let is_whole = bytes.len() == length
         && bytes.starts_with(magic)
         && *Sha256::digest(&bytes[..length - 32]) == bytes[length - 32..];
     if !is_whole {
-        return Err(damaged(&format!("a {what} that is none, or is not whole")));
+        return Err(damaged(&format!("an invalid or truncated {kind}")));
     }
     Ok(Reader(&bytes[8..length - 32]))
 }
@@ -515,7 +517,7 @@ struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let (first, rest) = self.0.split_first_chunk().ok_or_else(|| damaged("an object that ends too early"))?;
+        let (first, rest) = self.0.split_first_chunk().ok_or_else(|| damaged("a truncated object"))?;
         self.0 = rest;
         Ok(*first)
     }

@@ -9,7 +9,7 @@
 //!     whole or not at all. It succeeded if the store confirmed that object; no other response
 //!     counts (PROOF-1).
 //! BUCKET-3  The commits of at most one writer follow each other: each number is taken once,
-//!     records of acquisitions are never removed, and a writer whose number was taken commits
+//!     records of acquisitions are never removed, and a writer that lost its number commits
 //!     nothing more.
 //! BUCKET-4  A named object is removed only after a durable record has declared it dead for as long
 //!     as a reader may use an older record, and no name is reused. An object that no record names
@@ -97,7 +97,7 @@ pub(crate) fn open_pending_upload(
     name: String,
     options: &RemoteOptions,
 ) -> Result<RemoteFile> {
-    let nothing = || Error::request(format!("{name}: nothing is kept here"), std::io::ErrorKind::NotFound);
+    let nothing = || Error::request(format!("{name}: no unsent data on this machine"), std::io::ErrorKind::NotFound);
     let directory = options.spool_directory.as_deref().ok_or_else(nothing)?;
     let store = BucketStore::new(objects, name.clone(), options.timeout);
     let spool = UploadSpool::open_latest(directory, &name, &store.existing_incarnation()?)?;
@@ -131,7 +131,7 @@ fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOpti
     let version =
         BucketVersion::load_newest_from(&store, &incarnation, number)?.filter(|version| version.trailer.length > 0);
     let Some(version) = version else {
-        let why = "a writer came and has not committed anything yet";
+        let why = "a writer has started, but not committed anything yet";
         return Err(Error::NotArchive(format!("{}: {why}", store.name)));
     };
     let reader = VersionReader::new(store, incarnation, &version);

@@ -215,7 +215,7 @@ pub(super) fn read_part(
     part: ObjectRange,
     most: u64,
 ) -> RemoteResult<(Vec<u8>, Option<u64>)> {
-    let wrong = || Err(RemoteError::Unsupported("its answer is not about the range that it was asked for".into()));
+    let wrong = || Err(RemoteError::Unsupported("its response is not for the requested range".into()));
     let declared = http::text(response.headers(), header::CONTENT_RANGE).and_then(http::content_range);
     match (response.status(), part, declared) {
         (StatusCode::PARTIAL_CONTENT, ObjectRange::Range(offset, length), Some((first, last, _))) => {
@@ -235,7 +235,7 @@ pub(super) fn read_part(
         }
         // The object ends before the range begins.
         (StatusCode::RANGE_NOT_SATISFIABLE, ..) => return Ok((Vec::new(), None)),
-        (status, ..) => return Err(RemoteError::Unsupported(format!("it answers with status {}", status.as_u16()))),
+        (status, ..) => return Err(RemoteError::Unsupported(format!("it responds with status {}", status.as_u16()))),
     }
     // Where an answer says no length of its own, its end looks as the end of its connection does.
     let promised = declared.filter(|_| response.status() == StatusCode::PARTIAL_CONTENT);
@@ -243,14 +243,14 @@ pub(super) fn read_part(
     read_body(response, most).and_then(|bytes| match promised {
         Some(promised) if promised > bytes.len() as u64 => Err(cut_off()),
         Some(promised) if promised < bytes.len() as u64 => {
-            Err(RemoteError::Unsupported("it sends more than it was asked for".into()))
+            Err(RemoteError::Unsupported("it sends more bytes than were requested".into()))
         }
         _ => Ok((bytes, declared.map(|(_, _, length)| length))),
     })
 }
 
 fn cut_off() -> RemoteError {
-    RemoteError::Transient("its answer was cut off".into())
+    RemoteError::Transient("its response was truncated".into())
 }
 
 /// Reads a whole body of bounded length.
@@ -260,7 +260,7 @@ pub(super) fn read_body(response: Response<Body>, most: u64) -> RemoteResult<Vec
     let mut reader = response.into_body().into_reader().take(most + 1);
     reader.read_to_end(&mut bytes).map_err(|error| RemoteError::Transient(http::printable(&error.to_string())))?;
     if bytes.len() as u64 > most {
-        return Err(RemoteError::Unsupported("it sends more than it was asked for".into()));
+        return Err(RemoteError::Unsupported("it sends more bytes than were requested".into()));
     }
     match length {
         Some(length) if length != bytes.len() as u64 => Err(cut_off()),
@@ -278,5 +278,5 @@ pub(super) fn read_list(response: Response<Body>) -> RemoteResult<String> {
 }
 
 pub(super) fn invalid_list() -> RemoteError {
-    RemoteError::Unsupported("its answer is no list".into())
+    RemoteError::Unsupported("its response is not a list".into())
 }

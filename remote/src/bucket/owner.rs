@@ -46,10 +46,10 @@ impl WriterIdentity {
 
 /// Hashes a machine name; zeros if there is none. The bucket's owner only learns whether two
 /// records are of one machine.
-fn hash(what: &str, name: &str) -> [u8; 16] {
+fn hash(purpose: &str, name: &str) -> [u8; 16] {
     let mut short = [0; 16];
     if !name.trim().is_empty() {
-        short.copy_from_slice(&Sha256::digest(format!("lockbox bucket {what} {}", name.trim()))[..16]);
+        short.copy_from_slice(&Sha256::digest(format!("lockbox bucket {purpose} {}", name.trim()))[..16]);
     }
     short
 }

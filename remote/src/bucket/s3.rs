@@ -92,12 +92,12 @@ impl S3Store {
             }
             StatusCode::PRECONDITION_FAILED => Ok(ObjectCreation::Exists),
             // Another request for the name is in progress; its outcome is unknown.
-            StatusCode::CONFLICT => Err(RemoteError::Transient("another request is under way (status 409)".into())),
+            StatusCode::CONFLICT => Err(RemoteError::Transient("another request is in progress (status 409)".into())),
             StatusCode::NOT_IMPLEMENTED => Err(RemoteError::Unsupported(
-                "it does not know conditional requests (If-None-Match), without which two writers could destroy each other's work".into(),
+                "it does not support conditional requests (If-None-Match), so two writers could destroy each other's data".into(),
             )),
             _ => Err(match signer.failure(response) {
-                RemoteError::NotFound => RemoteError::NoBucket("there is no such bucket (status 404)".into()),
+                RemoteError::NotFound => RemoteError::NoBucket("the bucket does not exist (status 404)".into()),
                 error => error,
             }),
         }

@@ -150,7 +150,7 @@ impl WriterSession {
             lost += 1;
             if lost >= MIN_ATTEMPTS && Instant::now() >= until {
                 return Err(Error::InUse(format!(
-                    "{}: others write there without a pause, and none was long enough to come between; try again when they write less",
+                    "{}: other writers commit too often to take over; try again when they write less",
                     store.name
                 )));
             }
@@ -204,7 +204,7 @@ impl WriterSession {
         let ours = session.newest.sequence;
         if newest < ours {
             return Err(Error::Unsupported(format!(
-                "{}: the store does not list what was just written there",
+                "{}: the store does not list record {ours}, although it was just written; use another store",
                 store.name
             )));
         }
@@ -316,19 +316,14 @@ impl WriterSession {
             // No reader takes a longer one.
             if bytes.len() as u64 > self.most_checkpoint {
                 let name = &self.store.name;
-                return Err(Error::invalid(format!(
-                    "{name}: the archive lies in more pieces than a store can have of it"
-                )));
+                return Err(Error::invalid(format!("{name}: the archive is too fragmented for a bucket")));
             }
             let length = bytes.len() as u64;
             self.uploaded.push(ObjectId::Checkpoint(hash));
             if self.store.create(&object_path(&self.incarnation, &ObjectId::Checkpoint(hash)), &Arc::new(bytes))?
                 == CreateOutcome::Conflict
             {
-                return Err(Error::damaged(format!(
-                    "{}: a checkpoint of the same name with other content",
-                    self.store.name
-                )));
+                return Err(Error::damaged(format!("{}: another checkpoint has the same name", self.store.name)));
             }
             checkpoint = Some((hash, length));
             map.reset_changes();
@@ -389,7 +384,7 @@ impl WriterSession {
         if self.fenced {
             let hint = match self.store.spool().map_or(0, UploadSpool::bytes) {
                 0 => "",
-                _ => "; what was written last is kept on this machine, see 'lockbox remote unsent'",
+                _ => "; the last writes are stored on this machine, see 'lockbox remote unsent'",
             };
             return Err(Error::InUse(format!("{}: another writer took over{hint}", self.store.name)));
         }
@@ -416,7 +411,7 @@ impl WriterSession {
         if let Some(spool) = self.store.spool()
             && let Err(error) = spool.clear()
         {
-            tracing::debug!(%error, "what was sent is kept on");
+            tracing::debug!(%error, "cannot empty the file of data that was sent");
         }
         Ok(())
     }
@@ -427,7 +422,10 @@ impl WriterSession {
         let Some(spool) = self.store.spool() else { return };
         match spool.append_refused(name, bytes) {
             Ok(()) => tracing::warn!("{}", refused_notice(&self.store.name)),
-            Err(error) => tracing::warn!("{}: what was written last is lost: {error}", self.store.name),
+            Err(error) => tracing::warn!(
+                "{}: the last writes are lost: cannot store them on this machine: {error}",
+                self.store.name
+            ),
         }
     }
 
@@ -542,9 +540,7 @@ impl WriterSession {
 fn check_segment(store: &BucketStore, outcome: CreateOutcome) -> Result<()> {
     match outcome {
         CreateOutcome::Created(_) => Ok(()),
-        CreateOutcome::Conflict => {
-            Err(Error::damaged(format!("{}: a segment of the same name with other content", store.name)))
-        }
+        CreateOutcome::Conflict => Err(Error::damaged(format!("{}: another segment has the same name", store.name))),
     }
 }
 
@@ -612,7 +608,7 @@ fn open_or_create_incarnation(store: &BucketStore) -> Result<Incarnation> {
             CreateOutcome::Conflict => {}
         }
     }
-    Err(store.to_error(RemoteError::Unsupported("what was just written there is not found".into())))
+    Err(store.to_error(RemoteError::Unsupported("an object that was just written is not found".into())))
 }
 
 /// Returns the trailer before the first record.
@@ -622,7 +618,7 @@ fn initial_trailer(incarnation: Incarnation) -> Trailer {
 
 fn refused_notice(name: &str) -> String {
     format!(
-        "{name}: what was written last on this machine came after another writer had taken over, and is kept here alone; 'lockbox remote unsent' tells of it"
+        "{name}: another writer took over before the last writes of this machine were sent; they are stored here only, see 'lockbox remote unsent'"
     )
 }
 
@@ -642,7 +638,7 @@ fn in_use(store: &BucketStore, before: &BucketVersion) -> Error {
     let host = lockbox_terminal::display(before.writer.host.as_bytes());
     let time = lockbox_terminal::utc(before.trailer.time.min(MAX_TIME) as i64);
     Error::InUse(format!(
-        "{}: a writer on {host} has it open, or ended without closing it; its newest record is of {time} UTC",
+        "{}: a writer on {host} has it open, or ended without closing it; its newest record is from {time} UTC",
         store.name
     ))
 }
@@ -687,8 +683,8 @@ fn replay(store: &BucketStore, spool: &UploadSpool, incarnation: &Incarnation) -
 
 fn read_object(spool: &UploadSpool, name: &str) -> Result<Vec<u8>> {
     match spool.object(name) {
-        Some(object) => object.map_err(|error| Error::io("cannot read what was kept", error)),
-        None => Err(Error::damaged("what was kept is not there any more")),
+        Some(object) => object.map_err(|error| Error::io("cannot read the unsent data", error)),
+        None => Err(Error::damaged(format!("the unsent data lacks the object {name}"))),
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //! SPOOL-1  The file contains the exact bytes of the uploads, in upload order, and is durable
-//!     before an append succeeds. A torn file ends before its first incomplete entry, whose append
+//!     before an append succeeds. A torn file ends before its first incomplete entry: that append
 //!     did not succeed.
 //! SPOOL-2  While spooling is active, all later objects are spooled as well, and read from the
 //!     spool: the store never gets an object without its predecessor.
@@ -122,11 +122,12 @@ impl UploadSpool {
                 let path = directory.join(name);
                 let shown = lockbox_terminal::display(path.as_os_str().as_encoded_bytes()).to_string();
                 if has_content(&path) {
-                    let what =
-                        format!("{address}: what was not sent lies in {shown}, and cannot be sent as it lies there");
-                    return Err(Error::io(what, error));
+                    let context = format!("{address}: cannot send the unsent data in {shown}");
+                    return Err(Error::io(context, error));
                 }
-                tracing::warn!("{shown}: what a store does not take is not kept: {error}");
+                tracing::warn!(
+                    "cannot store unsent data in {shown}: {error}; writes that the remote store does not accept are lost"
+                );
                 Ok(None)
             }
         }
@@ -139,7 +140,7 @@ impl UploadSpool {
         let stem = stem(address, incarnation);
         let found = pending_uploads(directory)?.into_iter().filter(|pending| pending.file.starts_with(&stem));
         let Some(last) = found.max_by_key(|pending| pending.time) else {
-            let none = format!("{address}: everything that was written here was sent");
+            let none = format!("{address}: all data written on this machine was sent");
             return Err(Error::request(none, io::ErrorKind::NotFound));
         };
         let directory = open_private_dir(directory).map_err(failed)?;
@@ -171,7 +172,7 @@ impl UploadSpool {
             self.is_spooling.store(true, Ordering::Release);
         }
         done.map_err(|error| {
-            Error::io(format!("what was not sent to {} cannot be kept on this machine", self.address), error)
+            Error::io(format!("cannot store the unsent data of {} on this machine", self.address), error)
         })
     }
 
@@ -222,7 +223,7 @@ impl UploadSpool {
         state.end = 0;
         let Some(file) = &state.file else { return Ok(()) };
         let cleared = file.set_len(0).and_then(|()| file.sync_data());
-        cleared.map_err(|error| Error::io("cannot empty what was kept of an archive", error))
+        cleared.map_err(|error| Error::io("cannot empty the file of unsent data", error))
     }
 
     /// Renames the file as refused: it is never sent, since another writer was first (SPOOL-4).
@@ -234,7 +235,8 @@ impl UploadSpool {
         }
         let stem = self.name.strip_suffix(PENDING_SUFFIX).unwrap_or(&self.name);
         let renamed = random_bytes().map(|chance| format!("{stem}-{}{REFUSED_SUFFIX}", hex(&chance)));
-        let cannot = |error: io::Error| Error::io("cannot keep what another writer came before", error);
+        let cannot =
+            |error: io::Error| Error::io("cannot preserve the unsent data that another writer superseded", error);
         let directory = self.directory.as_fd();
         rename_to_free_name(directory, self.name.as_bytes(), directory, renamed?.as_bytes())
             .and_then(|()| host_call::sync(&self.directory))
@@ -311,7 +313,7 @@ fn open_locked(directory: &OwnedFd, name: &str) -> io::Result<Option<File>> {
             continue;
         }
         if !is_own_file(&metadata) {
-            return Err(io::Error::other("what is to be kept there is not a file of this user's alone"));
+            return Err(io::Error::other("not a regular file of this user with a single link"));
         }
         return Ok(Some(file));
     }
@@ -443,7 +445,9 @@ pub(crate) fn discard(directory: &Path, address: &str) -> Result<Vec<PendingUplo
     for pending in found.iter().filter(|pending| !pending.refused) {
         let file = open_own_file(&opened, &pending.file).map_err(failed)?.map(|(file, _)| file);
         if pending.used || file.as_ref().is_some_and(|file| file.try_lock().is_err()) {
-            return Err(Error::InUse(format!("{address}: it is open for writing, and what waits may still be sent")));
+            return Err(Error::InUse(format!(
+                "{address}: the archive is open for writing, and its unsent data may still be sent; unmount it first"
+            )));
         }
         held.extend(file);
     }
@@ -463,7 +467,7 @@ impl SpoolOverlay {
     /// Reads an object from the spool while spooling.
     fn object(&self, name: &str) -> Option<RemoteResult<Vec<u8>>> {
         let object = self.spool.get().filter(|spool| spool.is_spooling())?.object(name)?;
-        Some(object.map_err(|error| RemoteError::Damaged(format!("what was kept cannot be read: {error}"))))
+        Some(object.map_err(|error| RemoteError::Damaged(format!("cannot read the unsent data: {error}"))))
     }
 }
 

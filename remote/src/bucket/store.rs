@@ -227,7 +227,7 @@ impl BucketStore {
             let now = self.clock.now();
             let left = quiet_until.lock().and_then(|until| until.checked_duration_since(now));
             if let Some(after) = left.filter(|left| !left.is_zero() && !self.is_retrying_once()) {
-                let why = format!("it asked for a pause, of which {} seconds are left", after.as_secs());
+                let why = format!("it requested a pause, with {} seconds left", after.as_secs());
                 return Err(RemoteError::Busy { why, after });
             }
             let answer = attempt();
@@ -345,7 +345,7 @@ impl BucketStore {
                         return Err(self.to_error(error));
                     }
                     let why = error.message();
-                    tracing::warn!("{}: nothing is durable until the store takes it: {why}", self.name);
+                    tracing::warn!("{}: new writes are not durable until the store accepts them: {why}", self.name);
                     let is_leaving = || self.retry_mode.spool_since.get().is_some();
                     let pause = backoff.next_pause(error.retry_after());
                     self.clock.sleep(pause, &|| self.is_retrying_once() || is_leaving());
@@ -401,7 +401,7 @@ impl BucketStore {
         match self.request(&mut |objects| objects.create(name, bytes)).map_err(|error| self.to_error(error))? {
             ObjectCreation::Exists => Ok(()),
             ObjectCreation::Created(_) => Err(Error::Unsupported(format!(
-                "{}: the store overwrites what is there although it was asked not to (If-None-Match), so two writers could destroy each other's work",
+                "{}: the store ignores If-None-Match and overwrites objects, so two writers could destroy each other's data; use another store",
                 self.name
             ))),
         }
@@ -471,13 +471,12 @@ impl BucketStore {
             let listed = listed.map_err(|error| self.to_error(error))?;
             seen += listed.len();
             if seen > MAX_LISTED {
-                return Err(Error::Unsupported(format!("{}: it has more objects than are looked through", self.name)));
+                return Err(Error::Unsupported(format!("{}: it has too many objects to list", self.name)));
             }
             let is_full = listed.len() == MAX_LIST_ENTRIES;
             for object in listed {
                 if object.name <= after {
-                    return Err(self
-                        .to_error(RemoteError::Unsupported("what it lists is not in the order of its bytes".into())));
+                    return Err(self.to_error(RemoteError::Unsupported("its lists are not sorted by bytes".into())));
                 }
                 after.clone_from(&object.name);
                 visit(object)?;
@@ -549,11 +548,11 @@ impl BucketStore {
             Err(RemoteError::NotFound) => return Ok(None),
             Err(error) => return Err(self.to_error(error)),
         };
-        let short = || Error::damaged(format!("{}: a record that ends too early", self.name));
+        let short = || Error::damaged(format!("{}: a record is truncated", self.name));
         let at = tail.len().checked_sub(TRAILER_BYTES).ok_or_else(short)?;
         let trailer = Trailer::decode(&tail[at..], incarnation)?;
         if trailer.sequence != sequence {
-            return Err(Error::damaged(format!("{}: a record lies under another's number", self.name)));
+            return Err(Error::damaged(format!("{}: a record has the name of another one", self.name)));
         }
         let needed = trailer.body_bytes() as usize + TRAILER_BYTES;
         let whole;
@@ -624,7 +623,7 @@ impl BucketStore {
         let part = ObjectRange::Range(u64::from(place.at) * layout::BLOCK, length);
         match self.objects.get(&object_path(incarnation, &place.id), part) {
             Ok(bytes) if bytes.len() as u64 == length => Ok(bytes),
-            Ok(_) => Err(RemoteError::Damaged(format!("{} is shorter than it was made", describe(&place.id)))),
+            Ok(_) => Err(RemoteError::Damaged(format!("{} is truncated", describe(&place.id)))),
             // The newest record and its objects are never removed.
             Err(RemoteError::NotFound)
                 if find_newest(&*self.objects, incarnation)? == Some(sequence.load(Ordering::Acquire)) =>
@@ -646,12 +645,12 @@ fn find_newest(objects: &dyn ObjectStore, incarnation: &Incarnation) -> RemoteRe
     let number = first.name.strip_prefix(&prefix).filter(|name| name.len() == 16);
     match number.and_then(|number| u64::from_str_radix(number, 16).ok()) {
         Some(complement) => Ok(Some(u64::MAX - complement)),
-        None => Err(RemoteError::Damaged("an object in the log that is no record of it".into())),
+        None => Err(RemoteError::Damaged("an object in the log is not a record".into())),
     }
 }
 
 fn missing_message(id: &ObjectId) -> String {
-    format!("{} is missing, which its newest record needs", describe(id))
+    format!("{} is missing, and the newest record needs it", describe(id))
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl BucketVersion {
                 version => return version.map(Some),
             }
         }
-        Err(Error::damaged(format!("{}: the newest record that is listed is not there", store.name)))
+        Err(Error::damaged(format!("{}: the newest listed record is missing", store.name)))
     }
 
     /// Loads the newest version while another writer commits continuously. A list and then a read
@@ -118,7 +118,7 @@ impl BucketVersion {
             map.assign(entry);
         }
         if map.end() > trailer.length.div_ceil(BLOCK) {
-            return Err(Error::damaged(format!("{}: a map of more than the archive has", store.name)));
+            return Err(Error::damaged(format!("{}: the block map is longer than the archive", store.name)));
         }
         Ok(BucketVersion {
             trailer,
@@ -409,7 +409,7 @@ impl Follower {
         if let Some((trailer, _)) = &next
             && trailer.previous != self.trailer.hash
         {
-            return Err(self.inconsistent("a record that does not follow upon the one before it"));
+            return Err(self.inconsistent("a record that does not chain to its predecessor"));
         }
         let (sequence, hash) = match &next {
             None if now().saturating_sub(self.listed) < LIST_INTERVAL => return Ok(()),
@@ -422,7 +422,7 @@ impl Follower {
                 let version = BucketVersion::load_newest(&self.store, &self.reader.blocks.incarnation)?;
                 let version = version.ok_or_else(|| self.inconsistent("no record any more"))?;
                 if version.trailer.sequence == sequence + 1 && version.trailer.previous != hash {
-                    return Err(self.inconsistent("a record that does not follow upon the one before it"));
+                    return Err(self.inconsistent("a record that does not chain to its predecessor"));
                 }
                 self.switch_to(version)
             }
@@ -433,7 +433,7 @@ impl Follower {
                     self.switch_to(version)
                 }
             },
-            _ => Err(self.inconsistent("an older state than it had")),
+            _ => Err(self.inconsistent("an older state than before")),
         };
         // A failed switch does not count as a list: the record after this version may be gone by
         // the next poll.
@@ -443,8 +443,8 @@ impl Follower {
         done
     }
 
-    fn inconsistent(&self, what: &str) -> Error {
-        Error::damaged(format!("{}: it has {what}", self.store.name))
+    fn inconsistent(&self, flaw: &str) -> Error {
+        Error::damaged(format!("{}: it has {flaw}", self.store.name))
     }
 
     fn load_version(&self, trailer: Trailer, said: RecordBody) -> Result<BucketVersion> {
@@ -463,7 +463,7 @@ impl Follower {
             return Ok(());
         }
         if version.trailer.length == 0 {
-            return Err(self.inconsistent("nothing in it any more"));
+            return Err(self.inconsistent("no archive any more"));
         }
         let reader = Arc::new(VersionReader::new(self.store.clone(), self.reader.blocks.incarnation, &version));
         let start = reader.start_reusing(&self.reader, self.file.start());

@@ -84,7 +84,7 @@ impl BucketWriter {
         if session.length() == 0 {
             session.close()?;
             let name = &store.name;
-            return Err(Error::NotArchive(format!("{name}: a writer came and has not committed anything yet")));
+            return Err(Error::NotArchive(format!("{name}: a writer has started, but not committed anything yet")));
         }
         session.remove_expired();
         BucketWriter::from_session(session, options, metrics)
@@ -137,7 +137,7 @@ impl BucketWriter {
     fn explain_failure(session: &WriterSession, error: Error) -> Error {
         match error {
             Error::Io { context, source } if session.is_in_doubt() => {
-                let known = "whether the last change is in the archive is not known; all before it is";
+                let known = "the last change may or may not be in the archive; all earlier changes are";
                 Error::Io { context: format!("{context}; {known}"), source }
             }
             error => error,
@@ -169,7 +169,7 @@ impl BucketWriter {
                 return;
             }
             if let Err(error) = closed {
-                tracing::info!("{}: it is left as it was last written: {error}", self.store.name);
+                tracing::info!("{}: the archive keeps its last committed state: {error}", self.store.name);
             }
         }
         let (uploaded, sending) = self.buffer.abandon();

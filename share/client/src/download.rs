@@ -259,7 +259,7 @@ impl<'a> ContentDecryptor<'a> {
 
 fn damaged(error: &age::DecryptError) -> Error {
     match error {
-        age::DecryptError::NoMatchingKeys => Error::Damaged("it was sealed for another link".into()),
+        age::DecryptError::NoMatchingKeys => Error::Damaged("it was encrypted for another link".into()),
         other => Error::Damaged(other.to_string()),
     }
 }

@@ -213,7 +213,7 @@ pub(crate) const NOTE_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
 pub(crate) fn create_private_directory(path: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(Error::io(format!("cannot make the directory {}", path.display())))
+    made.map_err(Error::io(format!("cannot create the directory {}", path.display())))
 }
 
 /// Removes files that were not modified for `age`; a failed removal is retried by the next call.

@@ -32,7 +32,7 @@ pub enum Error {
     #[error("this is not a one-time link: {0}")]
     NotALink(&'static str),
     /// The checksum of the link's secret does not fit.
-    #[error("damaged link: its secret, the part behind '#', fails its checksum; ask the sender for the link once more")]
+    #[error("damaged link: its secret, the part after '#', fails its checksum; ask the sender for the link once more")]
     DamagedLink,
     /// A file changed while it was read.
     #[error("{0} changed while it was read; nothing was shared")]
@@ -57,7 +57,7 @@ pub enum Error {
     #[error("the download was cut after {received} of {size} bytes: {reason}")]
     Cut { received: u64, size: u64, reason: String },
     /// The target exists and was not to be replaced.
-    #[error("{0} exists already and was not changed")]
+    #[error("{0} already exists and was not changed")]
     Exists(String),
     /// A directory arrived whole, but could not be unpacked.
     #[error("the download is kept as {tar} because it cannot be unpacked: {reason}")]
@@ -99,10 +99,10 @@ pub fn refusal(failure: &ErrorBody, time: &dyn Fn(u64) -> String) -> String {
     let at = failure.at.map(|at| format!(" at {}", time(at))).unwrap_or_default();
     match failure.error {
         ErrorCode::Refused => {
-            "this link opens nothing: it was used, taken back or has expired, or it never was one of this server".into()
+            "this link is not valid: it was used, revoked or has expired, or it is not of this server".into()
         }
         ErrorCode::Consumed => format!("this link was used{at}: its content was removed from the server"),
-        ErrorCode::Revoked => format!("this link was taken back by its owner{at}"),
+        ErrorCode::Revoked => format!("this link was revoked by its owner{at}"),
         ErrorCode::Expired => format!("this link expired{at}"),
         ErrorCode::Leased => "this link is in use: another client is downloading the file".into(),
         ErrorCode::Limited => "the share daemon is overloaded: too many requests; try again later".into(),

@@ -22,9 +22,10 @@ use crate::{Error, Result};
 /// Longer input is a mistake, such as a whole file.
 pub const MAX_TEXT: usize = 64 << 10;
 
-const NO_LINK: &str = "it begins with https:// and has a part behind '#'";
+const NO_LINK: &str = "it begins with https:// and has a part after '#'";
 const NO_HANDLE: &str = "its address does not end with /s/ and 7 to 13 digits";
-const NO_SECRET: &str = "the part behind '#' is missing, without which nothing opens; ask for the whole link";
+const NO_SECRET: &str =
+    "the part after '#' is missing, and the link does not work without it; ask for the complete link";
 
 /// One-time link: server, handle and secret.
 pub struct Link {
@@ -362,7 +363,7 @@ mod tests {
         let link = whole();
         assert!(told(&link[..link.len() - 1]).starts_with("damaged link"));
         assert!(told(&link.replace('#', "#q")).starts_with("damaged link"));
-        assert!(told(link.split('#').next().unwrap()).contains("behind '#' is missing"));
+        assert!(told(link.split('#').next().unwrap()).contains("after '#' is missing"));
         assert!(told("hello").contains("begins with https://"));
         assert!(told("https://example.org/#x").contains("7 to 13 digits"));
         assert!(told(&link.replace("/s/", "/x/")).contains("7 to 13 digits"));

@@ -499,7 +499,7 @@ fn send_claim(client: &ShareClient, link: &Link, claim: &ClaimId) -> Result<Clai
     loop {
         match client.post(api::CLAIM, None, Some(&message)) {
             Err(error) if begun.elapsed() < REPEAT && should_retry(&error, &mut is_lost) => {
-                tracing::info!("no answer to the claim; sending the same again: {error}");
+                tracing::info!("no response to the claim; sending it again: {error}");
                 thread::sleep(wait);
                 wait = (wait * 2).min(Duration::from_secs(5));
             }

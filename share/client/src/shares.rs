@@ -106,7 +106,7 @@ fn check_terms(client: &ShareClient, limits: &Limits, terms: ShareTerms) -> Resu
     {
         let (longest, wanted) = (Span::of_seconds(limits.max_expiry).words(), wanted.words());
         return Err(Error::Invalid(format!(
-            "this server keeps shares for at most {longest}, and {wanted} were asked for"
+            "this server keeps shares for at most {longest}, and {wanted} were requested"
         )));
     }
     if terms.max_claims > limits.max_claims {
@@ -223,7 +223,7 @@ fn post_action(client: &ShareClient, owner: &OwnerToken, what: ShareEndpoint, ha
 fn map_unknown(error: Error) -> Error {
     match error {
         Error::Refused(failure) if failure.error == ErrorCode::Refused => {
-            Error::Invalid("the server does not know this share any more: it ended more than a day ago".into())
+            Error::Invalid("the server no longer has this share: it ended more than a day ago".into())
         }
         other => other,
     }

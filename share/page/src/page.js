@@ -174,7 +174,7 @@ function waiting(link, note, until) {
     show({
         state: "waiting",
         title: "A file is waiting for you",
-        text: "Opening it uses this link up. Go on if it was meant for you and you are ready to save the file on this device.",
+        text: "Opening it counts as a download, and most links allow only one. Go on if the file was meant for you and you are ready to save it on this device.",
         note: until === null ? undefined : `The link works until ${when(until)}.`,
         primary: { label: "Open the file", run: (button) => claim(link, note, button) },
     });
@@ -232,13 +232,13 @@ function small(link, meta) {
     };
     const onceMore = { label: "Save it once more", run: saved };
     const text = shownText(meta.content);
-    const ready = { state: "claimed", title: "Here it is", text: "The link is used up: save the file before you leave this page.", meta, note: folderNote(meta) };
+    const ready = { state: "claimed", title: "Here it is", text: "This download is counted: save the file before you leave this page.", meta, note: folderNote(meta) };
     const save = { label: "Save the file", run: saved };
     const copied = { label: "Copy the text", run: (button) => copy(text, button) };
     if (text !== null && meta.kind === "text") {
         show({
             ...ready,
-            text: "The link is used up: this text is here until you leave this page.",
+            text: "This download is counted: the text is here until you leave this page.",
             meta: undefined,
             content: text,
             primary: copied,
@@ -312,7 +312,7 @@ async function download(link, note, capsule, meta, button) {
         removeEventListener("beforeunload", leave);
     }
     forgetLink(link);
-    show({ state: "done", title: "Saved", text: "The file arrived whole and as it was sealed. This link is used up.", meta, note: folderNote(meta) });
+    show({ state: "done", title: "Saved", text: "The file arrived whole and as it was sealed.", meta, note: folderNote(meta) });
     await server.complete(link, note.lease);
 }
 

@@ -262,10 +262,10 @@ impl BackupSource {
             return refused(OTHER_ARCHIVE);
         }
         if theirs.commitment != ours.commitment {
-            return refused("it has the volume key of before a change of that: choose another file, or remove it");
+            return refused("it has an earlier volume key: choose another file, or remove it");
         }
         if theirs.sequence > ours.sequence {
-            return refused("its keys are newer than those of the archive");
+            return refused("its keys are newer than the archive's keys");
         }
         let volume = self.volume().read_copy(file.clone(), theirs.sequence, MEMORY).map_err(in_backup)?;
         let Some(base) = volume.origin() else {
@@ -277,7 +277,7 @@ impl BackupSource {
             // be determined.
             Ancestry::Unknown => Ok(DestinationState::Full),
             Ancestry::Older => refused("it is newer than the archive"),
-            Ancestry::Diverged => refused("it has what the archive lacks: the two were written apart from each other"),
+            Ancestry::Diverged => refused("it has commits that the archive lacks: the two have diverged"),
         }
     }
 }
@@ -343,7 +343,7 @@ const LENT: Duration = Duration::from_secs(600);
 const PASSING: &str = "pipe";
 
 const OTHER_ARCHIVE: &str = "it is, or is a backup of, another archive";
-const NO_ARCHIVE: &str = "it is no archive";
+const NO_ARCHIVE: &str = "it is not an archive";
 
 /// Destination path of a backup. File and names belong to the requesting user; the daemon that
 /// reads the archive receives open files only.
@@ -379,7 +379,7 @@ impl BackupDestination {
     /// # Errors
     /// `InUse` when another process has it open, failures of the host.
     pub fn open(path: &Path, follow: bool) -> Result<BackupDestination> {
-        let failed = |e| Error::io(format!("cannot look at {}", path.display()), e);
+        let failed = |e| Error::io(format!("cannot inspect {}", path.display()), e);
         let there = if follow { std::fs::canonicalize(path) } else { path.symlink_metadata().map(|_| path.into()) };
         match there {
             Ok(real) => {
@@ -419,7 +419,7 @@ impl BackupDestination {
     /// # Errors
     /// As [`FileStorage::adopt`], and failures of the socket.
     pub fn adopt(file: OwnedFd) -> Result<Arc<dyn Storage>> {
-        let failed = |error: io::Error| Error::io("cannot look at where the backup goes", error);
+        let failed = |error: io::Error| Error::io("cannot inspect the destination of the backup", error);
         let stat = rustix::fs::fstat(&file).map_err(|error| failed(error.into()))?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
             return Ok(Arc::new(FileStorage::adopt(file, Path::new("the backup"))?));
@@ -442,7 +442,7 @@ impl BackupDestination {
 
     fn temporary_in(directory: &Path) -> Result<NewBackupFile> {
         let entry = HostEntry::of(&directory.join("lockbox"))
-            .map_err(|e| Error::io(format!("cannot look at {}", directory.display()), e))?;
+            .map_err(|e| Error::io(format!("cannot inspect {}", directory.display()), e))?;
         // Complete or not: these files were never meant to be kept.
         replace::remove_leftovers(&entry, PASSING, &mut |_| Ok(true));
         Ok(NewBackupFile(replace::UnfinishedFile::new(&entry, PASSING, &SystemEnvironment)?))
@@ -460,7 +460,7 @@ impl BackupDestination {
         for name in others {
             tracing::warn!(
                 name,
-                "this file lies beside the backup, and an earlier run may have left it: look at it, then remove it"
+                "an earlier run may have left this file in the directory of the backup; check it, then remove it"
             );
         }
         Ok(NewBackupFile(replace::UnfinishedFile::new(&self.entry, UNFINISHED, &SystemEnvironment)?))
@@ -474,10 +474,7 @@ impl BackupDestination {
         let Some(old) = &self.old else { return Ok(()) };
         match self.entry.refers_to(&**old.storage()) {
             Ok(true) => Ok(()),
-            _ => Err(Error::InUse(format!(
-                "the file that was brought up to date has not the name {} any more",
-                self.entry.path().display()
-            ))),
+            _ => Err(Error::InUse(format!("the updated file no longer has the name {}", self.entry.path().display()))),
         }
     }
 
@@ -502,7 +499,7 @@ fn check_links(old: &OldArchive) -> Result<()> {
     match old.links()? {
         0 | 1 => Ok(()),
         _ => Err(Error::Refused(Refusal::Destination {
-            why: "it has several names (hard links), and the others would keep the old backup",
+            why: "it has several hard links; the others would still have the old backup",
         })),
     }
 }

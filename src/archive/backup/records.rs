@@ -184,8 +184,7 @@ impl PreparedUpdate {
         let same = match (&extent, &there) {
             (Some(extent), there) if extent.born <= base => {
                 if there.is_none_or(|there| (there.length, there.born) != (extent.length, extent.born)) {
-                    let detail =
-                        format!("what it was said to have is not in it: inode={} offset={}", key.object, key.sub);
+                    let detail = format!("an extent of its origin is missing: inode={} offset={}", key.object, key.sub);
                     return Err(in_backup(Error::damaged(detail)));
                 }
                 true
@@ -277,7 +276,7 @@ pub(super) fn verify(source: &BackupSource, file: &Arc<dyn Storage>, watch: &mut
     let sequence = Header::read(&**file).map_err(in_backup)?.framing().sequence;
     let volume = source.volume().read_copy(file.clone(), sequence, super::MEMORY).map_err(in_backup)?;
     if volume.origin() != Some(*source.origin()) {
-        return Err(differs("it is of another moment than it was made of"));
+        return Err(differs("it does not have the content of its origin"));
     }
     let total = source.volume().durable().used_blocks.saturating_mul(BLOCK);
     let read = &mut |done| watch(BackupStep::Verifying { done, total });

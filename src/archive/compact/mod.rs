@@ -180,8 +180,8 @@ fn rewrite_file(
     for name in replace::remove_leftovers(file.entry(), UNFINISHED, superseded) {
         tracing::warn!(
             name,
-            "this file lies beside the archive and may hold what the archive lacks, or be the archive as it was before 'key rekey': \
-             look at it, then remove it"
+            "this file is next to the archive, and may have content that the archive lacks, or be the archive from before 'key rekey': \
+             check it, then remove it"
         );
     }
     let new_file = replace::UnfinishedFile::new(file.entry(), UNFINISHED, &SystemEnvironment)?;
@@ -642,7 +642,7 @@ pub(in crate::archive) fn relay<T: Send>(
             .map_err(|error| Error::io("cannot start a thread", error))?;
         let was_read = read(&mut |part| {
             // The queue is closed when the writer has failed; then the writer's error is returned.
-            sender.send(part).map_err(|_| Error::Invalid("nobody takes what is handed on".into()))
+            sender.send(part).map_err(|_| Error::Invalid("the writer thread has ended".into()))
         });
         drop(sender);
         let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -60,12 +60,12 @@ impl RetainedOldFile {
             let (archive, path) = (old.shown(), path.display());
             return Err(Error::io(
                 format!(
-                    "{archive} has its new volume key, but the file as it was before, which the old keys open, is still there: remove {path}"
+                    "{archive} has its new volume key, but the previous file still exists and the old keys open it: remove {path}"
                 ),
                 error,
             ));
         }
-        tracing::warn!(%error, path = %path.display(), "cannot remove the archive as it was before");
+        tracing::warn!(%error, path = %path.display(), "cannot remove the previous file of the archive");
         Ok(())
     }
 }
@@ -118,7 +118,7 @@ impl OldArchive {
 
     /// Returns the error for a foreign file under one of our names, which must not be lost.
     fn name_taken_error(&self) -> Error {
-        Error::InUse(format!("another file took the place of {} meanwhile; nothing was changed", self.shown()))
+        Error::InUse(format!("another file replaced {} meanwhile; nothing was changed", self.shown()))
     }
 }
 
@@ -150,14 +150,14 @@ pub(in crate::archive) fn remove_leftovers(
             // In use by another run.
             Err(Error::InUse(_)) => continue,
             Err(error) => {
-                tracing::warn!(%error, name = shown, "cannot look at what an earlier run may have left");
+                tracing::warn!(%error, name = shown, "cannot inspect a leftover of an earlier run");
                 continue;
             }
         };
         match superseded(retained.clone()) {
             Ok(true) => {
                 if let Err(error) = entry.remove(&*retained) {
-                    tracing::warn!(%error, name = shown, "cannot remove what an earlier run left");
+                    tracing::warn!(%error, name = shown, "cannot remove a leftover of an earlier run");
                 }
             }
             Ok(false) | Err(_) => others.push(shown),
@@ -199,8 +199,8 @@ impl UnfinishedFile {
     /// then syncs everything.
     pub(in crate::archive) fn copy_metadata(&self, old: &OldArchive) -> Result<()> {
         let new = &*self.storage;
-        let cannot = |what: &str| {
-            let context = format!("cannot give the new file the {what} of {}", old.shown());
+        let cannot = |property: &str| {
+            let context = format!("cannot copy the {property} of {} to the new file", old.shown());
             move |errno: Errno| Error::io(context, errno.into())
         };
         let (from, own) = (stat(&old.storage, &old.entry)?, stat(new, &self.entry)?);
@@ -242,9 +242,9 @@ impl UnfinishedFile {
         let shown = name.path().display();
         self.entry.rename_new(name).map_err(|e| match e.kind() {
             io::ErrorKind::AlreadyExists => {
-                Error::InUse(format!("another file took the name {shown} meanwhile; it was left"))
+                Error::InUse(format!("another process created {shown} meanwhile; it was left unchanged"))
             }
-            _ => Error::io(format!("cannot give the new file the name {shown}"), e),
+            _ => Error::io(format!("cannot rename the new file to {shown}"), e),
         })?;
         self.finished.set(true);
         name.sync_directory().map_err(|e| Error::io(format!("syncing the directory of {shown}"), e))
@@ -287,7 +287,7 @@ impl UnfinishedFile {
                 self.entry.rename(&old.entry).map_err(failed)?;
                 self.finished.set(true);
                 if !is(&old.entry, new_file).map_err(|e| self.exchanged(old, e))? {
-                    return Err(Error::InUse(format!("another file took the place of {}", old.shown())));
+                    return Err(Error::InUse(format!("another file replaced {}", old.shown())));
                 }
             }
             Err(error) => return Err(failed(error)),
@@ -302,10 +302,10 @@ impl UnfinishedFile {
 
     /// Returns the error for an exchange that could not be verified.
     fn exchanged(&self, old: &OldArchive, error: io::Error) -> Error {
-        let (archive, beside) = (old.shown(), self.entry.path().display());
+        let (archive, previous) = (old.shown(), self.entry.path().display());
         Error::io(
             format!(
-                "{archive} was replaced by the new file, but whether it still is cannot be told; the file as it was before may be {beside}"
+                "{archive} was replaced by the new file, but the replacement cannot be verified; the previous file may be {previous}"
             ),
             error,
         )
@@ -460,7 +460,7 @@ mod tests {
         let retained = replaced.unwrap().unwrap();
         let told = retained.report(&place.old, true).unwrap_err().to_string();
         assert!(
-            told.contains("which the old keys open, is still there: remove ") && told.contains(".compact-"),
+            told.contains("still exists and the old keys open it: remove ") && told.contains(".compact-"),
             "{told}"
         );
         let retained = failing_from(5).0.unwrap().unwrap();

@@ -199,7 +199,7 @@ fn a_file_that_has_what_the_archive_lacks_is_left() {
         put(&fs, ROOT_INO, format!("other{n}").as_bytes(), b"4");
         fs.make_durable().unwrap();
     }
-    left(&newer, &fs, &older, "written apart");
+    left(&newer, &fs, &older, "diverged");
     // The version before both belongs to either history.
     next(&source(&fs, &older), &file).unwrap().unwrap();
     assert!(shown(&*file) == expected(&fs));

@@ -303,7 +303,7 @@ fn a_copy_of_the_header_that_was_lost_or_altered_is_found_and_mended() {
             "{found:?}"
         );
         let said = keys::repair_header(&case.path(), &key, &RollbackOptions::default()).unwrap();
-        assert_eq!(said, Some(format!("{what}; it was written anew from the other copy")));
+        assert_eq!(said, Some(format!("{what}; it was rewritten from the other copy")));
         assert!(std::fs::read(case.path()).unwrap() == whole, "{what}: something else was changed");
 
         put_back(&case.path(), &copies);
@@ -375,7 +375,7 @@ fn a_part_of_a_block_behind_the_archive_is_told_and_cut_off() {
     // Whole blocks may result from a crash.
     for (more, part) in [(1, Some(1)), (4095, Some(4095)), (8192, None), (8193, Some(1))] {
         std::fs::write(case.path(), [&whole[..], &vec![7; more]].concat()).unwrap();
-        let said = part.map(|part| format!("the file ends with a part of a block ({part} bytes)"));
+        let said = part.map(|part| format!("the file ends with a partial block of {part} bytes"));
         assert_eq!(findings(&case, &key), []);
         match (&notes(&case, &key)[..], &said) {
             ([], None) => {}

@@ -298,8 +298,8 @@ fn a_rekey_that_fails_or_keeps_nothing_leaves_all_as_it_was() {
     let before = std::fs::read(case.path()).unwrap();
     let access = secrets("first");
     let all = vec![KeyName::Slot(0), KeyName::Slot(1)];
-    assert!(refusal(case.rekey(&access, KeepKeys::Drop(all))).contains("no key slot would be kept"));
-    assert!(refusal(case.rekey(&access, KeepKeys::Only(vec![]))).contains("no key slot would be kept"));
+    assert!(refusal(case.rekey(&access, KeepKeys::Drop(all))).contains("no key slot would remain"));
+    assert!(refusal(case.rekey(&access, KeepKeys::Only(vec![]))).contains("no key slot would remain"));
     assert!(refusal(case.rekey(&access, KeepKeys::Only(vec![KeyName::parse("nobody")]))).contains("label"));
     let prompts = prompts();
     for stop in [CompactStep::Created, CompactStep::Copied, CompactStep::Verified, CompactStep::Prepared] {
@@ -336,7 +336,7 @@ fn a_slot_without_a_description_is_kept_only_with_its_secret() {
         };
         header.replace_slots(&storage, &[plain(0), plain(1)], &key.volume_key).unwrap();
     }
-    assert!(refusal(case.rekey(&secrets("old"), KeepKeys::All)).contains("key slot 0 was made by an older program"));
+    assert!(refusal(case.rekey(&secrets("old"), KeepKeys::All)).contains("key slot 0 was created by an older program"));
     // A change of keys with its secret describes it, like a change of the passphrase.
     let access = secrets("old");
     keys::add(&case.path(), &case.access(&access), &NewKey::KeyFile(&key_file()), "").unwrap();

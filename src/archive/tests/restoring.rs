@@ -290,10 +290,10 @@ fn paths_come_back_with_the_directories_above_them() {
     fs.unlink(resolve(&fs, b"tree/deep").unwrap().ino, b"small5").unwrap();
     let tree = fs.lookup(ROOT_INO, b"tree").unwrap().ino;
     fs.remove_directory(tree, b"deep").unwrap();
-    put(&fs, tree, b"deep", b"no directory any more");
+    put(&fs, tree, b"deep", b"no longer a directory");
     let before = describe(&fs);
     for (paths, complaint) in [
-        (&[&b"tree/deep/small1"[..]][..], "no directory any more"),
+        (&[&b"tree/deep/small1"[..]][..], "no longer a directory"),
         (&[b"none"], "the snapshot has no none"),
         (&[b"file/below"], "the snapshot has no file/below"),
         (&[b"tree/../x"], "'..'"),
@@ -330,7 +330,7 @@ fn another_directory_takes_them_and_loses_nothing() {
         assert_same(&part(&now, path), &part(&wrecked, path), "what is there");
     }
     let again = restore(&fs, b"good", &[b"file"], Some(b"back/here"));
-    assert!(matches!(again, Err(Error::Invalid(text)) if text.contains("file is there already")));
+    assert!(matches!(again, Err(Error::Invalid(text)) if text.contains("file already exists")));
     let twice = restore(&fs, b"good", &[b"tree/deep", b"tree/text", b"file"], Some(b"else"));
     assert!(twice.is_ok());
     assert!(matches!(restore(&fs, b"good", &[b"file"], Some(b"file/x")), Ok(_) | Err(Error::NotDirectory)));

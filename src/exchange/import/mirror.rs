@@ -160,7 +160,7 @@ impl MirrorPlanner<'_> {
             if keeps {
                 let path = display(&self.path);
                 return Err(Error::invalid(format!(
-                    "{path} is no directory any more, but has below it what is left out"
+                    "{path} is no longer a directory, but the archive has excluded entries below it"
                 )));
             }
             self.plan.replace(existing.ino, self.path.clone(), below);
@@ -328,7 +328,7 @@ impl MirrorPlan {
     /// not be replaced.
     pub(super) fn check_replaceable(&self, existing: &Attributes) -> Result<()> {
         if existing.is_directory() && !self.replaceable.contains(&existing.ino) {
-            return Err(Error::invalid("it became another kind of object since the plan was made"));
+            return Err(Error::invalid("its type changed after the plan was made"));
         }
         Ok(())
     }

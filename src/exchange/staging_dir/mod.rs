@@ -87,7 +87,7 @@ impl StagingDir {
             let _ = rustix::fs::fremovexattr(&stage, "system.posix_acl_default");
             return Ok(StagingDir { target: directory, path: target.join(&name), name, directory: stage });
         }
-        Err(Error::InUse(format!("somebody keeps taking away what is made in {}", target.display())))
+        Err(Error::InUse(format!("another process repeatedly removed the staging directory in {}", target.display())))
     }
 
     pub(crate) fn directory(&self) -> &OwnedFd {
@@ -102,7 +102,7 @@ impl StagingDir {
         match rustix::fs::statat(&self.target, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
-            Err(errno) => Err(host_error("cannot look into the target")(errno)),
+            Err(errno) => Err(host_error("cannot read the target directory")(errno)),
         }
     }
 
@@ -156,9 +156,9 @@ pub(crate) fn sweep(path: &Path) {
         let shown = path.join(display(&name));
         let path = shown.display();
         if !rustix::fs::fstat(&target).is_ok_and(|stat| is_rename_private(&stat)) {
-            tracing::warn!(%path, "an earlier extraction may have left this; others can rename there, so remove it yourself");
+            tracing::warn!(%path, "an earlier extraction may have left this; other users can rename entries there, so remove it yourself");
         } else if let Err(errno) = remove(&target, &name, &leftover) {
-            tracing::warn!(%errno, %path, "cannot remove what an earlier extraction left");
+            tracing::warn!(%errno, %path, "cannot remove a leftover of an earlier extraction");
         }
     }
 }
@@ -259,12 +259,12 @@ fn open_empty(at: impl AsFd, name: &[u8]) -> rustix::io::Result<Option<OwnedFd>>
 }
 
 fn replaced_error() -> Error {
-    Error::InUse("somebody put something else in its place".into())
+    Error::InUse("another process replaced it".into())
 }
 
 /// Creates a directory and opens it (EXTRACT-1).
 pub(crate) fn make_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
-    rustix::fs::mkdirat(&at, name, Mode::RWXU).map_err(host_error("cannot make the directory"))?;
+    rustix::fs::mkdirat(&at, name, Mode::RWXU).map_err(host_error("cannot create the directory"))?;
     open_empty(at, name).map_err(host_error("cannot open the directory"))?.ok_or_else(replaced_error)
 }
 
@@ -272,8 +272,8 @@ pub(crate) fn make_directory(at: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
 fn open_created(at: impl AsFd, name: &[u8], kind: FileType) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let created =
-        rustix::fs::openat(at, name, flags, Mode::empty()).map_err(host_error("cannot look at what was made"))?;
-    let stat = rustix::fs::fstat(&created).map_err(host_error("cannot look at what was made"))?;
+        rustix::fs::openat(at, name, flags, Mode::empty()).map_err(host_error("cannot inspect the new entry"))?;
+    let stat = rustix::fs::fstat(&created).map_err(host_error("cannot inspect the new entry"))?;
     match FileType::from_raw_mode(stat.st_mode) == kind && stat.st_nlink == 1 {
         true => Ok(created),
         false => Err(replaced_error()),
@@ -289,12 +289,12 @@ pub(crate) fn make_special(
 ) -> Result<OwnedFd> {
     let kind = FileType::from_raw_mode(attributes.mode);
     if kind == FileType::Symlink {
-        rustix::fs::symlinkat(&target()?[..], &at, name).map_err(host_error("cannot make the link"))?;
+        rustix::fs::symlinkat(&target()?[..], &at, name).map_err(host_error("cannot create the link"))?;
     } else {
         let (major, minor) = split_device_number(attributes.rdev);
         let device = rustix::fs::makedev(major, minor);
         rustix::fs::mknodat(&at, name, kind, Mode::RUSR | Mode::WUSR, device)
-            .map_err(host_error("cannot make the special file"))?;
+            .map_err(host_error("cannot create the special file"))?;
     }
     open_created(at, name, kind)
 }

@@ -117,8 +117,10 @@ fn number(field: &[u8]) -> Option<i64> {
     }
 }
 
-fn in_range<T: TryFrom<i64>>(number: Option<i64>, what: &str) -> Result<T> {
-    number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| Error::invalid(format!("its {what} is no number")))
+fn in_range<T: TryFrom<i64>>(number: Option<i64>, field: &str) -> Result<T> {
+    number
+        .and_then(|number| T::try_from(number).ok())
+        .ok_or_else(|| Error::invalid(format!("its {field} is not a valid number")))
 }
 
 /// Attributes by name, and names of access control lists that could not be parsed.
@@ -141,12 +143,12 @@ impl ExtendedHeader {
     pub(super) fn number<T: TryFrom<u64>>(&self, key: &str) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let number = pax::decimal(value).and_then(|number| T::try_from(number).ok());
-        number.map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no number")))
+        number.map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is not a number")))
     }
 
     pub(super) fn time(&self, key: &str) -> Result<Option<Timestamp>> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        pax::parse_time(value).map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is no time")))
+        pax::parse_time(value).map(Some).ok_or_else(|| Error::invalid(format!("its record {key} is not a time")))
     }
 
     pub(super) fn device(&self, header: &ChecksummedHeader) -> Result<u32> {
@@ -155,7 +157,7 @@ impl ExtendedHeader {
             _ => header.device()?,
         };
         if major >= 1 << 12 || minor >= 1 << 20 {
-            return Err(Error::invalid("its device number is none of this system"));
+            return Err(Error::invalid("its device number is not valid on this system"));
         }
         Ok(device_number(major, minor))
     }
@@ -209,7 +211,7 @@ impl HeaderType {
     /// Returns the type for a header's flag. Errors: `Invalid` for a flag that is known and not
     /// supported, and for an unknown one, because it is unclear whether content follows.
     pub(super) fn of(flag: u8) -> Result<HeaderType> {
-        let unsupported = |what: &str| Error::invalid(format!("{what}, which is not supported"));
+        let unsupported = |feature: &str| Error::invalid(format!("{feature}, which is not supported"));
         Ok(HeaderType::Member(match flag {
             // '7' is a contiguous file; the layout is up to the host.
             b'0' | b'\0' | b'7' => MemberType::File,
@@ -230,7 +232,7 @@ impl HeaderType {
             b'A' => return Err(unsupported("it is an access control list of Solaris")),
             b'E' => return Err(unsupported("it is an extended attribute of Solaris")),
             b'I' => return Err(unsupported("it is an inode of star without its content")),
-            b'M' => return Err(Error::invalid("it goes on from another volume, and there is only this one")),
+            b'M' => return Err(Error::invalid("it continues another tar volume, which is not supported")),
             b'N' => return Err(unsupported("it is a list of names of an old GNU tar")),
             flag => return Err(Error::invalid(format!("type '{}' is unknown", display(&[flag])))),
         }))

@@ -118,7 +118,7 @@ impl<'a> Members<'a> {
         let first = !std::mem::replace(&mut self.begun, true);
         let length = self.fill(&mut block)?;
         match length {
-            0 if first => return Err(Error::invalid("there is no tar: the input is empty")),
+            0 if first => return Err(Error::invalid("the input is empty, not a tar")),
             0 => return Err(cut_off()),
             _ => {}
         }
@@ -126,12 +126,12 @@ impl<'a> Members<'a> {
             return Err(Error::invalid(format!("the tar is compressed: unpack it with '{program} -dc' first")));
         }
         if length < BLOCK {
-            return Err(if first { Error::invalid("the input is no tar") } else { cut_off() });
+            return Err(if first { Error::invalid("the input is not a tar") } else { cut_off() });
         }
         if block.iter().all(|&byte| byte == 0) {
             return Ok(None);
         }
-        let wrong = if first { "the input is no tar" } else { "the tar is damaged: a header's checksum is wrong" };
+        let wrong = if first { "the input is not a tar" } else { "the tar is damaged: a header's checksum is wrong" };
         ChecksummedHeader::new(&block).map(Some).ok_or_else(|| Error::invalid(wrong))
     }
 

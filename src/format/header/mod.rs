@@ -186,7 +186,7 @@ pub fn recognize(bytes: &[u8], copy: u8) -> Result<()> {
         && version != FORMAT_VERSION
     {
         return Err(Error::UnsupportedVersion(format!(
-            "format version {version}, this program knows {FORMAT_VERSION}"
+            "format version {version}, this program supports {FORMAT_VERSION}"
         )));
     }
     Ok(())
@@ -201,7 +201,7 @@ pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
     let block: &[u8; FRAMING_END] = exact_array(block, "header")?;
     let suite = u16_at(block, SUITE_AT);
     if suite != SUITE {
-        return Err(Error::UnsupportedVersion(format!("cipher suite {suite}, this program knows {SUITE}")));
+        return Err(Error::UnsupportedVersion(format!("cipher suite {suite}, this program supports {SUITE}")));
     }
     let features = u64_at(block, INCOMPATIBLE_AT);
     let unknown = features & !FEATURE_LOG;
@@ -339,7 +339,7 @@ impl KeySlot {
         put(&mut out, NONCE_AT, self.nonce);
         put(&mut out, SEALED_AT, self.sealed);
         put(&mut out, EPHEMERAL_AT, self.ephemeral);
-        assert!(self.age.len() <= MAX_AGE_FILE, "an age file that does not fit is refused by whoever made it");
+        assert!(self.age.len() <= MAX_AGE_FILE, "an age file that does not fit is refused before");
         out[AGE_AT..AGE_AT + self.age.len()].copy_from_slice(&self.age);
         out
     }
@@ -349,7 +349,7 @@ impl KeySlot {
     /// kind does not have.
     pub fn decode(block: &[u8], kind: u8) -> Result<KeySlot> {
         let block: &[u8; BLOCK as usize] = exact_array(block, "key slot")?;
-        let damaged = |what: &str| Error::damaged(format!("key slot of kind {kind}: {what}"));
+        let damaged = |flaw: &str| Error::damaged(format!("key slot of kind {kind}: {flaw}"));
         if !is_key_slot(kind) {
             return Err(damaged("unknown kind"));
         }
@@ -461,7 +461,7 @@ impl Description {
     /// `Damaged` for anything that [`Description::encode`] does not produce.
     pub fn decode(plain: &[u8]) -> Result<Description> {
         let plain: &[u8; DESCRIPTION_PLAIN] = exact_array(plain, "description of a key slot")?;
-        let damaged = |what: &str| Error::damaged(format!("description of a key slot: {what}"));
+        let damaged = |flaw: &str| Error::damaged(format!("description of a key slot: {flaw}"));
         let created = time_at(plain, 0, "description of a key slot")?;
         let (label, rest) = plain[DESCRIPTION_HEAD..].split_at(usize::from(plain[13]));
         let label = std::str::from_utf8(label).map_err(|_| damaged("label is not UTF-8"))?.to_owned();

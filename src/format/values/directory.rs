@@ -65,8 +65,8 @@ fn check_name(name: &[u8]) -> Result<()> {
 }
 
 #[cold]
-fn ends_early(what: &str) -> Error {
-    Error::damaged(format!("{what} ends early"))
+fn ends_early(structure: &str) -> Error {
+    Error::damaged(format!("{structure} ends early"))
 }
 
 pub fn encode_index(entries: &[IndexEntry]) -> Vec<u8> {

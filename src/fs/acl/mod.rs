@@ -78,7 +78,7 @@ impl Acl {
         if value.len() > MAX_BYTES {
             return Err(Error::AttributeTooLarge);
         }
-        let malformed = |what: &str| Error::invalid(format!("an access control list {what}"));
+        let malformed = |flaw: &str| Error::invalid(format!("an access control list {flaw}"));
         let Some((head, rest)) = value.split_first_chunk::<HEAD>() else { return Err(malformed("is cut off")) };
         if u32::from_le_bytes(*head) != VERSION {
             return Err(malformed("is of an unknown version"));

@@ -42,7 +42,7 @@ impl FileSystem {
 
 /// A caller of [`FileSystem::sync`] that is counted in and waits for its result.
 #[derive(Debug)]
-#[must_use = "its commit may be led by nobody"]
+#[must_use = "its commit may have no leader"]
 pub struct PendingSync(Option<CommitTicket>);
 
 impl FileSystem {

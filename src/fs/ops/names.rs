@@ -113,7 +113,7 @@ impl FileSystem {
         })?;
         // The symlink exists; the next caller that needs durability gets the error.
         if let Err(error) = self.volume.limit_unsynced() {
-            tracing::warn!(%error, "what was written could not be made durable early");
+            tracing::warn!(%error, "cannot make written data durable early");
         }
         self.finish_change()?;
         Ok(attributes)

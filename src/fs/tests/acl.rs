@@ -213,7 +213,7 @@ fn check_finds_lists_that_lie() {
     let chmod = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
     assert!(matches!(fs.set_attributes(ino, &chmod), Err(Error::Damaged(_))));
     assert!(finding(DEFAULT, &named(4, 4)).contains("that its type cannot have"));
-    assert!(finding(BIRTH, b"1.0").contains("under which the birth time is told"));
+    assert!(finding(BIRTH, b"1.0").contains("reserved name of the birth time"));
 }
 
 #[test]

@@ -522,8 +522,8 @@ fn check_names_what_disagrees() {
     assert_eq!(damage(file, &|inode| inode.links = 2), "inode 3 (/d/f): its links are not the number of its names");
     assert_eq!(damage(directory, &|inode| inode.size = 2), "inode 2 (/d): its size is not the number of its entries");
     assert!(damage(directory, &|inode| inode.parent = Ino(3)).contains("its parent is not the directory"));
-    assert!(damage(file, &|inode| inode.bytes = 1).contains("its bytes are not those"));
-    assert!(damage(file, &|inode| inode.mode = mode::FIFO).contains("its type is not the one"));
+    assert!(damage(file, &|inode| inode.bytes = 1).contains("its bytes are not the sum"));
+    assert!(damage(file, &|inode| inode.mode = mode::FIFO).contains("its type differs from"));
     assert!(damage(file, &|inode| inode.flags = 1).contains("attribute flag is wrong"));
 }
 

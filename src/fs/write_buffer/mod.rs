@@ -442,7 +442,7 @@ impl WriteBuffer {
                 })
             });
             if !accepted {
-                return Err(Error::NoSpace("no room for what the log says of files".into()));
+                return Err(Error::NoSpace("no room to replay the log".into()));
             }
         }
         if writes {

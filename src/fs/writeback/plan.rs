@@ -222,7 +222,7 @@ impl PagePlanner<'_> {
             // Unreadable old data stays in its extents, and the new data needs none of it. A commit
             // covers all files: damage to one must not prevent it.
             Err(error) if runs != staged => {
-                tracing::warn!(ino = plan.ino.0, %error, "what lies beside written data cannot be read");
+                tracing::warn!(ino = plan.ino.0, %error, "cannot read the data around written data");
                 self.reserve_more(groups_of(&staged).saturating_sub(frame.own_groups()))?;
                 runs.clone_from(&staged);
                 self.merge_contents(base, frame, &mapped, &runs)?

@@ -30,8 +30,8 @@
 //! PLACE-6  Losing a file of the memory, or finding one altered, makes the place unknown and costs
 //!     one warning. It never keeps an archive from being opened, and raises no alarm (as SEEN-4).
 //!
-//! Before an archive is open there is no key of it, and the one that was here before has another
-//! key. So this part of the memory is sealed under a random key of the user that lies in the same
+//! Before an archive is open there is no key of it, and the previous archive here has another key.
+//! So this part of the memory is sealed under a random key of the user that lies in the same
 //! directory. A reader of the whole directory can find out whether a guessed place is in it, and
 //! then which archive was there. A writer of the directory can make the user forget; that is the
 //! most, as a forged entry only makes an archive known or raises an alarm.

@@ -5,10 +5,9 @@
 //! # Invariants
 //! SEEN-1  A commit is remembered only when it is durable (LINEAGE-1): so no crash makes the
 //!     archive older than the remembered commit. A crash between the two leaves the archive newer,
-//!     which is no alarm.
-//!     So is an entry of the log, with the record that it extends: a writer remembers the last one
-//!     whose barrier has returned, a reader the one before the last that it sees. So a host that
-//!     loses its cache loses at most one that no reader remembers.
+//!     which is no alarm. So is an entry of the log, with the record that it extends: a writer
+//!     remembers the last one with a returned barrier, a reader the one before the last that it
+//!     sees. So a host that loses its cache loses at most one that no reader remembers.
 //! SEEN-2  The remembered state goes to recovery as evidence (LINEAGE-2): a remembered commit with
 //!     a bad page is damage and is not undone.
 //! SEEN-3  A header is remembered by the lowest sequence number of its valid copies: copies are
@@ -18,15 +17,14 @@
 //!     it, or an older one, weakens the watch and raises no alarm. Any failure with it costs one
 //!     warning, never the opening of the archive.
 //! SEEN-5  Fewer entries of the remembered record mean an older copy. Another tag at the remembered
-//!     number means a copy written apart (LINEAGE-4), and so does a record after it whose session
-//!     began without that entry. No honest program causes this. A crash keeps durable entries, and
+//!     number means a diverged copy (LINEAGE-4), and so does a later record of a session that began
+//!     without that entry. No honest program causes this. A crash keeps durable entries, and
 //!     nothing is written over an entry before a later record is durable; then that record is the
 //!     newest, and contains the entries or names them as pending. `compact` closes the archive
 //!     before it copies it, so its first record follows one without a log, and its new ring has no
-//!     records to compare entries with; `rekey` makes another archive.
-//!     A backup that is put back, and a copy of an archive that was in use, are older copies, as
-//!     they are by their records. A loss in the middle is damage, which later entries prove, and no
-//!     older copy.
+//!     records to compare entries with; `rekey` makes another archive. A backup that is put back,
+//!     and a copy of an archive that was in use, are older copies, as they are by their records. A
+//!     loss in the middle is damage, which later entries prove, and no older copy.
 //!
 //! Remembered entries are as old as the last call of [`RollbackGuard::remember`], like remembered
 //! records: an fsync does not wait for a second one outside the archive. So entries that were
@@ -432,8 +430,8 @@ impl RollbackCheck {
         let is_first = self.by_recipient && self.seen.is_none() && self.places.are_new();
         is_first.then(|| {
             format!(
-                "this is the first use of this archive by this user, and a public key is enough to make an archive that yours opens: compare the \
-                 fingerprint {} with the one that the author of the archive sees",
+                "this is the first use of this archive by this user, and a public key is enough to make an archive that your private key opens: compare the \
+                 fingerprint {} with the fingerprint that the author of the archive has",
                 self.places.fingerprint()
             )
         })
@@ -504,7 +502,7 @@ pub(crate) fn judge(
         Ancestry::Descendant => return Ok(header_sequence < known),
         Ancestry::Unknown => {
             tracing::warn!(
-                "the archive was written in so many sessions since {} that it cannot be told whether it is the one seen then",
+                "the archive has had too many writing sessions since {} to verify that it is the same one",
                 seen.time.utc()
             );
             return Ok(false);
@@ -519,13 +517,13 @@ pub(crate) fn judge(
         false => {
             return Err(Error::OlderCopy(format!(
                 "{facts}. It is a copy from before then, such as a restored backup, or its newest commits were destroyed: \
-                 what came later is lost if it is gone on with"
+                 continuing with it discards all later changes"
             )));
         }
         true => {
             return Err(Error::ForkedCopy(format!(
-                "{facts}, and its history does not contain the one that was seen: two copies of the archive were written apart from each \
-                 other. Keep both files"
+                "{facts}, and its history does not contain the commit seen before: two copies of the archive have diverged. \
+                 Keep both files"
             )));
         }
     }

@@ -210,7 +210,7 @@ fn an_older_copy_is_refused_until_it_is_accepted() {
                 let before = old.contents();
                 let error = user.open_with(&copy(old), read_only, &user.options()).err().unwrap();
                 assert!(
-                    matches!(&error, Error::OlderCopy(text) if text.contains("what came later is lost") && !text.contains("accept")),
+                    matches!(&error, Error::OlderCopy(text) if text.contains("discards all later changes") && !text.contains("accept")),
                     "age={age}: {error}"
                 );
                 assert!(old.contents() == before);
@@ -246,7 +246,7 @@ fn copies_written_apart_are_refused_until_that_is_accepted() {
         for read_only in [true, false] {
             let error = user.open_with(&apart, read_only, &user.options()).err().unwrap();
             assert!(
-                matches!(&error, Error::ForkedCopy(text) if text.contains("written apart") && !text.contains("accept")),
+                matches!(&error, Error::ForkedCopy(text) if text.contains("diverged") && !text.contains("accept")),
                 "{error}"
             );
             let older = RollbackOptions { accept_older: true, ..user.options() };

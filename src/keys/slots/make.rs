@@ -154,7 +154,7 @@ fn age_slot(
         }
     }
     Err(Error::invalid(format!(
-        "what is sealed to the recipient is too long for a key slot: at most {MAX_AGE_FILE} bytes"
+        "the age file for the recipient is too long for a key slot; the limit is {MAX_AGE_FILE} bytes"
     )))
 }
 

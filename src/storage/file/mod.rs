@@ -342,7 +342,7 @@ fn lock(file: &File, mode: LockMode, path: &Path) -> Result<()> {
                 }
                 _ => "another process".to_string(),
             };
-            Err(Error::InUse(format!("{} is held by {holder}", path.display())))
+            Err(Error::InUse(format!("{} is in use by {holder}", path.display())))
         }
         Err(errno) => Err(Error::io(format!("locking {}", path.display()), errno.into())),
     }
@@ -460,7 +460,7 @@ impl Storage for FileStorage {
         if let Err(error) =
             self.len().and_then(|end| self.allocate_ballast(end).map_err(self.failed("keeping a reserve for")))
         {
-            tracing::warn!("there is no reserve for a full disk: {error}");
+            tracing::warn!("cannot allocate the reserve for a full disk: {error}");
         }
     }
 

@@ -15,6 +15,10 @@
 //!    the record then exists only with its pages.
 //! 4. Only after the last barrier: acknowledge, and allow reuse of the blocks that the *previous*
 //!    commit freed (TXN-1).
+//!
+//! On storage with atomic barriers (STORAGE-4) the barrier after the record is the only one. A
+//! commit for an fsync ([`CommitReason::Sync`]) is an entry of the log where that suffices
+//! ([`GroupCommit::append`]), never on such storage.
 
 mod record;
 
@@ -74,7 +78,7 @@ enum CommitOutcome {
 
 /// The number of the commit that a caller needs.
 #[derive(Debug)]
-#[must_use = "nobody else may lead the commit"]
+#[must_use = "the commit may have no leader"]
 pub(crate) struct CommitTicket(u64);
 
 pub(in crate::txn) struct GroupCommit {

@@ -6,14 +6,14 @@
 //!     As long as the pin lives, no page that the version reaches is reused: the pin holds the
 //!     version, as a reader does. It ends with the process, also when the copy fails.
 //! ORIGIN-2  The line of a backup is that of its origin: its history has the sessions before that
-//!     one, and none of its own, whose records are never seen outside of it. So a comparison of a
+//!     one, and none of its own, as its records are never seen outside of it. So a comparison of a
 //!     backup with a remembered commit uses its origin. The first session that writes to it as to
 //!     an archive records the origin as the session before, and continues with higher numbers than
-//!     that (9.1 rule 8).
-//!     The nodes of a backup have its own numbers, which other commits of the line have as well. So
-//!     the number of a node proves nothing about its age in a backup, nor in an archive that was
-//!     one before. Such an archive shows by a gap of numbers between two sessions, since the first
-//!     one that wrote to it counts on from the backup's own (`Pinned::counts_on_since`).
+//!     that (9.1 rule 8). The nodes of a backup have its own numbers, which other commits of the
+//!     line have as well. So the number of a node proves nothing about its age in a backup, nor in
+//!     an archive that was one before. Such an archive shows by a gap of numbers between two
+//!     sessions, since the first one that wrote to it counts on from the backup's own
+//!     (`Pinned::counts_on_since`).
 //! ORIGIN-3  Origin and content change in one operation, so every record of a backup names the
 //!     version that its content has.
 
@@ -122,7 +122,7 @@ impl Volume {
         let mark = self.opened_at().filter(|_| self.before_replay.get().is_none());
         let Some(Mark { session, first, generation, tag }) = mark else {
             return Err(Error::invalid(
-                "what is shown here is no commit: the archive was not closed, and is only read, or this is one of its snapshots",
+                "this version is not a commit: it is a snapshot, or the archive was not closed and is open read-only",
             ));
         };
         let record = self.durable();

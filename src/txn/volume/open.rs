@@ -125,7 +125,7 @@ impl Volume {
 
     /// Recovers (writable) or only reads (read-only) the newest trustworthy commit. Errors:
     /// `Damaged` with the missing part, `ReadOnly` when a writable open meets a read-only storage.
-    #[cfg_attr(not(test), allow(dead_code, reason = "programs remember what they saw"))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "programs open with rollback state"))]
     pub(crate) fn open(
         storage: Arc<dyn Storage>,
         cipher: PageCipher,
@@ -277,14 +277,14 @@ impl Volume {
         let _queued = self.shortage.await_operation(logged.records.len(), true)?;
         // After the last commit that could give it back: the next one is to use it (LOG-5).
         if !self.shortage.have_room(&|| self.committer.promise_nodes(pieces, true))? {
-            return Err(Error::NoSpace("no room for what the log says of files".into()));
+            return Err(Error::NoSpace("no room to replay the log".into()));
         }
         self.committer.between_commits(|chain| {
             let mut transaction = self.writer.lock();
             let laid = transaction.operate(true, |operation| operation.replay(&logged.records));
             laid.and_then(|()| stage(self.view(&self.state()))).map_err(|error| match error {
                 Error::Damaged(reason) => Error::damaged(format!(
-                    "the log says more of what is damaged, so the archive can be read but not written: {reason}"
+                    "the log changes damaged data, so the archive can be read but not written: {reason}"
                 )),
                 error => error,
             })?;

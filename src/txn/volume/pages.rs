@@ -166,7 +166,7 @@ pub(crate) struct WrittenPiece {
 ///
 /// Its [`Publication`] tells whether the operation was published: published pages are not given
 /// back. The owner outlives the operation, so `name` borrows the pages.
-#[must_use = "pages that nobody names are given back"]
+#[must_use = "unreferenced pages are freed on drop"]
 pub(crate) struct UnreferencedPages {
     allocator: Arc<Allocator>,
     pieces: Vec<WrittenPiece>,

@@ -1,4 +1,4 @@
-# The table "What a crash costs" of mount.lockbox(8): each row under each profile, with the daemon killed at once or after the window.
+# The table "Durability after a crash" of mount.lockbox(8): each row under each profile, with the daemon killed at once or after the window.
 # The loss of power is the same rows on a storage that forgets what no barrier covered: src/fs/tests/dirty.rs, src/fs/tests/crash and
 # src/txn/tests/crash.rs.
 # shellcheck shell=bash disable=SC2317,SC2164

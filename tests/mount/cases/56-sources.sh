@@ -90,7 +90,7 @@ case_wrong_and_hostile_sources_are_one_sentence() {
         refused 10 'wrong passphrase' "$program" --passcommand 'echo hush-hush'
         refused 2 'CREDENTIALS_DIRECTORY' "$program" --credential box
         refused 1 'without a path' "$program" --credential ../wrong
-        refused 1 'both give the passphrase' "$program" --passfile wrong --passcommand 'echo hush-hush'
+        refused 1 'are both sources of the passphrase' "$program" --passfile wrong --passcommand 'echo hush-hush'
         # Nothing on standard input, and none at all.
         refused 2 'standard input had no passphrase' "$program"
         refused 2 ': command not found' env PATH="$WORK/credentials" "$(type -P lockbox)" ls --ask-password box.lbx
@@ -100,7 +100,7 @@ case_wrong_and_hostile_sources_are_one_sentence() {
     unset CREDENTIALS_DIRECTORY
     refused 1 'without a path' mount.lockbox -o credential=/etc/passwd box.lbx box
     refused 1 'passfd' mount.lockbox -o passfd=hush box.lbx box
-    refused 1 'both give the passphrase' mount.lockbox -o passfile=wrong --passfd 0 box.lbx box
+    refused 1 'are both sources of the passphrase' mount.lockbox -o passfile=wrong --passfd 0 box.lbx box
     list --passfile open --passfile-any >/dev/null
     # A directory as a descriptor, a closed one, an endless one.
     exec 8<credentials 7</dev/zero

@@ -121,7 +121,7 @@ case_windows_ask_three_times_and_tell_what_fails() {
     ! grep -qF "$right" seen told || fail 'the passphrase is in an argument or a variable'
     rm desk/*
     expect 2 'install zenity, kdialog or pinentry' at_desk "$lockbox" mount --desktop "$name" box
-    expect 2 'there is no desktop' env -u DISPLAY -u WAYLAND_DISPLAY "$lockbox" mount --desktop "$name" box
+    expect 2 'no desktop' env -u DISPLAY -u WAYLAND_DISPLAY "$lockbox" mount --desktop "$name" box
 }
 
 # windows PATTERN: how many windows have shown it; programs break their lines.
@@ -174,7 +174,7 @@ case_a_new_archive_is_made_in_windows() {
         for answers in "$place/$name" "$place/$name.lbx"; do
             : >told
             printf '%s\n' "$answers" "$strong" "$strong" >answers
-            expect 2 'exists already and was not changed' made --open
+            expect 2 'already exists and was not changed' made --open
             same "$(windows --error) $(wc -l <answers)" '1 2' "$(cat told)"
         done
         same_file before "$place/$name.lbx"
@@ -274,9 +274,9 @@ END
     # A PATH with fusermount3, and without the real one of this machine.
     bare=$WORK/desk
     ln -s "$(type -P fusermount3)" "$(type -P mount)" "$(type -P umount)" "$bare/"
-    expect 0 'box is mounted, but cannot be shown: there is no xdg-open' \
+    expect 0 'box is mounted, but cannot be shown: xdg-open not found' \
         as_user env DISPLAY=:77 PATH="$bare" "$(type -P lockbox)" mount --open box.lbx
-    expect 0 'there is no desktop' as_user env -u DISPLAY -u WAYLAND_DISPLAY "$(type -P lockbox)" mount --open box.lbx
+    expect 0 'no desktop' as_user env -u DISPLAY -u WAYLAND_DISPLAY "$(type -P lockbox)" mount --open box.lbx
     as_user mountpoint -q box
     as_user lockbox umount box
     expect 1 'cannot be used with' at_desktop lockbox mount --open --foreground box.lbx

@@ -88,7 +88,7 @@ case_one_damaged_header_copy_is_repaired() {
         dd if=/dev/urandom of="$WORK/box$copy.lbx" bs=4096 seek="$copy" count=33 conv=notrunc status=none
         expect 12 'copy . of the header is lost' lockbox check --passfile "$PASSFILE" "$WORK/box$copy.lbx"
         attach "box$copy" 2>"$WORK/said"
-        grep -q 'of the header is lost .*written anew' "$WORK/said" || fail "the mount did not say what it mended: $(cat "$WORK/said")"
+        grep -q 'of the header is lost .*rewritten' "$WORK/said" || fail "the mount did not say what it mended: $(cat "$WORK/said")"
         echo content >"$WORK/box$copy/file"
         detach "box$copy"
         dd if=/dev/urandom of="$WORK/box$copy.lbx" bs=4096 seek=$((320 - copy)) count=33 conv=notrunc status=none
@@ -226,7 +226,7 @@ case_bad_mount_points_and_options_are_refused() {
     expect 1 'memory=' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "memory=1,passfile=$PASSFILE"
     expect 1 'usage' mount.lockbox "$WORK/box.lbx"
     expect 1 'usage' lockbox frobnicate
-    expect 2 'exists already' create "$WORK/box.lbx"
+    expect 2 'already exists' create "$WORK/box.lbx"
     chmod 644 "$PASSFILE"
     expect 2 'read by others' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
     expect 2 'is not mounted' lockbox umount "$WORK/box"

@@ -106,7 +106,7 @@ a_mount_in_a_left_stage() {
     mount --bind "$WORK/held" "$left/held"
     mount --bind "$WORK/precious" "$other"
     lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" small --to "$WORK/out" 2>"$WORK/stderr"
-    grep -q 'cannot remove what an earlier extraction left' "$WORK/stderr" || fail "nothing was said: $(cat "$WORK/stderr")"
+    grep -q 'cannot remove a leftover of an earlier extraction' "$WORK/stderr" || fail "nothing was said: $(cat "$WORK/stderr")"
     [[ $(cat "$WORK/precious/mine/file" "$WORK/held/file") == $'precious\nheld' && $(stat -c %a "$WORK/precious") == 500 ]] ||
         fail 'what was mounted in a left stage was emptied or changed'
     umount "$left/deep/below" "$left/held" "$other"
@@ -252,7 +252,7 @@ case_umount_8_waits_for_the_daemon() {
         attach box
         mount -t tmpfs none /run/lockbox
         umount "$WORK/box" 2>"$WORK/stderr"
-        grep -q "could not be asked" "$WORK/stderr"
+        grep -q "is unreachable" "$WORK/stderr"
     ' - "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.." "$WORK" "$PASSFILE"
     umount "$WORK/sbin"
     await lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
@@ -402,7 +402,7 @@ case_a_mount_waits_for_the_end_of_the_former() {
     in_background hold "$WORK/box.lbx"
     await grep -q held "$WORK/holding"
     in_background attach box 2>"$WORK/mounting"
-    await grep -q 'waiting for its end' "$WORK/mounting"
+    await grep -q 'waiting for the lock' "$WORK/mounting"
     echo >"$WORK/release"
     wait "${BACKGROUND[1]}" || fail "refused: $(cat "$WORK/mounting")"
     detach box
@@ -411,6 +411,6 @@ case_a_mount_waits_for_the_end_of_the_former() {
     in_background hold "$WORK/box.lbx"
     await grep -q held "$WORK/holding"
     expect 13 'held by another process' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
-    grep -q 'waiting for its end' "$WORK/stderr"
+    grep -q 'waiting for the lock' "$WORK/stderr"
     echo >"$WORK/release"
 }

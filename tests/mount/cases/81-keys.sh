@@ -122,7 +122,7 @@ case_keys_are_removed_but_never_the_last_one() {
     grep -q 'Older copies .* still open .*lockbox key rekey' "$WORK/stdout"
     expect 10 'wrong passphrase' lockbox key test --keyfile "$WORK/usb" "$WORK/box.lbx"
     expect 2 'the last one' key rm 0
-    expect 2 'no key slot would be kept' key rekey --drop 0
+    expect 2 'no key slot would remain' key rekey --drop 0
     same "$(opens --passfile "$PASSFILE")" 0
 }
 
@@ -157,7 +157,7 @@ case_a_recovery_code_sets_a_new_passphrase() {
         lockbox recovery "${CHEAP[@]}" --recovery-code "$WORK/typo" --new-passfile "$WORK/new" "$WORK/box.lbx"
     ! grep -q "${code:7:6}" "$WORK/stderr" || fail 'the code is shown'
     secret swapped "${code:7:7}${code:0:7}${code:14}"
-    expect 2 'do not belong together' \
+    expect 2 'do not match' \
         lockbox recovery "${CHEAP[@]}" --recovery-code "$WORK/swapped" --new-passfile "$WORK/new" "$WORK/box.lbx"
     expect 2 'digits' lockbox recovery "${CHEAP[@]}" --recovery-code "$WORK/new" --new-passfile "$WORK/new" "$WORK/box.lbx"
     create "$WORK/other.lbx"
@@ -216,12 +216,12 @@ case_wrong_and_hostile_input_of_every_kind_is_one_sentence() {
     expect 2 'too large' key add --new-keyfile /dev/urandom
     expect 2 'is a directory' key add --new-keyfile "$WORK"
     expect 2 'No such file' key add --new-keyfile "$WORK/nothing"
-    expect 2 'short exists already and was not changed: without --generate the existing file is added' key add --new-keyfile "$WORK/short" --generate
+    expect 2 'short already exists and was not changed: without --generate the existing file is added' key add --new-keyfile "$WORK/short" --generate
     expect 2 'begins with age1' key add --recipient hello
     expect 2 'is secret' key add --recipient AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33
     ! grep -q GQ9778 "$WORK/stderr" || fail 'a secret is shown'
     expect 2 'malformed' key add --recipient 'ssh-ed25519 AAAA'
-    expect 2 'a label is no number' key add --recipient "$(native_identity)" --label 7
+    expect 2 'a label must not be a number' key add --recipient "$(native_identity)" --label 7
     # Plugins that are missing, fail, die or talk nonsense.
     local recipient
     recipient=$(cat "$WORK/plugin.recipient")
@@ -238,21 +238,21 @@ case_wrong_and_hostile_input_of_every_kind_is_one_sentence() {
     LBXTEST_MODE=error expect 2 'the token .*is locked' \
         lockbox key test --identity "$WORK/plugin.identity" "$WORK/box.lbx"
     LBXTEST_MODE=die expect 2 'plugin' lockbox key test --identity "$WORK/plugin.identity" "$WORK/box.lbx"
-    LBXTEST_MODE=wrong expect 2 'does not open' lockbox key test --identity "$WORK/plugin.identity" "$WORK/box.lbx"
+    LBXTEST_MODE=wrong expect 2 'does not decrypt' lockbox key test --identity "$WORK/plugin.identity" "$WORK/box.lbx"
     # What fails does not keep another secret from opening.
     same "$(LBXTEST_MODE=error opens --identity "$WORK/plugin.identity" --passfile "$PASSFILE")" 0
     # A slot whose plugin is gone keeps a new volume key from being made, until it is dropped.
     cp "$WORK/box.lbx" "$WORK/before.lbx"
-    LBXTEST_MODE=die expect 2 'key slot 1 cannot be kept: .*--drop 1' key rekey
+    LBXTEST_MODE=die expect 2 'key slot 1 cannot be preserved: .*--drop 1' key rekey
     same_file "$WORK/box.lbx" "$WORK/before.lbx"
     LBXTEST_MODE=die key rekey --drop token >/dev/null
 
     printf 'AGE-SECRET-KEY-1MALFORMED\n' >"$WORK/identity"
     chmod 600 "$WORK/identity"
-    expect 2 'no age identity' lockbox key test --identity "$WORK/identity" "$WORK/box.lbx"
+    expect 2 'not an age identity' lockbox key test --identity "$WORK/identity" "$WORK/box.lbx"
     ! grep -q MALFORMED "$WORK/stderr" || fail 'a secret is shown'
     ssh-keygen -q -t ed25519 -N 'protected' -f "$WORK/ssh"
-    expect 2 'is protected' setsid lockbox key test --identity "$WORK/ssh" "$WORK/box.lbx"
+    expect 2 'passphrase of the SSH key' setsid lockbox key test --identity "$WORK/ssh" "$WORK/box.lbx"
     chmod 644 "$WORK/identity"
     expect 2 'may be read by others' lockbox key test --identity "$WORK/identity" "$WORK/box.lbx"
 }
@@ -263,7 +263,7 @@ case_a_header_backup_saves_an_archive_without_header() {
     lockbox header backup "$WORK/box.lbx" "$WORK/header"
     lockbox header backup "$WORK/other.lbx" "$WORK/header.other"
     same "$(stat -c '%s %a' "$WORK/header")" '135168 600'
-    expect 2 'header exists already and was not changed: choose another name' lockbox header backup "$WORK/box.lbx" "$WORK/header"
+    expect 2 'header already exists and was not changed; choose another name' lockbox header backup "$WORK/box.lbx" "$WORK/header"
     restore() {
         lockbox header restore --passfile "$PASSFILE" "$WORK/box.lbx" "$@"
     }

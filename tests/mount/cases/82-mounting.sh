@@ -62,7 +62,12 @@ case_a_mount_makes_its_directory_and_takes_it_away() {
     terminal.py -- lockbox mount --passfile "$PASSFILE" box point >screen || fail "$(cat screen)"
     # Wrapped at the terminal's width.
     same "$(tr -s '\r\n ' ' ' <screen)" \
-        "Your files are in $WORK/point. To close: lockbox umount $WORK/point (the folder disappears, the files stay in box) "
+        "Your files are in $WORK/point. To close: lockbox umount $WORK/point (the folder disappears, the files stay in box) Deleted files are erased; -o snapshots=hourly:24,daily:7 keeps versions. "
+    touch point/file
+    lockbox umount point
+    # The advice about snapshots ends with the first file.
+    terminal.py -- lockbox mount --passfile "$PASSFILE" box point >screen || fail "$(cat screen)"
+    ! grep -q snapshots screen || fail "$(cat screen)"
     lockbox umount point
     same "$(terminal.py -- lockbox mount --quiet --passfile "$PASSFILE" box point)" ''
     lockbox umount point
@@ -115,7 +120,7 @@ case_an_archive_on_a_read_only_medium_is_mounted_read_only() {
     cp box.lbx medium/
     mount -o remount,ro medium
     lockbox mount --passfile "$PASSFILE" medium/box.lbx box 2>stderr
-    same "$(cat stderr)" "mount.lockbox: $WORK/medium/box.lbx lies on a read-only medium: it is mounted read-only"
+    same "$(cat stderr)" "mount.lockbox: $WORK/medium/box.lbx is on a read-only medium, so it is mounted read-only"
     expect 1 'read-only file system' touch box/file
     lockbox umount box
     # Who wants that is told nothing.
@@ -123,7 +128,7 @@ case_an_archive_on_a_read_only_medium_is_mounted_read_only() {
     same "$(cat stderr)" ''
     lockbox umount box
     # Beside it there is no place for a directory.
-    expect 15 'cannot make the directory .*medium/box: Read-only' lockbox mount --passfile "$PASSFILE" medium/box.lbx
+    expect 15 'cannot create the directory .*medium/box: Read-only' lockbox mount --passfile "$PASSFILE" medium/box.lbx
     umount medium
 }
 
@@ -133,7 +138,7 @@ case_root_makes_no_directory_where_another_user_may_exchange_it() {
     mkdir "$WORK/theirs"
     cp "$WORK/box.lbx" "$WORK/theirs/"
     chown "$TEST_USER" "$WORK/theirs"
-    expect 15 'cannot make the directory .*/theirs/box: other users may change its path' \
+    expect 15 'cannot create the directory .*/theirs/box: other users may change its path' \
         lockbox mount --passfile "$PASSFILE" "$WORK/theirs/box.lbx"
     [[ ! -e $WORK/theirs/box ]] || fail 'made all the same'
 }

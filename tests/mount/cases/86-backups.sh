@@ -65,7 +65,7 @@ case_a_backup_of_a_mount_that_is_written_is_one_moment() {
     # By somebody else, who does not remember it as the archive.
     XDG_STATE_HOME=$WORK/others lockbox add --passfile "$PASSFILE" "$WORK/piped.lbx" "$WORK/said" 2>/dev/null
     ! backup --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/piped.lbx" 2>"$WORK/told" || fail "what was written is replaced"
-    grep -q 'or a backup that was written to since; it was left as it is' "$WORK/told"
+    grep -q 'or a backup that was written to since; it was left unchanged' "$WORK/told"
     XDG_STATE_HOME=$WORK/others lockbox cat --passfile "$PASSFILE" "$WORK/piped.lbx" said >"$WORK/one" || fail "it was not left"
 }
 
@@ -240,12 +240,12 @@ case_a_backup_goes_nowhere_but_into_its_own() {
     grep -q 'lies in the archive that is to be backed up' "$WORK/told"
     echo precious >"$WORK/precious"
     ! backup "$WORK/box" "$WORK/precious" 2>"$WORK/told" || fail "a file was replaced"
-    grep -q "precious: it is no archive; it was left as it is" "$WORK/told"
+    grep -q "precious: it is not an archive; it was left unchanged" "$WORK/told"
     same "$(cat "$WORK/precious")" precious
     new_archive other
     before=$(sha256sum <"$WORK/other.lbx")
     ! backup "$WORK/box" "$WORK/other.lbx" 2>"$WORK/told" || fail "an archive was replaced"
-    grep -q 'another archive; it was left as it is' "$WORK/told"
+    grep -q 'another archive; it was left unchanged' "$WORK/told"
     same "$(sha256sum <"$WORK/other.lbx")" "$before"
     ! backup "$WORK/box" "$WORK/box.lbx" 2>"$WORK/told" || fail "the archive itself"
     detach box

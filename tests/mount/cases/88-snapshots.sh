@@ -130,7 +130,7 @@ case_an_archive_is_mounted_once_whatever_its_mounts_show() {
     second snapshot=two
     second snapshot=one
     same "$(cat "$WORK/box/file")" before
-    expect 2 'can only be read|mounted here, for reading' lockbox snapshot rm "$WORK/box" two
+    expect 2 'can only be read|mounted here, read-only' lockbox snapshot rm "$WORK/box" two
     detach box
     attach box
     same "$(cat "$WORK/box/file")" still

@@ -130,7 +130,7 @@ PYTHON
     same "$(snapshot restore --json "$WORK/box" good single --to back/there)" '{"before":null}'
     rm -r "$WORK/box/back/there"
     same_tree "$WORK/copy/tree" "$WORK/box/back/here/tree"
-    expect 2 'is there already' snapshot restore "$WORK/box" good single --to back/here
+    expect 2 'already exists' snapshot restore "$WORK/box" good single --to back/here
     expect 2 'the snapshot has no nothing' snapshot restore "$WORK/box" good nothing
     # A path as a shell completes it through the mount.
     echo changed >"$WORK/box/tree/smallaa"

@@ -302,7 +302,7 @@ case_what_cannot_be_done_to_snapshots_of_a_mount_says_why() {
     snapshot create "$WORK/box" kept >"$WORK/name"
     expect 2 "has a snapshot 'kept' already" snapshot create "$WORK/box" kept
     expect 2 'no slash' snapshot create "$WORK/box" a/b
-    expect 2 'give and remove by themselves' snapshot create "$WORK/box" auto-2026-11-23T05-42-03Z
+    expect 2 'name of a scheduled snapshot' snapshot create "$WORK/box" auto-2026-11-23T05-42-03Z
     expect 2 'is not the mount point' snapshot ls "$WORK"
     reattach box ro
     same "$(names "$WORK/box")" "other kept "
@@ -332,7 +332,7 @@ case_root_takes_snapshots_of_a_users_mount() {
     same "$(snapshot create "$point" 'of root')" 'of root'
     same "$(as_user lockbox snapshot create "$point" 'of the user')" 'of the user'
     same "$(names "$point")" "of root of the user "
-    expect 2 'was mounted by user .*: only .* and root may ask its daemon' setpriv --reuid nobody --clear-groups lockbox snapshot ls "$point"
+    expect 2 'was mounted by user .*: only .* and root may send requests to its daemon' setpriv --reuid nobody --clear-groups lockbox snapshot ls "$point"
     snapshot rm "$point" 'of root'
     same "$(as_user lockbox snapshot ls "$point" | wc -l)" 1
     as_user lockbox umount "$point"

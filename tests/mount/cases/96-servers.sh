@@ -123,7 +123,7 @@ case_an_archive_on_a_web_server_is_read_by_every_command_that_reads() {
     expect 10 'wrong passphrase' lockbox ls --passfile <(echo other) --passfile-any --remote allow-private "$URL/a.lbx"
     expect 2 'cannot open .*No such file' lockbox ls "${remote[@]}" "$URL/b.lbx"
     expect 2 'needs allow-private' lockbox ls --passfile "$PASSFILE" "$URL/a.lbx"
-    expect 2 'seen by everybody' lockbox ls "${remote[@]}" "https://user:password@127.0.0.1/a.lbx"
+    expect 2 'every user of this machine' lockbox ls "${remote[@]}" "https://user:password@127.0.0.1/a.lbx"
     mount.lockbox "$URL/b.lbx" "$WORK/out" -o "nofail,allow-private,passfile=$PASSFILE"
     expect 2 'cannot open .*No such file' mount.lockbox "$URL/b.lbx" "$WORK/out" -o "allow-private,passfile=$PASSFILE"
     echo nothing >"$WORK/www/b.lbx"
@@ -186,7 +186,7 @@ case_a_file_that_is_replaced_under_its_reader_is_told() {
     mv "$WORK/b.lbx" "$WORK/www/a.lbx"
     said=$(cat "$WORK/box/large" 2>&1 >/dev/null) && fail "two versions were read as one"
     [[ $said == *'Stale file handle'* ]] || fail "$said"
-    grep -q 'was changed on its server' "$WORK/box.log" || fail "the log does not say why"
+    grep -q 'changed on its server' "$WORK/box.log" || fail "the log does not say why"
     : >"$WORK/box.log"
     lockbox umount "$WORK/box"
     attach_url cache-size=0

@@ -57,7 +57,7 @@ case_a_backup_in_an_object_store_is_made_brought_up_to_date_and_read() {
     same "$(lockbox cat --passfile "$PASSFILE" "$WORK/back.lbx" more)" later
     expect 2 'a web server can only be read' back_up "$BOX" https://example.org/a.lbx
     expect 2 'No such file' lockbox ls --passfile "$PASSFILE" "$URL/none"
-    expect 11 'named by its path' lockbox ls --passfile "$PASSFILE" "file://$BOX"
+    expect 11 'in a file, use its path' lockbox ls --passfile "$PASSFILE" "file://$BOX"
     # Who has the objects and the page about them has the archive.
     "$python" "$(dirname "$READER")/lockbox_bucket.py" "$STORE" "$WORK/together.lbx"
     same "$(lockbox cat --passfile "$PASSFILE" "$WORK/together.lbx" more)" later
@@ -176,7 +176,7 @@ case_a_store_inside_of_the_mounted_archive_is_refused_and_root_follows_no_link_b
     same "$(ls "$WORK/dir/store")" ''
     # What is no directory is told, and not waited for.
     mkfifo "$WORK/fifo"
-    expect 11 'no directory' timeout -s KILL 20 lockbox backup "$WORK/dir" "file://$WORK/fifo"
+    expect 11 'not a directory' timeout -s KILL 20 lockbox backup "$WORK/dir" "file://$WORK/fifo"
     # The mount is this user's own, and so is the link.
     ln -s elsewhere "$WORK/link"
     lockbox backup "$WORK/dir" "file://$WORK/link" | shows 'everything was copied'
@@ -187,7 +187,7 @@ case_a_store_inside_of_the_mounted_archive_is_refused_and_root_follows_no_link_b
     ln -s "$WORK/secret" "$WORK/home/store"
     chown -hR "$TEST_USER:" "$WORK/home"
     as_user lockbox mount --passfile "$WORK/home/$(basename "$PASSFILE")" "$WORK/home/a.lbx" "$WORK/home/dir"
-    expect 11 'no directory' lockbox backup "$WORK/home/dir" "file://$WORK/home/store"
+    expect 11 'not a directory' lockbox backup "$WORK/home/dir" "file://$WORK/home/store"
     same "$(ls "$WORK/secret")" ''
     lockbox backup "$WORK/home/dir" "$URL" | shows 'everything was copied'
     as_user lockbox umount "$WORK/home/dir"

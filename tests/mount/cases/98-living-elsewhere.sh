@@ -87,7 +87,7 @@ case_a_mount_that_was_taken_over_from_is_read_only_and_says_why() {
     expect 2 'another writer took over' lockbox umount "$WORK/dir"
     same "$(lockbox ls --passfile "$PASSFILE" "$URL" | tr '\n' ' ')" 'mine theirs '
     # What it wrote last is read where it was written.
-    lockbox remote unsent | grep "$URL  (another writer came first)" >/dev/null
+    lockbox remote unsent | grep "$URL  (superseded by another writer)" >/dev/null
     same "$(lockbox cat --passfile "$PASSFILE" --remote unsent "$URL:/lost")" lost
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,unsent"
     same "$(cat "$WORK/dir/mine" "$WORK/dir/lost" | tr '\n' ' ')" 'mine lost '
@@ -96,7 +96,7 @@ case_a_mount_that_was_taken_over_from_is_read_only_and_says_why() {
     expect 2 'can only be read' lockbox mkdir --passfile "$PASSFILE" --remote unsent "$URL:/other"
     lockbox remote unsent --forget "$URL"
     same "$(lockbox remote unsent)" ''
-    expect 2 'everything that was written here was sent' lockbox ls --passfile "$PASSFILE" --remote unsent "$URL"
+    expect 2 'all data written on this machine was sent' lockbox ls --passfile "$PASSFILE" --remote unsent "$URL"
     # The other way round: a mount that takes over.
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     mkdir "$WORK/dir2"
@@ -211,7 +211,7 @@ case_a_mount_that_ends_while_its_store_is_away_keeps_what_was_written_for_the_ne
     serve_store
     XDG_STATE_HOME=$WORK/elsewhere lockbox mkdir --passfile "$PASSFILE" "${REMOTE[@]}" --take-over "$URL:/theirs"
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS" 2>"$WORK/told"
-    grep "came after another writer had taken over, and is kept here alone" "$WORK/told" >/dev/null
+    grep "another writer took over before the last writes of this machine were sent" "$WORK/told" >/dev/null
     [[ -d $WORK/dir/theirs && -e $WORK/dir/two && ! -e $WORK/dir/three ]] || fail "the tree is another one"
     lockbox umount "$WORK/dir"
     same "$(lockbox cat --passfile "$PASSFILE" --remote allow-http,allow-private,unsent "$URL:/three")" three
@@ -335,7 +335,7 @@ case_a_portals_answer_in_the_stores_place_acknowledges_nothing() {
     stand_between PUT 200
     { echo waits >"$WORK/dir/waits" && sync "$WORK/dir/waits" && : >"$WORK/done"; } &
     BACKGROUND+=("$!")
-    await 30 grep -q 'not an answer of this store (status 200)' "$WORK/log"
+    await 30 grep -q 'is not from this store (status 200)' "$WORK/log"
     [[ ! -e $WORK/done ]] || fail "success without the store's word"
     kill -9 "$daemon"
     await 20 bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
@@ -348,7 +348,7 @@ case_a_portals_answer_in_the_stores_place_acknowledges_nothing() {
     lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
     for status in 200 204 302 403 404 412 507; do
         stand_between GET "$status"
-        expect 2 "does not answer: the response is not an answer of this store .status $status." \
+        expect 2 "does not answer: the response is not from this store .status $status." \
             lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
     done
 }
@@ -383,7 +383,7 @@ case_credentials_that_expire_under_a_mount_are_read_anew() {
     same "$(found file)" after
     # The program that goes on with the next ones has them from the start.
     echo 'first second' >"$WORK/objects/.refused"
-    expect 2 'cannot be asked: it refuses' lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+    expect 2 'cannot access .*: it refuses' lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
     give_credentials third
     lockbox umount "$WORK/reader"
     lockbox umount "$WORK/dir"

@@ -251,7 +251,7 @@ fn state() -> Finding {
     Finding::advice(
         NAME,
         format!("{} cannot be written", shown(&directory)),
-        "make it writable: without it an older copy of an archive is not noticed",
+        "make it writable: without it, lockbox cannot detect an older copy of an archive",
     )
 }
 
@@ -264,11 +264,11 @@ fn runtime_directory() -> Finding {
         OwnRuntimeDir::Ready(path) => {
             Finding::bad(NAME, format!("{} cannot be written", shown(&path)), "mounts need a socket there")
         }
-        OwnRuntimeDir::Missing(path) => Finding::good(NAME, format!("{}, to be made by the first mount", shown(&path))),
+        OwnRuntimeDir::Missing(path) => Finding::good(NAME, format!("{}, which the first mount creates", shown(&path))),
         OwnRuntimeDir::NotPrivate(path) => Finding::good(
             NAME,
             format!(
-                "next to {}, which is not a private directory of this user, to be made by the first mount",
+                "next to {}, which is not a private directory of this user; the first mount creates it",
                 shown(&path)
             ),
         ),

@@ -156,7 +156,7 @@ fn archive(address: &Path, how: &Remote) -> Finding {
     match opened {
         Ok(length) => Finding::good(NAME, format!("there is one, of {length} bytes")),
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Finding::good(NAME, "there is none yet")
+            Finding::good(NAME, "no archive there yet")
         }
         Err(error) => Finding::bad(NAME, Failure::sentence(&error), "name an archive, or a place for a backup"),
     }

@@ -78,7 +78,7 @@ pub(super) fn directory_name(path: &Path) -> String {
 /// Refuses a name that the receiver could not see or that is not one part of a path.
 pub(super) fn check_name(name: &str) -> Result<(), Failure> {
     if name.is_empty() || matches!(name, "." | "..") || name.contains(['/', '\0']) {
-        return Err(Failure::usage("it needs a file name without a directory: give it one with --name"));
+        return Err(Failure::usage("it needs a file name without a directory; pass one with --name"));
     }
     Ok(())
 }

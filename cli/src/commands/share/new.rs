@@ -102,9 +102,7 @@ impl FromArgMatches for Quiet {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.path.len() > 1 {
-        return Err(Failure::usage(
-            "a link gives away one thing: share them one by one, or a directory with all of them",
-        ));
+        return Err(Failure::usage("a link shares one item: share them one by one, or a directory with all of them"));
     }
     if let Some(name) = &args.name {
         content::check_name(name)?;
@@ -248,7 +246,7 @@ fn print(args: &Args, shared: &CreatedShare) -> Result<(), Failure> {
 
 fn show_qr(link: &Link) -> Result<(), Failure> {
     let code = QrCode::new(link.to_text().as_bytes())
-        .map_err(|error| Failure::other(format!("the link makes no QR code: {error}")))?;
+        .map_err(|error| Failure::other(format!("cannot encode the link as a QR code: {error}")))?;
     let mut picture = code.render::<Dense1x2>();
     let mut out = io::stderr().lock();
     let shown = if lockbox_terminal::is_animated() {

@@ -80,7 +80,7 @@ pub(crate) fn state() -> Result<PathBuf, Failure> {
     let environment = std::env::var_os;
     state_directory(environment("XDG_STATE_HOME"), environment("HOME"), geteuid().is_root())
         .map(|directory| directory.join("share"))
-        .ok_or_else(|| Failure::other("neither XDG_STATE_HOME nor HOME says where to remember shares"))
+        .ok_or_else(|| Failure::other("cannot store the list of shares: neither XDG_STATE_HOME nor HOME is set"))
 }
 
 pub(crate) fn book() -> Result<ShareHistory, Failure> {

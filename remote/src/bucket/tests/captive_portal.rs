@@ -21,7 +21,7 @@ const NAME: &str = "s3://b/p";
 const STATUSES: [u16; 8] = [200, 204, 206, 302, 403, 404, 412, 507];
 const BLOCK: usize = 4096;
 const BLOCKS: u8 = 20;
-const WORDS: &str = "not an answer of this store";
+const WORDS: &str = "is not from this store";
 
 fn options(timeout: Duration) -> RemoteOptions {
     RemoteOptions { timeout: Some(timeout), cache_directory: None, cache_bytes: Some(0), ..RemoteOptions::default() }

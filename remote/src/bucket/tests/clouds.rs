@@ -417,7 +417,7 @@ fn what_azure_answers_is_taken_for_what_it_is() {
         (403, "AuthenticationFailed", "AuthenticationFailed"),
         (403, "<blink>", "(status 403)"),
         (409, "PublicAccessNotPermitted", "409"),
-        (404, "ContainerNotFound", "no such container"),
+        (404, "ContainerNotFound", "the container does not exist"),
         (400, "InvalidHeaderValue", "400 InvalidHeaderValue"),
     ] {
         let message = create(status, code).unwrap_err().message();
@@ -483,7 +483,7 @@ fn the_code_of_a_failure_decides_at_each_request() {
             assert!(message.contains(&format!("(status {status} {code})")), "{message}");
         }
         let message = asked("\u{1b}[31m");
-        assert_eq!(message, Err(RemoteError::Unsupported("it answers with status 400".into())));
+        assert_eq!(message, Err(RemoteError::Unsupported("it responds with status 400".into())));
     }
 }
 

@@ -184,6 +184,6 @@ fn a_writer_that_makes_one_commit_after_the_other_can_be_taken_over_from() {
         assert!(take_over(1).is_ok());
         // Without any pause there is nothing between, and that is said.
         let message = take_over(usize::MAX).err().unwrap().to_string();
-        assert!(message.contains("write there without a pause"), "{message}");
+        assert!(message.contains("commit too often to take over"), "{message}");
     }
 }

@@ -606,7 +606,7 @@ fn nobody_comes_before_what_waits_where_that_cannot_be_read() {
         let before = fs::read(&file).unwrap();
         let requests = world.with(|state| state.objects.len());
         let message = mounted(&world, &directory).err().map(|error| error.to_string());
-        assert!(message.as_ref().is_some_and(|message| message.contains("was not sent")), "{case}: {message:?}");
+        assert!(message.as_ref().is_some_and(|message| message.contains("unsent data")), "{case}: {message:?}");
         assert_eq!(world.with(|state| state.objects.len()), requests, "{case}: a writer came");
         assert!(fs::read(&file).unwrap() == before, "{case}");
         match case {

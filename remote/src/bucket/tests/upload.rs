@@ -184,7 +184,7 @@ fn an_archive_in_more_pieces_than_a_checkpoint_takes_is_written_anew_or_refused_
     let before = wanted.clone();
     let made = world.with(|state| state.objects.keys().filter(|name| name.contains("/map/")).count());
     let message = scatter(100, 4, &mut wanted).unwrap_err();
-    assert!(matches!(&message, Error::Invalid(why) if why.contains("pieces")), "{message}");
+    assert!(matches!(&message, Error::Invalid(why) if why.contains("too fragmented")), "{message}");
     assert_eq!(world.with(|state| state.objects.keys().filter(|name| name.contains("/map/")).count()), made);
     assert!(published(&world) == before);
 }

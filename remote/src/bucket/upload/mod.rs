@@ -111,7 +111,9 @@ impl UploadBuffer {
 
     /// Makes the buffer read-only after its content was replaced (STAGED-3).
     pub(super) fn end(&self) {
-        let ended = || Error::ReadOnly("the archive was written anew, and this is how it was before".into());
+        let ended = || {
+            Error::ReadOnly("the archive was replaced by a new one, and this is its last state; open it again".into())
+        };
         self.shared.state.lock().failed.get_or_insert_with(ended);
     }
 

@@ -324,7 +324,7 @@ fn read_body(body: impl Read, patience: Duration) -> io::Result<Zeroizing<Vec<u8
             Err(error) => return Err(error),
         }
         if begun.elapsed() > patience {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "its answer does not end"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "its response does not end"));
         }
     }
 }

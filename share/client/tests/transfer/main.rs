@@ -342,7 +342,7 @@ fn a_daemon_that_is_started_anew_behind_a_claim_does_not_burn_the_link() {
     // was heard and its reply lost, the second finds nobody.
     let failed = attempts.clone();
     let subscriber = Messages(Box::new(move |message| {
-        if message.contains("sending the same again") {
+        if message.contains("sending it again") {
             match failed.fetch_add(1, Ordering::Relaxed) {
                 0 => fs::rename(&socket, &away).unwrap(),
                 1 => fs::rename(&away, &socket).unwrap(),
@@ -535,7 +535,7 @@ fn the_wrong_fragment_opens_nothing_and_burns_nothing() {
     let other = Secret::generate().unwrap().fragment();
     let wrong = Link::parse(&format!("{}#{}", text.split_once('#').unwrap().0, *other)).unwrap();
     let told = place.receive(&wrong, false).unwrap_err();
-    assert!(told.to_string().starts_with("this link opens nothing"), "{told}");
+    assert!(told.to_string().starts_with("this link is not valid"), "{told}");
     holds(&place.receive(&link, false).unwrap().path.unwrap(), 100);
 }
 

@@ -43,7 +43,7 @@ enum Bench {
     HttpFlow(BenchHttp),
     /// Measure how many simple questions are answered each second over HTTP, and how soon
     HttpGet(BenchHttp),
-    /// Measure how many shares are made each second by batches of a hundred, beside one by one
+    /// Measure how many shares are made each second in batches of a hundred, and one by one
     HttpBatch(BenchHttp),
     HttpRange(BenchRange),
     /// Answer every request with the content of standard input, for the other benchmarks
@@ -150,7 +150,7 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Measure how many shares the store takes and gives away each second
+/// Measure how many shares the store creates and serves each second
 #[derive(Args)]
 struct BenchStore {
     /// Directory of the store; without one a temporary directory, removed at the end

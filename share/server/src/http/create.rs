@@ -96,7 +96,7 @@ fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<Pend
     let ttl = create.expires_in.map_or(settings.default_expiry, Duration::from_secs);
     if ttl.is_zero() || ttl > settings.max_expiry {
         let longest = settings.max_expiry.as_secs();
-        return Err(HttpRefusal::malformed(format!("a share lives for 1 to {longest} seconds here")));
+        return Err(HttpRefusal::malformed(format!("a share on this server lasts 1 to {longest} seconds")));
     }
     if !(1..=MAX_CLAIMS).contains(&create.max_claims) {
         return Err(HttpRefusal::malformed("a share allows 1 to 8 claims"));
@@ -114,9 +114,9 @@ fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<Pend
                 TakeOutcome::Entry(entry) => entry,
                 TakeOutcome::Made(created) => return Ok(PendingCreate::Again(created)),
                 TakeOutcome::InProgress => {
-                    return Err(HttpRefusal::unavailable("a share of this upload is being made"));
+                    return Err(HttpRefusal::unavailable("a share of this upload is being created"));
                 }
-                TakeOutcome::Unknown => return Err(wrong("there is no such upload")),
+                TakeOutcome::Unknown => return Err(wrong("the upload does not exist")),
             };
             if entry.length != size || entry.digest != digest {
                 daemon.pending_uploads.release(&token);

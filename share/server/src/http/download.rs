@@ -45,7 +45,7 @@ pub(super) async fn download(
             return Ok(reply);
         }
         RangeDecision::NotSatisfiable => {
-            let mut reply = HttpRefusal::new(ErrorCode::Range, "there are no such bytes").reply();
+            let mut reply = HttpRefusal::new(ErrorCode::Range, "the range is outside of the file").reply();
             set(&mut reply, header::CONTENT_RANGE, &format!("bytes */{length}"));
             return Ok(reply);
         }

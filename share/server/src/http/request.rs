@@ -259,9 +259,9 @@ impl From<StoreError> for HttpRefusal {
                 HttpRefusal::new(ErrorCode::Refused, "there is no such share, or the proof is wrong")
             }
             StoreError::Expired { at } => since(ErrorCode::Expired, "the share has expired", at.0),
-            StoreError::Revoked { at } => since(ErrorCode::Revoked, "the share was taken back by its owner", at.0),
+            StoreError::Revoked { at } => since(ErrorCode::Revoked, "the share was revoked by its owner", at.0),
             StoreError::Used { at } => since(ErrorCode::Consumed, "the share was used", at.0),
-            StoreError::Busy { until } => since(ErrorCode::Leased, "the share is being downloaded by another", until.0),
+            StoreError::Busy { until } => since(ErrorCode::Leased, "another client is downloading the share", until.0),
             StoreError::NothingToRearm => {
                 HttpRefusal::new(ErrorCode::NotInterrupted, "no download of the share was interrupted")
             }

@@ -251,7 +251,7 @@ fn answer_admin(daemon: &Daemon, request: &Request<Incoming>) -> Reply {
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         },
         "/metrics" => text(StatusCode::OK, daemon.metrics_text()),
-        _ => HttpRefusal::new(ErrorCode::NotFound, "there is no such path").reply(),
+        _ => HttpRefusal::new(ErrorCode::NotFound, "the path does not exist").reply(),
     }
 }
 
@@ -380,7 +380,7 @@ pub fn tls_acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, Strin
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| format!("cannot read certificates from {}: {error}", certificate.display()))?;
     if chain.is_empty() {
-        return Err(format!("{} holds no certificate", certificate.display()));
+        return Err(format!("{} has no certificate", certificate.display()));
     }
     let secret = PrivateKeyDer::from_pem_file(key)
         .map_err(|error| format!("cannot read a private key from {}: {error}", key.display()))?;

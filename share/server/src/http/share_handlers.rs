@@ -107,9 +107,9 @@ pub(super) async fn watch(
     let state: Option<ShareState> = state
         .map(|word| serde_json::from_value(serde_json::Value::from(word)))
         .transpose()
-        .map_err(|_| HttpRefusal::malformed("there is no such state"))?;
+        .map_err(|_| HttpRefusal::malformed("the state does not exist"))?;
     let Some(_place) = daemon.watchers.take(client) else {
-        return Err(HttpRefusal::unavailable("too many clients watch shares at this time"));
+        return Err(HttpRefusal::unavailable("too many clients are watching shares"));
     };
     let end = tokio::time::Instant::now() + Duration::from_secs(wait);
     loop {

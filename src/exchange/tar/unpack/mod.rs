@@ -133,7 +133,7 @@ impl Unpacker<'_> {
             return Err(Error::invalid("it has no directory of its own"));
         };
         if member.path.is_empty() && !matches!(member.kind, MemberKind::Directory) {
-            return Err(Error::invalid("it lies beside the directory"));
+            return Err(Error::invalid("it is outside of the directory"));
         }
         if let MemberKind::Directory = member.kind {
             self.directory(&member.path.iter().chain([&name]).map(|name| &name[..]).collect::<Vec<_>>())?;
@@ -151,7 +151,7 @@ impl Unpacker<'_> {
             MemberKind::Link(first) => {
                 let first = first.join(&b'/');
                 let created = self.files.get(&first).ok_or_else(|| {
-                    Error::invalid(format!("it links to '{}', which is no file before it", display(&first)))
+                    Error::invalid(format!("it links to '{}', which is not an earlier file", display(&first)))
                 })?;
                 link_again(self.stage.directory(), &first, *created, &at, &name)?;
                 self.report.copied.links += 1;
@@ -196,7 +196,7 @@ impl Unpacker<'_> {
     ) -> Result<FileIdentity> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let host =
-            rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make it"))?;
+            rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot create it"))?;
         for &(start, length) in &map.parts {
             let mut offset = start;
             while offset < start + length {
@@ -384,7 +384,7 @@ impl TarImporter<'_> {
                     self.directories.push(DirectoryMetadata { ino: existing.ino, member });
                     return Ok(());
                 }
-                (true, false) => return Err(Error::invalid("it would take the place of a directory")),
+                (true, false) => return Err(Error::invalid("it would replace a directory")),
                 // A tar that was appended to: the last member takes precedence.
                 (false, _) if !self.is_link_to(&member, existing.ino)? => self.fs.unlink(parent, &name)?,
                 (false, _) => return Ok(()),
@@ -473,7 +473,11 @@ impl TarImporter<'_> {
             }
         }
         for name in &member.strange {
-            self.report.skipped.attributes.add(&member.name, name, &"it names somebody unknown, or is no list");
+            self.report.skipped.attributes.add(
+                &member.name,
+                name,
+                &"it is malformed, or names an unknown user or group",
+            );
         }
         let set = SetAttributes {
             uid: Some(member.uid),
@@ -501,7 +505,7 @@ impl TarImporter<'_> {
             };
             if !found.is_directory() {
                 let above = display(&names[..=depth].join(&b'/'));
-                return Err(Error::invalid(format!("'{above}' above it is no directory in the tar")));
+                return Err(Error::invalid(format!("its parent '{above}' is not a directory in the tar")));
             }
             at = found.ino;
         }
@@ -512,10 +516,7 @@ impl TarImporter<'_> {
     /// Returns the object that the tar has at this path.
     fn find(&self, names: &[Vec<u8>]) -> Result<Attributes> {
         let missing = || {
-            Error::invalid(format!(
-                "it links to '{}', which the tar does not have before it",
-                display(&names.join(&b'/'))
-            ))
+            Error::invalid(format!("it links to '{}', which is not earlier in the tar", display(&names.join(&b'/'))))
         };
         let mut at = self.fs.attributes(self.stage)?;
         for name in names {
@@ -576,7 +577,7 @@ impl Installer<'_> {
                     InstallStep::Merge(existing) => levels.push((entry.attributes.ino, existing, path)),
                     InstallStep::InTheWay => {
                         let path = display(path.strip_prefix(b"/").unwrap_or_default());
-                        let what = format!("nothing was imported: {path} exists already");
+                        let what = format!("nothing was imported: {path} already exists");
                         return Err(Error::Refused(Refusal::ExistingObject { what }));
                     }
                 }

@@ -130,7 +130,7 @@ impl Wanted {
         assert!(!has_stage(&now), "a stage is left\n{now}");
         match restored {
             Err(Error::Interrupted(_)) => false,
-            Err(Error::Invalid(text)) if !self.paths.is_empty() && text.contains("is no directory any more") => false,
+            Err(Error::Invalid(text)) if !self.paths.is_empty() && text.contains("is no longer a directory") => false,
             restored => {
                 restored.unwrap();
                 if self.paths.is_empty() {

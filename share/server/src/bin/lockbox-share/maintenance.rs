@@ -54,7 +54,7 @@ pub(crate) fn diagnose(arguments: &Doctor) -> Result<(), String> {
 fn directory(state: &Path) -> Finding {
     match fs::metadata(state) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Finding::Warning(format!("{} does not exist; serve makes it", state.display()))
+            Finding::Warning(format!("{} does not exist; serve creates it", state.display()))
         }
         Err(error) => Finding::Fault(format!("{} cannot be inspected: {error}", state.display())),
         Ok(metadata) if !metadata.is_dir() => Finding::Fault(format!("{} is not a directory", state.display())),
@@ -132,7 +132,7 @@ pub(crate) struct Compact {
 
 pub(crate) fn compact(arguments: &Compact) -> Result<(), String> {
     if !arguments.state_dir.is_dir() {
-        return Err(format!("{}: there is no such directory", arguments.state_dir.display()));
+        return Err(format!("{}: no such directory", arguments.state_dir.display()));
     }
     let settings = SegmentSettings { background: None, ..SegmentSettings::default() };
     let store = SegmentStore::open(&arguments.state_dir, &settings).map_err(|error| error.to_string())?;

@@ -101,7 +101,7 @@ impl ValkeyEngine {
             }
             self.run_round(connection, jobs)?;
         }
-        let busy = StoreError::Unavailable("the share changes all the time".into());
+        let busy = StoreError::Unavailable("the share changes too often".into());
         jobs.drain(..).for_each(|job| job.reply(Err(busy.clone())));
         Ok(())
     }

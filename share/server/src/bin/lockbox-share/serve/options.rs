@@ -118,7 +118,7 @@ pub(super) enum Mode {
     Commit,
     /// At once; a power cut loses or repeats 50 ms
     Periodic,
-    /// At once; a power cut loses or repeats what the kernel had not written
+    /// At once; a power cut loses or repeats changes that the kernel had not written
     None,
 }
 
@@ -134,11 +134,11 @@ impl From<Mode> for Durability {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum CreatorsOption {
-    /// All who reach the daemon
+    /// All clients that reach the daemon
     Everybody,
-    /// All on this machine: over its Unix socket or a loopback address, not through a proxy
+    /// All clients on this machine: over its Unix socket or a loopback address, not through a proxy
     Local,
-    /// All who reach its Unix socket
+    /// All clients that reach its Unix socket
     Socket,
 }
 

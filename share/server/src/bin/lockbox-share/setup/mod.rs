@@ -484,7 +484,7 @@ impl SetupFile {
         let path = root.join(&self.path);
         let outcome = match path.symlink_metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => FileStatus::New,
-            Err(error) => return Err(format!("cannot look at {}: {error}", path.display())),
+            Err(error) => return Err(format!("cannot inspect {}: {error}", path.display())),
             Ok(there) if !there.is_file() => {
                 return Err(format!("{} exists and is not a regular file; left unchanged", path.display()));
             }
@@ -496,8 +496,8 @@ impl SetupFile {
         };
         let how = match outcome {
             FileStatus::New => "new",
-            FileStatus::Same => "exists already, unchanged",
-            FileStatus::Differs => "exists already, differs",
+            FileStatus::Same => "already exists, unchanged",
+            FileStatus::Differs => "already exists, differs",
         };
         person.print(&format!("--- {} ({how})", path.display()));
         if outcome != FileStatus::Same {

@@ -133,7 +133,7 @@ fn nothing_is_replaced_without_being_asked_about() {
     assert_eq!(fs::read(&nginx).unwrap(), b"mine");
     let mut person = Person::answering(&["n"]);
     assert!(setup(&options(root.path(), &said), &mut person).is_err());
-    assert!(person.answers.is_empty() && person.shown.contains("exists already, differs"), "{}", person.shown);
+    assert!(person.answers.is_empty() && person.shown.contains("already exists, differs"), "{}", person.shown);
     assert_eq!(fs::read(&nginx).unwrap(), b"mine");
     setup(&options(root.path(), &said), &mut Person::answering(&["y"])).unwrap();
     assert_ne!(fs::read(&nginx).unwrap(), b"mine");
