@@ -42,6 +42,7 @@ fn one(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -
             replace: true,
             creator: CREATOR,
             filter: Filter::default(),
+            one_file_system: false,
             mirror: None,
         };
         let archive = made.archive()?;

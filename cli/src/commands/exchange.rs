@@ -78,6 +78,7 @@ pub(crate) fn add(args: &AddArgs) -> Result<(), Failure> {
         replace: args.force,
         creator: creator(),
         filter: args.patterns.filter()?,
+        one_file_system: false,
         mirror: None,
     };
     if args.dry_run {
