@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::{Archive, Generation, Snapshot};
+use lockbox::archive::{Archive, BackupReport, Generation, Snapshot};
 use lockbox::control::{
     self, ActionResult, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, SnapshotName, Status,
     TreePath,
@@ -205,21 +205,22 @@ impl Mounted {
         id.ok_or_else(|| Failure::other("the daemon did not report the id of its archive"))
     }
 
-    /// Lets the daemon write a backup into an open file; returns the snapshot time, the commit, and
-    /// bytes of file data. None when too much has changed to update the file incrementally.
+    /// Lets the daemon write a backup into an open file, and verify this percentage of its file
+    /// data. None when too much has changed to update the file incrementally.
     pub(crate) fn back_up(
         &self,
         file: impl AsFd,
         whole: bool,
-        verify: bool,
+        verify: Option<u8>,
         destination: &Path,
         go_on: &dyn Fn() -> lockbox::Result<()>,
-    ) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
-        let request = Request::Backup { whole, verify };
+    ) -> Result<Option<(BackupReport, Option<u64>)>, Failure> {
+        let request = Request::Backup { whole, verify: verify.is_some(), percent: verify.filter(|all| *all < 100) };
         match control::send_request_with_file(&self.socket, self.status.uid, &request, file.as_fd(), go_on)? {
             Response::BackedUp { done } => Ok(done.map(|done| {
                 let time = Timestamp { seconds: done.seconds, nanos: done.nanos.min(999_999_999) };
-                (time, Generation(done.generation), done.copied_bytes)
+                let (generation, copied_bytes) = (Generation(done.generation), done.copied_bytes);
+                (BackupReport { time, generation, whole, copied_bytes }, done.verified_bytes)
             })),
             Response::Refused {
                 why: why @ (RefusalReason::Destination | RefusalReason::DamagedBackup | RefusalReason::NoSpace),

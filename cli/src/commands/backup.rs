@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use lockbox::Error;
 use lockbox::archive::{BackupDestination, BackupReport, BackupSource, BackupStep};
-use lockbox::error::{Refusal, Timestamp};
-use lockbox::format::{ArchiveId, Generation};
+use lockbox::error::Refusal;
+use lockbox::format::ArchiveId;
 use lockbox::keys::Fingerprint;
 use lockbox::storage::{FileIdentity, FileStorage, Storage, serve_storage};
-use lockbox::{Error, Result as Done};
 use lockbox_host::remote;
 use lockbox_host::{IN_USE, Program, shown};
 use rustix::fs::{Mode, OFlags};
@@ -22,7 +22,7 @@ use serde_json::json;
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
 use crate::open_archive::{ArchiveArgs, begin};
-use crate::output::{Output, rfc3339};
+use crate::output::{Output, Reader, rfc3339};
 use crate::progress::Bar;
 use crate::secrets;
 use crate::snapshot_client::Mounted;
@@ -39,9 +39,11 @@ pub(crate) struct Args {
     /// Go on although another machine seems to be writing to the backup; its uncommitted changes are lost
     #[arg(long)]
     take_over: bool,
-    /// Read the backup back and compare it with the archive
-    #[arg(long)]
-    verify: bool,
+    /// Read the backup back and compare it with the archive: all of it, or PERCENT of the file
+    /// data, chosen at random
+    #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "100")]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
+    verify: Option<u8>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -50,11 +52,14 @@ pub(crate) struct Args {
 /// Bytes that go to standard output at once.
 const PIECE: usize = 1 << 20;
 
+/// Report of a backup, and the verified bytes of file data.
+type Done = (BackupReport, Option<u64>);
+
 trait Source {
     /// Fills a new file.
-    fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure>;
+    fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure>;
     /// Updates a backup incrementally; None when too much has changed for that.
-    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure>;
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure>;
     /// Returns whether no other user reads or writes it.
     fn is_ours(&self) -> bool;
     fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
@@ -90,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let path = &args.archive.archive;
     if let Some(mounted) = Mounted::find(&args.archive)? {
-        return back_up(args, &mut OnlineBackup { mounted, interrupt: Interrupt::watch()?, args });
+        return copy(args, &mut OnlineBackup { mounted, interrupt: Interrupt::watch()?, args });
     }
     let same = |a: &Path, b: &Path| {
         Some(FileIdentity::from(&rustix::fs::stat(a).ok()?) == FileIdentity::from(&rustix::fs::stat(b).ok()?))
@@ -102,10 +107,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = archive.backups().pin().map_err(|error| Lockbox::failure(path, error))?;
     let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
     let archive = (info.archive, info.fingerprint);
-    back_up(args, &mut OfflineBackup { source, archive, interrupt, bar: args.archive.bar(), args })
+    copy(args, &mut OfflineBackup { source, archive, interrupt, bar: args.archive.bar(), args })
 }
 
-fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
+fn copy(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
     if args.destination.as_os_str() == "-" {
         let beside = BackupDestination::temporary()?;
         source.fill(&ExistingBackup::File(beside.file()))?;
@@ -143,7 +148,7 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure
     if let Some(directory) = remote::directory(&args.destination)
         && lies_inside(source, &directory)
     {
-        return Err(inside(args));
+        return Err(inside(&args.destination, "archive"));
     }
     let mut bucket = begin(&args.destination, args.archive.remote(), args.take_over, source.is_ours())?;
     let there = bucket.open_existing().map_err(failed)?.map(ExistingBackup::Remote);
@@ -173,20 +178,32 @@ fn lies_inside(source: &dyn Source, directory: &Path) -> bool {
     there.is_some_and(|there| source.holds(there.as_fd()))
 }
 
-fn inside(args: &Args) -> Failure {
-    Failure::usage(format!("{} lies in the archive that is to be backed up", shown(&args.destination)))
+fn inside(destination: &Path, source: &str) -> Failure {
+    Failure::usage(format!("{} lies in the {source} that is to be backed up", shown(destination)))
 }
 
-fn tell(args: &Args, done: &BackupReport) -> Result<(), Failure> {
-    let BackupReport { time, generation, whole, copied_bytes } = *done;
+/// Returns the end of a sentence about a backup.
+fn verified_words(percent: Option<u8>, bytes: Option<u64>, reader: Reader) -> String {
+    match (percent, bytes) {
+        (None, _) => String::new(),
+        (Some(percent), Some(bytes)) if percent < 100 => {
+            format!(", and {} of it verified ({percent}%, chosen at random)", reader.size(bytes))
+        }
+        (Some(_), _) => ", and verified".to_owned(),
+    }
+}
+
+fn tell(args: &Args, done: &Done) -> Result<(), Failure> {
+    let (BackupReport { time, generation, whole, copied_bytes }, verified) = *done;
     let mut out = Output::new();
     if args.json {
         out.json(&json!({
-            "time": rfc3339(time), "generation": generation.0, "whole": whole, "copied_bytes": copied_bytes, "verified": args.verify,
+            "time": rfc3339(time), "generation": generation.0, "whole": whole, "copied_bytes": copied_bytes,
+            "verified": args.verify.is_some(), "verified_bytes": verified,
         }))?;
     } else {
         let scope = if whole { "everything was" } else { "only the changes were" };
-        let verified = if args.verify { ", and verified" } else { "" };
+        let verified = verified_words(args.verify, verified, out.reader);
         out.line(&format!(
             "{}: the archive as it was on {} (commit {}); {scope} copied, {} of file data{verified}",
             shown(&args.destination),
@@ -245,7 +262,7 @@ struct OfflineBackup<'a> {
 }
 
 impl OfflineBackup<'_> {
-    fn step(&self, step: BackupStep) -> Done<()> {
+    fn step(&self, step: BackupStep) -> lockbox::Result<()> {
         match step {
             BackupStep::Copying { done, total } => self.bar.bytes("copied", done, total),
             BackupStep::Verifying { done, total } => self.bar.bytes("compared", done, total),
@@ -253,23 +270,22 @@ impl OfflineBackup<'_> {
         self.interrupt.check()
     }
 
-    fn verified(&self, file: &Arc<dyn Storage>, done: BackupReport) -> Done<BackupReport> {
-        if self.args.verify {
-            self.source.verify(file, &mut |step| self.step(step))?;
-        }
+    fn verified(&self, file: &Arc<dyn Storage>, done: BackupReport) -> lockbox::Result<Done> {
+        let verify = |percent| self.source.verify(file, percent, &mut |step| self.step(step));
+        let verified = self.args.verify.map(verify).transpose()?;
         self.bar.wipe();
-        Ok(done)
+        Ok((done, verified))
     }
 }
 
 impl Source for OfflineBackup<'_> {
-    fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure> {
+    fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure> {
         let file = place.storage();
         let filled = self.source.fill(&file, &mut |step| self.step(step));
         filled.and_then(|done| self.verified(&file, done)).map_err(|error| failure(self.args, error))
     }
 
-    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure> {
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure> {
         let file = place.storage();
         let brought = self.source.bring_up_to_date(&file, &mut |step| self.step(step));
         let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
@@ -309,12 +325,10 @@ impl OnlineBackup<'_> {
         checked.map_err(|error| failure(self.args, error))
     }
 
-    fn ask(&self, place: &ExistingBackup, whole: bool) -> Result<Option<BackupReport>, Failure> {
-        let done = match place {
-            ExistingBackup::File(file) if self.mounted.holds(&**file) => {
-                return Err(inside(self.args));
-            }
-            ExistingBackup::File(file) => self.ask_for(&**file, whole)?,
+    fn ask(&self, place: &ExistingBackup, whole: bool) -> Result<Option<Done>, Failure> {
+        match place {
+            ExistingBackup::File(file) if self.mounted.holds(&**file) => Err(inside(&self.args.destination, "archive")),
+            ExistingBackup::File(file) => self.ask_for(&**file, whole),
             // The daemon reaches no network: this process writes for it.
             ExistingBackup::Remote(storage) => {
                 let cannot = |error| Failure::other(format!("cannot make a pair of sockets: {error}"));
@@ -326,13 +340,12 @@ impl OnlineBackup<'_> {
                     // The daemon may still hold its end: nothing is lent to it any more.
                     let _ = end.shutdown(Shutdown::Both);
                     asked
-                })?
+                })
             }
-        };
-        Ok(done.map(|(time, generation, copied_bytes)| BackupReport { time, generation, whole, copied_bytes }))
+        }
     }
 
-    fn ask_for(&self, place: impl AsFd, whole: bool) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
+    fn ask_for(&self, place: impl AsFd, whole: bool) -> Result<Option<Done>, Failure> {
         let go_on = || self.interrupt.check();
         let done = self.mounted.back_up(place, whole, self.args.verify, &self.args.destination, &go_on);
         done.or_else(|other| go_on().map_err(|error| failure(self.args, error)).and(Err(other)))
@@ -340,13 +353,13 @@ impl OnlineBackup<'_> {
 }
 
 impl Source for OnlineBackup<'_> {
-    fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure> {
+    fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure> {
         let nothing = || Failure::new(IN_USE, "the daemon made no backup");
         let done = self.ask(place, true)?.ok_or_else(nothing)?;
         self.check(place).map(|()| done)
     }
 
-    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure> {
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure> {
         self.check(place)?;
         self.ask(place, false)
     }
