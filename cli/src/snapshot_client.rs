@@ -117,7 +117,15 @@ impl Mounted {
     /// Returns the daemon of the argument, when that is a mount point or an archive that this user
     /// has mounted; None for a file to be opened.
     pub(crate) fn find(archive: &ArchiveArgs) -> Result<Option<Mounted>, Failure> {
-        let path = &archive.archive;
+        let mounted = Mounted::find_any(&archive.archive)?;
+        if mounted.is_none() && archive.archive.is_dir() {
+            return Err(Failure::other(format!("{} is not the mount point of an archive", shown(&archive.archive))));
+        }
+        Ok(mounted)
+    }
+
+    /// The same; None also for a directory that is not a mount point.
+    pub(crate) fn find_any(path: &Path) -> Result<Option<Mounted>, Failure> {
         if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
             return Ok(Some(Mounted { socket, status }));
         }
@@ -125,9 +133,6 @@ impl Mounted {
         // error that tells these apart.
         if let Some(mounted) = located::root_at(path, &mounts::all()) {
             return Err(runtime::unanswered(mounted));
-        }
-        if path.is_dir() {
-            return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));
         }
         Ok(None)
     }

@@ -1,5 +1,7 @@
 //! `lockbox backup`: copies a snapshot of an archive, mounted or not, into a file of its own or
-//! into an object store.
+//! into an object store; and directories of the host into an archive with a history.
+mod directory;
+
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,21 +21,23 @@ use lockbox_host::{IN_USE, Program, shown};
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
+use crate::commands::snapshot::KeepArgs;
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
 use crate::open_archive::{ArchiveArgs, begin};
 use crate::output::{Output, Reader, rfc3339};
+use crate::paths::PatternArgs;
 use crate::progress::Bar;
 use crate::secrets;
 use crate::snapshot_client::Mounted;
 
-/// Copy an archive as it is now into a file or an object store, or bring that up to now; the archive may be mounted, and written to meanwhile
+/// Copy an archive, or a directory in its place, into a file or an object store, or bring that up to now; of a directory each run is kept as a snapshot
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
     /// The file, or the address of a place for objects: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY; - for standard output. An existing backup must be
-    /// one of the archive, and receives the changes since
+    /// one of the archive or directory, and receives the changes since
     #[arg(value_name = "DEST")]
     destination: PathBuf,
     /// Go on although another machine seems to be writing to the backup; its uncommitted changes are lost
@@ -44,6 +48,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "100")]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
     verify: Option<u8>,
+    #[command(flatten)]
+    patterns: PatternArgs,
+    /// Do not descend into directories on other file systems
+    #[arg(long)]
+    one_file_system: bool,
+    /// Go on when more than half of the destination would be deleted
+    #[arg(long)]
+    delete_most: bool,
+    /// Go on when the directory is empty
+    #[arg(long)]
+    from_empty: bool,
+    #[command(flatten)]
+    keep: KeepArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -94,7 +111,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     let path = &args.archive.archive;
-    if let Some(mounted) = Mounted::find(&args.archive)? {
+    let mounted = Mounted::find_any(path)?;
+    if mounted.is_none() && path.is_dir() {
+        return directory::run(args);
+    }
+    refuse_directory_options(args)?;
+    if let Some(mounted) = mounted {
         return copy(args, &mut OnlineBackup { mounted, interrupt: Interrupt::watch()?, args });
     }
     let same = |a: &Path, b: &Path| {
@@ -108,6 +130,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
     let archive = (info.archive, info.fingerprint);
     copy(args, &mut OfflineBackup { source, archive, interrupt, bar: args.archive.bar(), args })
+}
+
+/// Options for directories would have no effect on the backup of an archive.
+fn refuse_directory_options(args: &Args) -> Result<(), Failure> {
+    let archive = shown(&args.archive.archive);
+    if args.keep.policy().rules().next().is_some() {
+        return Err(Failure::usage(format!(
+            "the backup of an archive shows one state, and --keep-* is for directories; keep states of {archive} in itself with 'lockbox snapshot'"
+        )));
+    }
+    let given = [
+        (args.one_file_system, "--one-file-system"),
+        (args.delete_most, "--delete-most"),
+        (args.from_empty, "--from-empty"),
+        (!args.patterns.is_empty(), "--exclude"),
+    ];
+    match given.iter().find(|(is_given, _)| *is_given) {
+        None => Ok(()),
+        Some((_, option)) => {
+            Err(Failure::usage(format!("{option} is for directories; {archive} is an archive, and is backed up whole")))
+        }
+    }
 }
 
 fn copy(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
