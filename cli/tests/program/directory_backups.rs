@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::living_elsewhere::CREATE;
-use crate::support::{Ended, Place, describe, names, noise, stop};
+use crate::support::{Ended, PASSPHRASE, Place, describe, names, noise, stop};
 
 /// The archive in a file, and in a directory of objects.
 fn destinations(place: &Place) -> [String; 2] {
@@ -203,4 +203,28 @@ fn a_stopped_run_leaves_the_snapshots_of_those_before_and_the_next_one_completes
         place.good(&["check", "--full", at]);
         (0..8).for_each(|n| fs::remove_file(place.path(format!("tree/large{n}"))).unwrap());
     }
+}
+
+#[test]
+fn metrics_are_of_the_last_success() {
+    let place = Place::new();
+    tree(&place);
+    place.archive("b.lbx");
+    let run = |source| place.run(&["backup", "--metrics", "b.prom", source, "b.lbx"]);
+    assert_eq!(run("tree").code, 0);
+    let text = fs::read_to_string(place.path("b.prom")).unwrap();
+    for line in ["lockbox_backup_files{source=\"tree\",destination=\"b.lbx\"} 4", "# EOF"] {
+        assert!(text.lines().any(|one| one == line), "{text}");
+    }
+    let time = "lockbox_backup_last_success_timestamp_seconds{source=\"tree\",destination=\"b.lbx\"} ";
+    let time = text.lines().find_map(|line| line.strip_prefix(time)).unwrap();
+    assert!(time.parse::<u64>().unwrap() > 1_700_000_000);
+    fs::create_dir(place.path("empty")).unwrap();
+    assert_eq!(run("empty").code, 2);
+    assert_eq!(fs::read_to_string(place.path("b.prom")).unwrap(), text, "a failure leaves it");
+    let beside = names(&place.path(".")).into_iter().filter(|name| name.to_string_lossy().starts_with("b.prom"));
+    assert_eq!(beside.count(), 1);
+    let ended = place.run(&["backup", "--metrics", "none/b.prom", "tree", "b.lbx"]);
+    assert!(ended.code == 2 && ended.complaint.contains("the backup is complete; cannot write its metrics"));
+    assert!(!PASSPHRASE.is_empty() && !text.contains(PASSPHRASE));
 }

@@ -23,7 +23,7 @@ use lockbox_host::{Program, remote, shown};
 use lockbox_terminal::display;
 use serde_json::json;
 
-use super::{Args, verified_words};
+use super::{Args, Measured, verified_words};
 use crate::commands::create;
 use crate::commands::exchange::{Brakes, plan};
 use crate::exit::{self, Failure, Lockbox};
@@ -35,7 +35,7 @@ const CONTINUES: &str =
     "this run has no snapshot, and the snapshots of earlier runs are complete; the same command continues";
 
 /// Backs up the directory that the arguments name.
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
     let source = &args.archive.archive;
     if args.destination.as_os_str() == "-" {
         return Err(Failure::usage(
@@ -121,7 +121,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         output::complain("no snapshot was pruned, because not everything could be copied");
     }
     tell(args, &report, &snapshot, time, &removed, verified)?;
-    exit::of_problems(&report.problems)
+    exit::of_problems(&report.problems)?;
+    let files = report.copied.files + report.unchanged + report.updated;
+    Ok(Measured { copied_bytes: report.copied.bytes, files: Some(files) })
 }
 
 /// A snapshot, and the copy that it shows.

@@ -1,6 +1,7 @@
 //! `lockbox backup`: copies a snapshot of an archive, mounted or not, into a file of its own or
 //! into an object store; and directories of the host into an archive with a history.
 mod directory;
+mod metrics;
 
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
@@ -9,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use lockbox::Error;
 use lockbox::archive::{BackupDestination, BackupReport, BackupSource, BackupStep};
@@ -48,6 +50,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "100")]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
     verify: Option<u8>,
+    /// After success write the time, duration and amount to FILE, in the text format of OpenMetrics
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
     #[command(flatten)]
     patterns: PatternArgs,
     /// Do not descend into directories on other file systems
@@ -71,6 +76,13 @@ const PIECE: usize = 1 << 20;
 
 /// Report of a backup, and the verified bytes of file data.
 type Done = (BackupReport, Option<u64>);
+
+/// Amounts of a complete backup.
+struct Measured {
+    copied_bytes: u64,
+    /// Files in the backup, where they are counted.
+    files: Option<u64>,
+}
 
 trait Source {
     /// Fills a new file.
@@ -99,6 +111,12 @@ impl ExistingBackup {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let began = Instant::now();
+    let measured = back_up(args)?;
+    args.metrics.as_ref().map_or(Ok(()), |file| metrics::write(file, args, &measured, began.elapsed()))
+}
+
+fn back_up(args: &Args) -> Result<Measured, Failure> {
     let to_output = args.destination.as_os_str() == "-";
     if to_output && (args.json || io::stdout().is_terminal()) {
         return Err(Failure::usage(
@@ -154,11 +172,12 @@ fn refuse_directory_options(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn copy(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
+fn copy(args: &Args, source: &mut dyn Source) -> Result<Measured, Failure> {
     if args.destination.as_os_str() == "-" {
         let beside = BackupDestination::temporary()?;
-        source.fill(&ExistingBackup::File(beside.file()))?;
-        return put(&*beside.without_name()?, source.interrupt(), &args.archive.bar());
+        let (BackupReport { copied_bytes, .. }, _) = source.fill(&ExistingBackup::File(beside.file()))?;
+        put(&*beside.without_name()?, source.interrupt(), &args.archive.bar())?;
+        return Ok(Measured { copied_bytes, files: None });
     }
     if remote::is_remote(&args.destination) {
         return back_up_elsewhere(args, source);
@@ -187,7 +206,7 @@ fn copy(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
 }
 
 /// One commit makes all of it visible, so a remote backup needs no temporary file.
-fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
+fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<Measured, Failure> {
     let failed = |error| Failure::at(&args.destination, &error);
     if let Some(directory) = remote::directory(&args.destination)
         && lies_inside(source, &directory)
@@ -237,7 +256,7 @@ fn verified_words(percent: Option<u8>, bytes: Option<u64>, reader: Reader) -> St
     }
 }
 
-fn tell(args: &Args, done: &Done) -> Result<(), Failure> {
+fn tell(args: &Args, done: &Done) -> Result<Measured, Failure> {
     let (BackupReport { time, generation, whole, copied_bytes }, verified) = *done;
     let mut out = Output::new();
     if args.json {
@@ -256,7 +275,8 @@ fn tell(args: &Args, done: &Done) -> Result<(), Failure> {
             out.reader.size(copied_bytes)
         ))?;
     }
-    out.finish()
+    out.finish()?;
+    Ok(Measured { copied_bytes, files: None })
 }
 
 /// Writes a file that has no name to standard output.
