@@ -106,3 +106,22 @@ case_a_backup_stays_on_its_file_system_and_prunes_nothing_when_it_misses_somethi
     shows '4 snapshots pruned' <<<"$said"
     same 1 "$(lockbox snapshot ls --passfile "$PASSFILE" "$WORK/b.lbx" | wc -l)"
 }
+
+case_monitoring_sees_a_mount_and_its_end() {
+    local said
+    new_archive box
+    attach box
+    said=$(lockbox status --check "$WORK/box")
+    same 'LOCKBOX OK: 1 archive mounted' "$said"
+    echo data >"$WORK/box/file"
+    lockbox status --metrics >"$WORK/metrics"
+    grep -qF "lockbox_mount_up{mount_point=\"$WORK/box\",archive=\"$WORK/box.lbx\"} 1" "$WORK/metrics"
+    grep -qF "lockbox_mount_health{mount_point=\"$WORK/box\",archive=\"$WORK/box.lbx\"} 0" "$WORK/metrics"
+    same '# EOF' "$(tail -n 1 "$WORK/metrics")"
+    kill_daemon box
+    said=$(lockbox status --check "$WORK/box") && fail 'a dead mount is healthy'
+    same "LOCKBOX CRITICAL: $WORK/box: no daemon answers" "$said"
+    umount -l "$WORK/box"
+    said=$(lockbox status --check "$WORK/box.lbx") && fail 'a mount that is gone is healthy'
+    shows '^LOCKBOX CRITICAL: .* is not mounted' <<<"$said"
+}
