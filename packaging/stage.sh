@@ -55,7 +55,7 @@ done
 
 # Units for any archive; those of certain directories are examples.
 shopt -s nullglob
-for unit in packaging/systemd/*.service packaging/systemd/*.socket; do
+for unit in packaging/systemd/*.service packaging/systemd/*.timer packaging/systemd/*.socket; do
     install -D -m 644 "$unit" "$staged/usr/lib/systemd/system/${unit##*/}"
 done
 if [[ -e $staged/usr/bin/lockbox-share ]]; then

@@ -14,7 +14,13 @@ use std::path::{Path, PathBuf};
 const OF_ROOT: [&str; 5] = ["/", "/mnt", "/run", "/media", "/auto/lockbox"];
 
 /// Examples and units in which nothing is mounted.
-const WITHOUT_MOUNT: [&str; 2] = ["auto.master.d-lockbox.autofs", "lockbox-share.service"];
+const WITHOUT_MOUNT: [&str; 5] = [
+    "auto.master.d-lockbox.autofs",
+    "lockbox-share.service",
+    "lockbox-backup@.service",
+    "lockbox-backup@.timer",
+    "lockbox-backup-failed@.service",
+];
 
 /// A mount that an example makes.
 #[derive(Debug)]

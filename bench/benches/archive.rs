@@ -192,6 +192,7 @@ fn import_and_extract(c: &mut Criterion) {
             replace: true,
             creator: CREATOR,
             filter: Filter::default(),
+            one_file_system: false,
             mirror: None,
         };
         group.bench_function(format!("import and commit {name}"), |b| {

@@ -7,6 +7,7 @@ mod help;
 mod interrupt;
 #[cfg(test)]
 mod manual_tests;
+mod metrics;
 mod open_archive;
 mod output;
 mod paths;

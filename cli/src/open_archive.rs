@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 
 use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
+use lockbox::crypto::Passphrase;
 use lockbox::exchange::resolve;
 use lockbox::fs::{Attributes, Creator, FileSystem, mode};
-use lockbox::keys::{self, RollbackOptions, UnlockedKey};
+use lockbox::keys::{self, Secrets, RollbackOptions, UnlockedKey};
 use lockbox::storage::{ArchiveSource, FileStorage, LockMode};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};
 use lockbox_host::secrets::{Cache, Sources};
-use lockbox_host::{NOT_ARCHIVE, Program, code, shown};
+use lockbox_host::{NOT_ARCHIVE, Program, Spinner, code, shown};
 use lockbox_host::{located, mounts};
 use lockbox_terminal::display;
 use nix::unistd::{getegid, geteuid};
@@ -247,6 +248,35 @@ impl ArchiveArgs {
         let key = self.unlock(&self.sources_without_input())?;
         watch()?;
         self.open_at(&key, Some(writer), &SnapshotViewArgs::default())
+    }
+
+    /// Opens for writing, and watches for signals; returns the key too. `new`: passphrase of an
+    /// archive that was just created.
+    pub(crate) fn write_keyed(
+        &self,
+        writer: WriterArgs,
+        new: Option<Passphrase>,
+    ) -> Result<(Archive, UnlockedKey, Interrupt), Failure> {
+        self.probe(Some(writer))?;
+        let key = match new {
+            None => self.unlock(&self.opening.sources)?,
+            Some(passphrase) => {
+                let _working = Spinner::deriving(self.opening.sources.passphrase.advises());
+                let opened = keys::unlock_with(self.site()?, &Secrets::from(passphrase), &self.opening.limit.limits());
+                opened.map_err(|error| Lockbox::failure(&self.archive, error))?
+            }
+        };
+        let interrupt = Interrupt::watch()?;
+        Ok((self.open_at(&key, Some(writer), &SnapshotViewArgs::default())?, key, interrupt))
+    }
+
+    /// Returns another archive, which the same options open.
+    pub(crate) fn elsewhere(&self, archive: PathBuf) -> ArchiveArgs {
+        self.opening.of(archive)
+    }
+
+    pub(crate) fn sources(&self) -> &Sources {
+        &self.opening.sources
     }
 
     /// Opens the archive for backups: one that was not closed is repaired first.

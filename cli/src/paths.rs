@@ -121,9 +121,13 @@ pub(crate) struct PatternArgs {
 }
 
 impl PatternArgs {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.exclude.is_empty() && self.exclude_from.is_empty()
+    }
+
     /// Lines of files first, then `--exclude`, then `--include`: the last match counts.
     pub(crate) fn filter(&self) -> Result<Filter, Failure> {
-        if self.exclude.is_empty() && self.exclude_from.is_empty() {
+        if self.is_empty() {
             return Ok(Filter::default());
         }
         let mut rules = GitignoreBuilder::new("/");

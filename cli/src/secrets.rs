@@ -66,7 +66,7 @@ pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Pass
 const TARGET_MILLIS: u64 = 1000;
 
 /// Cost of the key derivation
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub(crate) struct KdfArgs {
     /// Memory of the key derivation in MiB; calibrated to about one second by default
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=4096))]

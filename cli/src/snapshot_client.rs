@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::{Archive, Generation, Snapshot};
+use lockbox::archive::{Archive, BackupReport, Generation, Snapshot};
 use lockbox::control::{
     self, ActionResult, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, SnapshotName, Status,
     TreePath,
@@ -117,7 +117,15 @@ impl Mounted {
     /// Returns the daemon of the argument, when that is a mount point or an archive that this user
     /// has mounted; None for a file to be opened.
     pub(crate) fn find(archive: &ArchiveArgs) -> Result<Option<Mounted>, Failure> {
-        let path = &archive.archive;
+        let mounted = Mounted::find_any(&archive.archive)?;
+        if mounted.is_none() && archive.archive.is_dir() {
+            return Err(Failure::other(format!("{} is not the mount point of an archive", shown(&archive.archive))));
+        }
+        Ok(mounted)
+    }
+
+    /// The same; None also for a directory that is not a mount point.
+    pub(crate) fn find_any(path: &Path) -> Result<Option<Mounted>, Failure> {
         if let Some((socket, status)) = runtime::find(&runtime::canonical(path), path)? {
             return Ok(Some(Mounted { socket, status }));
         }
@@ -125,9 +133,6 @@ impl Mounted {
         // error that tells these apart.
         if let Some(mounted) = located::root_at(path, &mounts::all()) {
             return Err(runtime::unanswered(mounted));
-        }
-        if path.is_dir() {
-            return Err(Failure::other(format!("{} is not the mount point of an archive", shown(path))));
         }
         Ok(None)
     }
@@ -205,21 +210,22 @@ impl Mounted {
         id.ok_or_else(|| Failure::other("the daemon did not report the id of its archive"))
     }
 
-    /// Lets the daemon write a backup into an open file; returns the snapshot time, the commit, and
-    /// bytes of file data. None when too much has changed to update the file incrementally.
+    /// Lets the daemon write a backup into an open file, and verify this percentage of its file
+    /// data. None when too much has changed to update the file incrementally.
     pub(crate) fn back_up(
         &self,
         file: impl AsFd,
         whole: bool,
-        verify: bool,
+        verify: Option<u8>,
         destination: &Path,
         go_on: &dyn Fn() -> lockbox::Result<()>,
-    ) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
-        let request = Request::Backup { whole, verify };
+    ) -> Result<Option<(BackupReport, Option<u64>)>, Failure> {
+        let request = Request::Backup { whole, verify: verify.is_some(), percent: verify.filter(|all| *all < 100) };
         match control::send_request_with_file(&self.socket, self.status.uid, &request, file.as_fd(), go_on)? {
             Response::BackedUp { done } => Ok(done.map(|done| {
                 let time = Timestamp { seconds: done.seconds, nanos: done.nanos.min(999_999_999) };
-                (time, Generation(done.generation), done.copied_bytes)
+                let (generation, copied_bytes) = (Generation(done.generation), done.copied_bytes);
+                (BackupReport { time, generation, whole, copied_bytes }, done.verified_bytes)
             })),
             Response::Refused {
                 why: why @ (RefusalReason::Destination | RefusalReason::DamagedBackup | RefusalReason::NoSpace),

@@ -138,10 +138,10 @@ impl ControlHandler {
                     collected.and_then(|()| restore()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
                 })
             }
-            Request::Backup { whole, verify } => {
+            Request::Backup { whole, verify, percent } => {
                 let backups = self.slot.lock().as_ref().map(Archive::backups);
                 let Some(backups) = backups else { return closing_response() };
-                let mode = BackupMode { whole: *whole, verify: *verify };
+                let mode = BackupMode { whole: *whole, verify: verify.then(|| percent.unwrap_or(100)) };
                 snapshot_requests::collect_writes(&self.state.mount, &self.state.cache)
                     .and_then(|()| run_backup(backups, mode, client))
                     .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
@@ -239,7 +239,8 @@ fn peak_resident_bytes(own_status: &File) -> u64 {
 
 struct BackupMode {
     whole: bool,
-    verify: bool,
+    /// Percentage of the file data to read back.
+    verify: Option<u8>,
 }
 
 /// Backs up a running mount into a file that the client opened, so that the daemon neither resolves
@@ -256,14 +257,14 @@ fn run_backup(backups: Backups, mode: BackupMode, mut client: ClientConnection) 
         true => Some(source.fill(&file, watch)?),
         false => source.bring_up_to_date(&file, watch)?,
     };
-    if mode.verify && done.is_some() {
-        source.verify(&file, watch)?;
-    }
+    let verified = mode.verify.filter(|_| done.is_some()).map(|percent| source.verify(&file, percent, watch));
+    let verified_bytes = verified.transpose()?;
     let report = |BackupReport { time, generation, copied_bytes, .. }| BackupDone {
         seconds: time.seconds,
         nanos: time.nanos,
         generation: generation.0,
         copied_bytes,
+        verified_bytes,
     };
     Ok(Response::BackedUp { done: done.map(report) })
 }

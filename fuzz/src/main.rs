@@ -81,7 +81,7 @@ fn messages() -> Vec<Vec<u8>> {
         Request::SnapshotCreate { name: name("monday") },
         Request::SnapshotList { after: 3, held: true },
         Request::SnapshotHeld { ranges: vec![(1, 4), (7, u64::MAX)] },
-        Request::Backup { whole: false, verify: true },
+        Request::Backup { whole: false, verify: true, percent: Some(10) },
         Request::SnapshotRemove { ids: vec![1, 2], among: Some(ExpectedSnapshots { up_to: 9, count: 4 }) },
         Request::SnapshotDiff { older: name("monday"), newer: None },
         Request::SnapshotRestore { name: name("monday"), paths: vec![path("a/b"), path("")], to: Some(path("back")) },

@@ -173,6 +173,11 @@ impl Archive {
         self.storage.read_only()
     }
 
+    /// Returns whether it was a backup of an archive when it was opened.
+    pub fn is_backup(&self) -> bool {
+        self.fs.volume.origin().is_some()
+    }
+
     /// Returns whether the archive's file was removed or replaced, so that its content is lost when
     /// it is closed.
     pub fn is_unlinked(&self) -> bool {

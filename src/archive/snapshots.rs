@@ -181,13 +181,27 @@ impl SnapshotManager {
     /// # Errors
     /// As [`SnapshotManager::create`] and [`SnapshotManager::remove`].
     pub fn create_before_restore(&self, restored: &[u8], now: Timestamp) -> Result<Vec<u8>> {
-        let name = format!("{BEFORE_RESTORE}{}", name_of_time(now));
+        let name = self.create_numbered(BEFORE_RESTORE, now)?;
+        self.prune_before_restores(restored).map(|()| name)
+    }
+
+    /// Creates the snapshot of a complete backup of a directory; returns its name, which
+    /// [`SnapshotManager::prune_backups`] recognizes.
+    ///
+    /// # Errors
+    /// As [`SnapshotManager::create`].
+    pub fn create_backup(&self, now: Timestamp) -> Result<Vec<u8>> {
+        self.create_numbered(BACKUP, now)
+    }
+
+    /// Creates a snapshot named after the time and, if there is one of this second, a number.
+    fn create_numbered(&self, prefix: &str, now: Timestamp) -> Result<Vec<u8>> {
+        let name = format!("{prefix}{}", name_of_time(now));
         for number in 1u64.. {
             let name = if number == 1 { name.clone() } else { format!("{name}-{number}") }.into_bytes();
             match self.create(&name) {
-                // Another restore within the same second.
                 Err(Error::Refused(Refusal::SnapshotExists { .. })) => {}
-                created => return created.and_then(|()| self.prune_before_restores(restored)).map(|()| name),
+                created => return created.map(|()| name),
             }
         }
         Err(Error::Exists)
@@ -195,7 +209,7 @@ impl SnapshotManager {
 
     fn prune_before_restores(&self, restored: &[u8]) -> Result<()> {
         let mut choose = |all: &[Snapshot]| {
-            let made = all.iter().rev().filter(|one| is_before_restore(&one.name)).skip(RESTORES_KEPT);
+            let made = all.iter().rev().filter(|one| is_numbered(&one.name, BEFORE_RESTORE)).skip(RESTORES_KEPT);
             Ok(made.filter(|one| one.name != restored).map(|one| one.id).collect())
         };
         // Usually there is nothing to remove, and a removal is a commit.
@@ -263,15 +277,28 @@ impl SnapshotManager {
     /// # Errors
     /// As [`SnapshotManager::remove`].
     pub fn prune_scheduled(&self, keep: &RetentionPolicy) -> Result<usize> {
-        let mut removed = 0;
+        self.prune(keep, &|one| time_of_scheduled(&one.name)).map(|gone| gone.len())
+    }
+
+    /// Removes snapshots of backups ([`SnapshotManager::create_backup`]) that `keep` does not keep,
+    /// and returns their names. Other snapshots are ignored.
+    ///
+    /// # Errors
+    /// As [`SnapshotManager::remove`].
+    pub fn prune_backups(&self, keep: &RetentionPolicy) -> Result<Vec<Vec<u8>>> {
+        self.prune(keep, &|one| is_numbered(&one.name, BACKUP).then_some(one.time))
+    }
+
+    /// Prunes the series of the snapshots that have a `time` in it.
+    fn prune(&self, keep: &RetentionPolicy, time: &dyn Fn(&Snapshot) -> Option<Timestamp>) -> Result<Vec<Vec<u8>>> {
+        let mut removed = Vec::new();
         self.remove(&mut |all| {
-            let scheduled = all.iter().filter_map(|one| Some((one.id, time_of_scheduled(&one.name)?)));
-            let (ids, times): (Vec<u64>, Vec<Timestamp>) = scheduled.unzip();
+            let (series, times): (Vec<&Snapshot>, Vec<Timestamp>) =
+                all.iter().filter_map(|one| Some((one, time(one)?))).unzip();
             let kept = keep.kept_by(&times);
-            let gone: Vec<u64> =
-                ids.into_iter().zip(kept).filter(|(_, rules)| rules.is_empty()).map(|(id, _)| id).collect();
-            removed = gone.len();
-            Ok(gone)
+            let gone = || series.iter().zip(&kept).filter(|(_, rules)| rules.is_empty()).map(|(one, _)| one);
+            removed = gone().map(|one| one.name.clone()).collect();
+            Ok(gone().map(|one| one.id).collect())
         })?;
         Ok(removed)
     }
@@ -296,6 +323,9 @@ impl SnapshotManager {
 /// Name prefix of scheduled snapshots.
 const SCHEDULED: &str = "auto-";
 
+/// Name prefix of snapshots of complete backups of a directory.
+const BACKUP: &str = "backup-";
+
 /// Name prefix of snapshots that are created before a restore.
 const BEFORE_RESTORE: &str = "before-restore-";
 
@@ -316,10 +346,10 @@ pub fn time_of_scheduled(name: &[u8]) -> Option<Timestamp> {
     time_of_name(std::str::from_utf8(name).ok()?.strip_prefix(SCHEDULED)?)
 }
 
-/// Returns whether the name is one of [`SnapshotManager::create_before_restore`]: a time and,
+/// Returns whether the name is one of [`SnapshotManager::create_numbered`]: the prefix, a time and,
 /// within the same second, a number.
-fn is_before_restore(name: &[u8]) -> bool {
-    let text = std::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(BEFORE_RESTORE));
+fn is_numbered(name: &[u8], prefix: &str) -> bool {
+    let text = std::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(prefix));
     let parts = text.and_then(|text| text.split_once('Z'));
     parts.is_some_and(|(time, number)| {
         let is_number = |text: &str| text.parse::<u64>().is_ok_and(|number| number > 1);
@@ -482,10 +512,12 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_restores_are_taken_for_those() {
+    fn only_names_of_restores_and_of_backups_are_taken_for_those() {
         for name in ["before-restore-2026-11-23T05-42-03Z", "before-restore-2026-11-23T05-42-03Z-2"] {
-            assert!(is_before_restore(name.as_bytes()), "{name}");
+            assert!(is_numbered(name.as_bytes(), BEFORE_RESTORE), "{name}");
+            assert!(!is_numbered(name.as_bytes(), BACKUP), "{name}");
         }
+        assert!(is_numbered(b"backup-2026-11-27T03-00-00Z", BACKUP) && !is_numbered(b"backup-monday", BACKUP));
         for name in [
             "before-restore-",
             "before-restore-monday",
@@ -495,7 +527,7 @@ mod tests {
             "before-restore-2026-11-23T05-42-03Z2",
             "auto-2026-11-23T05-42-03Z",
         ] {
-            assert!(!is_before_restore(name.as_bytes()), "{name}");
+            assert!(!is_numbered(name.as_bytes(), BEFORE_RESTORE), "{name}");
         }
     }
 

@@ -70,11 +70,13 @@ pub enum Request {
     },
     /// Copy the current state into the locked file sent with this request. With `whole` the file is
     /// new, otherwise it is a backup to be updated. With `verify` the copy is read back and
-    /// compared. The response is sent when it is durable; the work is aborted when the client
-    /// disconnects.
+    /// compared: all of its records, and `percent` of its file data (all without it). The response
+    /// is sent when it is durable; the work is aborted when the client disconnects.
     Backup {
         whole: bool,
         verify: bool,
+        #[serde(default)]
+        percent: Option<u8>,
     },
     /// Remove the snapshots with these ids. The response is sent when the removal is durable; their
     /// space is freed later. Ids of snapshots that no longer exist are ignored. With `among`,
@@ -186,6 +188,9 @@ pub struct BackupDone {
     pub nanos: u32,
     pub generation: u64,
     pub copied_bytes: u64,
+    /// Bytes of file data that were verified; `None` without a verification, and from a daemon that
+    /// verifies all.
+    pub verified_bytes: Option<u64>,
 }
 
 /// Machine-readable reason of a refusal, as far as clients distinguish it.

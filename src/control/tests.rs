@@ -183,7 +183,9 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
         let limit = client::response_timeout(me() + 1, &request).unwrap();
         assert!((60..=600).contains(&limit.as_secs()), "{request:?}");
     }
-    assert!(client::response_timeout(me() + 1, &Request::Backup { whole: true, verify: true }).is_some());
+    assert!(
+        client::response_timeout(me() + 1, &Request::Backup { whole: true, verify: true, percent: None }).is_some()
+    );
     let runtime = tempfile::tempdir().unwrap();
     let (over, hold) = std::sync::mpsc::channel::<()>();
     let hold = parking_lot::Mutex::new(hold);
@@ -243,7 +245,7 @@ fn a_file_comes_with_its_request_and_who_leaves_is_gone() {
     let server = server.unwrap();
     let mut file = tempfile::tempfile().unwrap();
     let backup = |whole, go_on: &dyn Fn() -> crate::Result<()>| {
-        let request = Request::Backup { whole, verify: false };
+        let request = Request::Backup { whole, verify: false, percent: None };
         send_request_with_file(server.socket(), me(), &request, std::os::fd::AsFd::as_fd(&file), go_on)
     };
     assert!(matches!(backup(true, &|| Ok(())), Ok(Response::Done)));

@@ -162,15 +162,25 @@ impl<S, T> TreeWalk<S, T> {
 }
 
 /// Entries of a host directory, and its descriptor for operations on them.
-pub(crate) struct HostEntries(Dir);
+pub(crate) struct HostEntries {
+    directory: Dir,
+    /// The directory alone is of interest, without its entries.
+    skipped: bool,
+}
 
 impl HostEntries {
     pub(crate) fn of(directory: OwnedFd) -> Result<HostEntries> {
-        Dir::new(directory).map(HostEntries).map_err(host_error("cannot read the directory"))
+        let directory = Dir::new(directory).map_err(host_error("cannot read the directory"))?;
+        Ok(HostEntries { directory, skipped: false })
+    }
+
+    /// Returns a listing without entries if `skipped`.
+    pub(crate) fn skip_if(self, skipped: bool) -> HostEntries {
+        HostEntries { skipped, ..self }
     }
 
     pub(crate) fn descriptor(&self) -> Result<BorrowedFd<'_>> {
-        self.0.fd().map_err(host_error("cannot read the directory"))
+        self.directory.fd().map_err(host_error("cannot read the directory"))
     }
 }
 
@@ -180,7 +190,7 @@ impl Iterator for HostEntries {
     /// An error ends the iteration.
     fn next(&mut self) -> Option<Result<DirEntry>> {
         loop {
-            match self.0.read()? {
+            match self.directory.read().filter(|_| !self.skipped)? {
                 Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
                 Ok(entry) => return Some(Ok(entry)),
                 Err(errno) => return Some(Err(host_error("cannot read the directory")(errno))),

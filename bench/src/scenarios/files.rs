@@ -219,6 +219,7 @@ fn large_file(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec
             replace: true,
             creator: CREATOR,
             filter: Filter::default(),
+            one_file_system: false,
             mirror: None,
         };
         let archive = made.archive()?;

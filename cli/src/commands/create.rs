@@ -19,7 +19,7 @@ use lockbox_host::{Spinner, shown};
 
 use crate::commands::{key, mount};
 use crate::exit::Failure;
-use crate::open_archive::{WriterArgs, creator};
+use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
 use crate::output;
 use crate::secrets::{self, KdfArgs, SeenArgs};
 
@@ -71,7 +71,23 @@ fn ask_and_create(args: &Args) -> Result<(PathBuf, Passphrase), Failure> {
         None => with_extension(desktop::ask_new_file("new encrypted archive", &format!("Archive{EXTENSION}"))?),
     };
     let passphrase = create(args, &path)?;
+    if args.sources.advises() && !args.open {
+        tell_use(&path);
+    }
     Ok((path, passphrase))
+}
+
+/// Shows how to put files into a new archive.
+fn tell_use(path: &Path) {
+    let name = shown(path);
+    if remote::is_remote(path) {
+        output::show(&format!("Put files into it: lockbox add {name} FILE"));
+    } else {
+        // Without a suffix there is no default name for a mount point in the same directory.
+        let directory = if path.extension().is_some() { "" } else { " DIRECTORY" };
+        output::show(&format!("Use it as a folder: lockbox mount {name}{directory}"));
+        output::show("Deleted files are erased; -o snapshots=hourly:24,daily:7 keeps versions.");
+    }
 }
 
 /// Adds the extension to a name without one. Text with a space is not an extension, as in
@@ -86,6 +102,31 @@ fn with_extension(path: PathBuf) -> PathBuf {
     path.into()
 }
 
+/// Creates the archive of a first backup with the secrets that open it later; returns its
+/// passphrase.
+pub(crate) fn for_backup(path: &Path, opening: &ArchiveArgs, writer: WriterArgs) -> Result<Passphrase, Failure> {
+    let sources = opening.sources();
+    if sources.names_file() {
+        return Err(Failure::usage(format!(
+            "{} does not exist, and a new archive begins with a passphrase; make it with 'lockbox create' and 'lockbox key add'",
+            shown(path)
+        )));
+    }
+    let args = Args {
+        archive: Some(path.to_owned()),
+        desktop: false,
+        open: false,
+        sources: sources.passphrase.clone(),
+        remote: RemoteArgs { remote: opening.remote().clone() },
+        writer,
+        generate_passphrase: false,
+        generate_recovery_code: false,
+        kdf: KdfArgs::default(),
+    };
+    create(&args, path)
+}
+
+/// Returns the passphrase.
 fn create(args: &Args, path: &Path) -> Result<Passphrase, Failure> {
     args.writer.check(path)?;
     // Checked before the passphrase prompt; the creation itself refuses an existing archive too.
@@ -125,14 +166,6 @@ fn create(args: &Args, path: &Path) -> Result<Passphrase, Failure> {
             output::show("If you lose the passphrase, the files are lost.");
             output::show(&format!("For a second way in, print a recovery code: lockbox key recovery {name}"));
         }
-        if is_file {
-            // Without a suffix there is no default name for a mount point in the same directory.
-            let directory = if path.extension().is_some() { "" } else { " DIRECTORY" };
-            output::show(&format!("Use it as a folder: lockbox mount {name}{directory}"));
-            output::show("Deleted files are erased; -o snapshots=hourly:24,daily:7 keeps versions.");
-        } else {
-            output::show(&format!("Put files into it: lockbox add {name} FILE"));
-        }
     }
     Ok(passphrase)
 }
@@ -141,16 +174,26 @@ fn exists(path: &Path) -> Failure {
     Failure::other(format!("{} already exists and was not changed", shown(path)))
 }
 
+/// Returns whether there is no archive yet: no file of this name or, at an address, no commit.
+pub(crate) fn is_free(path: &Path, remote: &remote::Remote) -> Result<bool, Failure> {
+    if !remote::is_remote(path) {
+        return Ok(path.symlink_metadata().is_err());
+    }
+    remote::check_writable(path).map_err(|error| Failure::at(path, &error))?;
+    match ArchiveLocation::open(path, remote) {
+        Ok(_) => Ok(false),
+        // The place is empty, or an earlier writer has not committed anything.
+        Err(Error::NotArchive(_)) => Ok(true),
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(Failure::at(path, &error)),
+    }
+}
+
 /// Opens a place without an archive as a writer.
 fn come(args: &Args, path: &Path) -> Result<Bucket, Failure> {
     let remote = &args.remote.remote;
-    remote::check_writable(path).map_err(|error| Failure::at(path, &error))?;
-    match ArchiveLocation::open(path, remote) {
-        Ok(_) => return Err(exists(path)),
-        // The place is empty, or an earlier writer has not committed anything.
-        Err(Error::NotArchive(_)) => {}
-        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(Failure::at(path, &error)),
+    if !is_free(path, remote)? {
+        return Err(exists(path));
     }
     let mut bucket = args.writer.begin(path, remote)?;
     match bucket.open_existing() {

@@ -184,6 +184,7 @@ fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Err
             replace: false,
             creator: creator(),
             filter: Filter::default(),
+            one_file_system: false,
             mirror: None,
         };
         let report = exchange::import(fs, None, std::slice::from_ref(&private.file), &options, &mut |_| Ok(()))?;

@@ -78,6 +78,7 @@ pub(crate) fn add(args: &AddArgs) -> Result<(), Failure> {
         replace: args.force,
         creator: creator(),
         filter: args.patterns.filter()?,
+        one_file_system: false,
         mirror: None,
     };
     if args.dry_run {
@@ -85,7 +86,7 @@ pub(crate) fn add(args: &AddArgs) -> Result<(), Failure> {
     }
     let (archive, interrupt) = named.write_watched(args.writer)?;
     if args.mirror {
-        match plan(args, &named, &archive, &options) {
+        match plan(args.brakes(), &named, &archive, &args.sources, &options) {
             Ok(plan) => options.mirror = Some(plan),
             Err(failure) => {
                 archive.close().map_err(|error| Lockbox::failure(&named.archive, error))?;
@@ -161,39 +162,56 @@ fn summary(args: &AddArgs, report: &ImportReport) -> Value {
     summary
 }
 
+/// Deletions of a mirror that the user allows although they look like a mistake.
+#[derive(Clone, Copy)]
+pub(crate) struct Brakes {
+    pub(crate) delete_most: bool,
+    pub(crate) from_empty: bool,
+}
+
+impl AddArgs {
+    fn brakes(&self) -> Brakes {
+        Brakes { delete_most: self.delete_most, from_empty: self.from_empty }
+    }
+}
+
 /// Returns the deletions of mirroring, unless they look like a mistake.
-fn plan(
-    args: &AddArgs,
+pub(crate) fn plan(
+    brakes: Brakes,
     named: &ArchiveArgs,
     archive: &Archive,
+    sources: &[PathBuf],
     options: &ImportOptions,
 ) -> Result<MirrorPlan, Failure> {
-    let plan = exchange::plan_mirror(archive.file_system(), &args.sources, options, None)
+    let plan = exchange::plan_mirror(archive.file_system(), sources, options, None)
         .map_err(|error| Lockbox::failure(&named.archive, error))?;
-    match refusal(args, &plan) {
+    match refusal(brakes, &plan) {
         None => Ok(plan),
         Some(sentence) => {
             for deletion in plan.deletions.iter().take(TOLD) {
                 output::complain(&format!("would delete {}{}", display(&deletion.path), below(deletion.entries)));
             }
             if plan.deletions.len() > TOLD {
-                output::complain(&format!("and {} more; --dry-run lists them all", plan.deletions.len() - TOLD));
+                output::complain(&format!(
+                    "and {} more; 'lockbox add --mirror --dry-run' lists them all",
+                    plan.deletions.len() - TOLD
+                ));
             }
             Err(Failure::other(sentence))
         }
     }
 }
 
-fn refusal(args: &AddArgs, plan: &MirrorPlan) -> Option<String> {
+fn refusal(brakes: Brakes, plan: &MirrorPlan) -> Option<String> {
     let mut reasons = Vec::new();
     let mut flags = Vec::new();
     if let Some(source) = plan.empty.first()
-        && !args.from_empty
+        && !brakes.from_empty
     {
         reasons.push(format!("{} is empty, and its destination in the archive is not", shown(source)));
         flags.push("--from-empty");
     }
-    if plan.deleted > plan.entries / 2 && !args.delete_most {
+    if plan.deleted > plan.entries / 2 && !brakes.delete_most {
         reasons.push(format!("{} of {} entries would be deleted, more than half", plan.deleted, plan.entries));
         flags.push("--delete-most");
     }
@@ -235,7 +253,7 @@ fn tell(args: &AddArgs, named: &ArchiveArgs, options: &ImportOptions) -> Result<
         }
     }
     out.finish()?;
-    if let Some(sentence) = refusal(args, &plan) {
+    if let Some(sentence) = refusal(args.brakes(), &plan) {
         output::complain(&sentence);
     }
     Ok(())

@@ -106,6 +106,7 @@ fn into(args: &CopyArgs, sources: &[OsString], archive: PathBuf, target: &[u8]) 
         replace: args.force,
         creator: creator(),
         filter: Filter::default(),
+        one_file_system: false,
         mirror: None,
     };
     let report = copy_in(&named, archive, &interrupt, "copied", &sources, &options)?;

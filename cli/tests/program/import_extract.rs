@@ -186,6 +186,7 @@ fn a_file_that_changes_meanwhile_is_reported() {
         replace: false,
         creator: Creator { uid: 0, gid: 0, umask: None },
         filter: Filter::default(),
+        one_file_system: false,
         mirror: None,
     };
     let log = place.path("tree/log");

@@ -7,6 +7,7 @@ mod cli_errors;
 mod compaction;
 mod damage;
 mod damaged_copies;
+mod directory_backups;
 mod editing;
 mod elsewhere;
 mod golden;

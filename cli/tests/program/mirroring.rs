@@ -245,6 +245,7 @@ fn mirrored(archive: &Archive, sources: &[PathBuf], meanwhile: impl FnOnce()) ->
         replace: false,
         creator: Creator { uid: 0, gid: 0, umask: None },
         filter: Filter::default(),
+        one_file_system: false,
         mirror: None,
     };
     options.mirror = Some(exchange::plan_mirror(archive.file_system(), sources, &options, None).unwrap());

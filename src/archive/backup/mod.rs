@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use super::compact::replace::{self, OldArchive};
 use super::{Archive, OpenOptions};
-use crate::env::SystemEnvironment;
+use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::format::header::Framing;
 use crate::format::record::BackupOrigin;
@@ -123,6 +123,37 @@ impl Archive {
 
     pub fn backups(&self) -> Backups {
         Backups { fs: self.fs.clone(), storage: self.storage.clone(), sums: Some(self.header_sums) }
+    }
+}
+
+impl Archive {
+    /// Reads the current state back from the medium: all records, and `percent` of the file data,
+    /// chosen at random. Returns the bytes of file data read.
+    ///
+    /// # Errors
+    /// `Refused` when it is damaged; that of `watch`.
+    pub fn read_back(&self, percent: u8, watch: &mut BackupWatch<'_>) -> Result<u64> {
+        settle(&*self.storage)?;
+        let sample = Sample { percent, environment: &SystemEnvironment };
+        records::read_back(&self.fs.volume, &sample, watch)
+    }
+}
+
+/// Random choice of the extents that are verified.
+struct Sample<'a> {
+    percent: u8,
+    environment: &'a dyn Environment,
+}
+
+impl Sample<'_> {
+    /// Returns whether the next extent is one of them.
+    fn has_next(&self) -> Result<bool> {
+        if self.percent >= 100 {
+            return Ok(true);
+        }
+        let mut random = [0; 4];
+        self.environment.fill_random(&mut random)?;
+        Ok(u64::from(u32::from_le_bytes(random)) * 100 < u64::from(self.percent) << 32)
     }
 }
 
@@ -227,14 +258,17 @@ impl BackupSource {
         Ok(copied.map(|copied| self.backed_up(false, copied)))
     }
 
-    /// Reads a backup of this version back from the medium and compares it with the archive.
+    /// Reads a backup of this version back from the medium and compares it with the archive: all
+    /// records, and `percent` of the file data, chosen at random. Returns the bytes of file data
+    /// compared.
     ///
     /// # Errors
     /// `Refused` for a backup that is damaged or differs; errors of reading the archive; that of
     /// `watch`.
-    pub fn verify(&self, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<()> {
+    pub fn verify(&self, file: &Arc<dyn Storage>, percent: u8, watch: &mut BackupWatch<'_>) -> Result<u64> {
         let _work = self.fs.hold_open()?;
-        records::verify(self, file, &mut |step| self.go_on(step, watch))
+        let sample = Sample { percent, environment: &SystemEnvironment };
+        records::verify(self, file, &sample, &mut |step| self.go_on(step, watch))
     }
 
     fn go_on(&self, step: BackupStep, watch: &mut BackupWatch<'_>) -> Result<()> {
@@ -507,6 +541,23 @@ fn check_links(old: &OldArchive) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sample_has_about_as_many_extents_as_it_is_to_have() {
+        for seed in crate::env::seeds(1..=3) {
+            let environment = crate::env::SeededEnvironment::new(seed);
+            let taken = |percent| {
+                let sample = Sample { percent, environment: &environment };
+                (0..10_000).filter(|_| sample.has_next().unwrap()).count()
+            };
+            assert_eq!(taken(100), 10_000);
+            // Eight standard deviations.
+            for (percent, expected) in [(1, 100), (25, 2500), (99, 9900)] {
+                let deviation = f64::from(expected * (100 - i32::from(percent)) / 100).sqrt();
+                assert!((taken(percent) as f64 - f64::from(expected)).abs() < 8.0 * deviation, "{percent}");
+            }
+        }
+    }
 
     #[test]
     fn what_goes_into_a_pipe_has_no_name_when_it_is_filled_and_leaves_none() {

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::{BackupSource, BackupStep, BackupWatch, batch, extent, in_backup};
+use super::{BackupSource, BackupStep, BackupWatch, Sample, batch, extent, in_backup};
 use crate::archive::OpenOptions;
 use crate::archive::compact::versions::bytes;
 use crate::archive::compact::{PageCopier, relay};
@@ -271,7 +271,13 @@ impl PairedRanges<'_> {
     }
 }
 
-pub(super) fn verify(source: &BackupSource, file: &Arc<dyn Storage>, watch: &mut BackupWatch<'_>) -> Result<()> {
+/// Returns the number of bytes of file data compared.
+pub(super) fn verify(
+    source: &BackupSource,
+    file: &Arc<dyn Storage>,
+    sample: &Sample<'_>,
+    watch: &mut BackupWatch<'_>,
+) -> Result<u64> {
     super::settle(&**file)?;
     let sequence = Header::read(&**file).map_err(in_backup)?.framing().sequence;
     let volume = source.volume().read_copy(file.clone(), sequence, super::MEMORY).map_err(in_backup)?;
@@ -280,14 +286,14 @@ pub(super) fn verify(source: &BackupSource, file: &Arc<dyn Storage>, watch: &mut
     }
     let total = source.volume().durable().used_blocks.saturating_mul(BLOCK);
     let read = &mut |done| watch(BackupStep::Verifying { done, total });
-    compare(source, &volume, read)?;
-    // Every page named by the records was read before.
+    let compared = compare(source, &volume, sample, read)?;
+    // The sampled pages of file data were read before.
     let mut findings = volume.check_space(false, &mut |_, _| {}).map_err(in_backup)?;
     let options = OpenOptions { read_only: true, ..OpenOptions::default() }.file_system_options();
     let fs = FileSystem::new(volume, Arc::new(SystemEnvironment), source.fs.name_key, options).map_err(in_backup)?;
     findings.extend(fs.check_structure(false, &mut |_, _| {}).map_err(in_backup)?.1);
     match findings.first() {
-        None => Ok(()),
+        None => Ok(compared),
         Some(finding) => Err(differs(format!("it is not sound: {finding}"))),
     }
 }
@@ -296,10 +302,15 @@ fn differs(detail: impl Into<String>) -> Error {
     in_backup(Error::damaged(detail))
 }
 
-fn compare(source: &BackupSource, backup: &Volume, read: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+fn compare(
+    source: &BackupSource,
+    backup: &Volume,
+    sample: &Sample<'_>,
+    read: &mut dyn FnMut(u64) -> Result<()>,
+) -> Result<u64> {
     let state = backup.state();
     let (ours, theirs) = (source.volume().view(source.pinned.state()), backup.view(&state));
-    let (mut next, mut other, mut done) = (Key::MIN, Key::MIN, 0);
+    let (mut next, mut other, mut done, mut compared) = (Key::MIN, Key::MIN, 0, 0);
     loop {
         let one = batch(&ours, &mut next, Key::MAX, BATCH)?;
         let two = batch(&theirs, &mut other, Key::MAX, BATCH).map_err(in_backup)?;
@@ -307,7 +318,7 @@ fn compare(source: &BackupSource, backup: &Volume, read: &mut dyn FnMut(u64) -> 
             return Err(differs("it has another number of records"));
         }
         if one.is_empty() {
-            return Ok(());
+            return Ok(compared);
         }
         for ((key, value), (there, copy)) in one.iter().zip(&two) {
             let same = key == there
@@ -317,12 +328,39 @@ fn compare(source: &BackupSource, backup: &Volume, read: &mut dyn FnMut(u64) -> 
                         done += u64::from(extent.length);
                         read(done)?;
                         let copy = Extent::decode(copy).map_err(in_backup)?;
+                        let is_sampled = sample.has_next()?;
+                        compared += if is_sampled { u64::from(extent.length) } else { 0 };
                         (extent.length, extent.born) == (copy.length, copy.born)
-                            && bytes(source.volume(), &extent)? == bytes(backup, &copy).map_err(in_backup)?
+                            && (!is_sampled
+                                || bytes(source.volume(), &extent)? == bytes(backup, &copy).map_err(in_backup)?)
                     }
                 };
             if !same {
                 return Err(differs(format!("it differs: inode={} kind={}", key.object, key.kind)));
+            }
+        }
+    }
+}
+
+/// Reads the records of the current state and the sampled file data; returns the bytes of the
+/// latter.
+pub(super) fn read_back(volume: &Volume, sample: &Sample<'_>, watch: &mut BackupWatch<'_>) -> Result<u64> {
+    let total = volume.durable().used_blocks.saturating_mul(BLOCK);
+    let state = volume.state();
+    let view = volume.view(&state);
+    let (mut next, mut done, mut read) = (Key::MIN, 0, 0);
+    loop {
+        let records = batch(&view, &mut next, Key::MAX, BATCH).map_err(in_backup)?;
+        if records.is_empty() {
+            return Ok(read);
+        }
+        for (key, value) in &records {
+            let Some(extent) = extent(*key, value).map_err(in_backup)? else { continue };
+            done += u64::from(extent.length);
+            watch(BackupStep::Verifying { done, total })?;
+            if sample.has_next()? {
+                bytes(volume, &extent).map_err(in_backup)?;
+                read += u64::from(extent.length);
             }
         }
     }

@@ -41,7 +41,7 @@ fn next(source: &BackupSource, file: &Arc<MemoryStorage>) -> Result<Option<Backu
 }
 
 fn verify(source: &BackupSource, file: &Arc<MemoryStorage>) {
-    source.verify(&(file.clone() as Arc<dyn Storage>), &mut on).unwrap();
+    source.verify(&(file.clone() as Arc<dyn Storage>), 100, &mut on).unwrap();
 }
 
 /// Returns the content of a backup, read as a backup and as an archive opened for writing.
@@ -149,7 +149,7 @@ fn the_nodes_of_a_backup_elsewhere_are_named_before_they_are_read() {
         there.write_at(0, &file.contents()).unwrap();
         moment.bring_up_to_date(&(there.clone() as Arc<dyn Storage>), &mut on).unwrap().unwrap();
         let unexpected = there.take_unexpected();
-        moment.verify(&(there as Arc<dyn Storage>), &mut on).unwrap();
+        moment.verify(&(there as Arc<dyn Storage>), 100, &mut on).unwrap();
         unexpected
     };
     let (far, near) = (measured(true), measured(false));
@@ -426,7 +426,7 @@ impl OnHost {
             let beside = destination.create_new().unwrap();
             let file: Arc<dyn Storage> = beside.file();
             moment.fill(&file, &mut on).unwrap();
-            moment.verify(&file, &mut on).unwrap();
+            moment.verify(&file, 100, &mut on).unwrap();
             drop(file);
             destination.take(beside).unwrap();
         }
@@ -503,7 +503,7 @@ fn a_backup_in_the_archives_place_alarms_whoever_writes() {
     let file: Arc<dyn Storage> = beside.file();
     let moment = backed.backups().pin().unwrap();
     moment.fill(&file, &mut on).unwrap();
-    moment.verify(&file, &mut on).unwrap();
+    moment.verify(&file, 100, &mut on).unwrap();
     drop((moment, file));
     destination.take(beside).unwrap();
     drop(backed);
@@ -624,8 +624,8 @@ fn damage_of_the_backup_is_not_said_of_the_archive() {
             Err(Error::Refused(Refusal::DamagedBackup { .. })) => unsound += 1,
             Err(error) => panic!("block {block}: {error:?}"),
         }
-        match moment.verify(&(flipped() as Arc<dyn Storage>), &mut on) {
-            Ok(()) => {}
+        match moment.verify(&(flipped() as Arc<dyn Storage>), 100, &mut on) {
+            Ok(_) => {}
             Err(Error::Refused(Refusal::DamagedBackup { .. })) => unequal += 1,
             Err(error) => panic!("block {block}: {error:?}"),
         }

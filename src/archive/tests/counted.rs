@@ -22,7 +22,16 @@ const LARGE: u64 = 3 << 20;
 fn options() -> ImportOptions {
     let creator = Creator { uid: 0, gid: 0, umask: None };
     let filter = Filter::new(|path, _| path.ends_with(b"left-out"));
-    ImportOptions { to: b"/".to_vec(), name: None, follow: false, replace: false, creator, filter, mirror: None }
+    ImportOptions {
+        to: b"/".to_vec(),
+        name: None,
+        follow: false,
+        replace: false,
+        creator,
+        filter,
+        one_file_system: false,
+        mirror: None,
+    }
 }
 
 fn tree(host: &Path) -> PathBuf {

@@ -33,6 +33,7 @@ fn options() -> ImportOptions {
         replace: false,
         creator,
         filter: Filter::default(),
+        one_file_system: false,
         mirror: None,
     }
 }

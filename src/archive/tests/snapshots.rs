@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::create::name_key;
-use super::super::{Archive, CompactOptions, CreateOptions, OpenOptions, SnapshotManager};
+use super::super::{
+    Archive, CompactOptions, CreateOptions, OpenOptions, RetentionPolicy, RetentionRule, SnapshotManager,
+};
 use super::erasure::recoverable;
 use super::passphrase;
 use super::sample::{Expected, OWNER, cipher, expected, expected_in, fresh, noise, put};
@@ -464,6 +466,27 @@ fn a_compaction_ends_a_removal_that_was_interrupted() {
     let archive = place.open();
     assert_eq!(archive.file_system().volume.snapshots().unwrap(), []);
     assert_eq!(archive.check(true, &mut |_| {}).unwrap().findings, []);
+}
+
+#[test]
+fn pruning_backups_removes_no_other_snapshot() {
+    let (_, fs) = fresh(47);
+    let moments = SnapshotManager::of(Arc::clone(&fs));
+    let now = Timestamp { seconds: 1, nanos: 0 };
+    for name in ["monday", "backup-monday", "2026-11-27T03-00-00Z"] {
+        moments.create(name.as_bytes()).unwrap();
+    }
+    moments.create_scheduled(now).unwrap();
+    // All in one second.
+    let made: Vec<Vec<u8>> = (0..3).map(|_| moments.create_backup(now).unwrap()).collect();
+    assert_eq!(made[2], b"backup-1970-01-01T00-00-01Z-3");
+    let keep = RetentionPolicy::default().with(RetentionRule::Last, 1);
+    assert_eq!(moments.prune_backups(&keep).unwrap(), made[..2]);
+    assert_eq!(moments.prune_backups(&keep).unwrap(), Vec::<Vec<u8>>::new());
+    let left: Vec<Vec<u8>> = moments.list().unwrap().into_iter().map(|one| one.name).collect();
+    let others: [&[u8]; 4] = [b"monday", b"backup-monday", b"2026-11-27T03-00-00Z", b"auto-1970-01-01T00-00-01Z"];
+    assert_eq!(left, [&others[..], &[&made[2]]].concat());
+    assert_sound(&fs);
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub fn plan_mirror<'a>(
     options.refuse_duplicate_names(sources)?;
     let target = path_ops::none_if_missing(path_ops::resolve(fs, &options.to))?;
     let mut planning =
-        MirrorPlanner { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0 };
+        MirrorPlanner { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0, device: 0 };
     for source in sources {
         let name = options.name_of(source)?;
         planning.source(source, target.as_ref(), &name)?;
@@ -68,6 +68,8 @@ struct MirrorPlanner<'a> {
     /// own.
     path: Vec<u8>,
     top_length: usize,
+    /// Device of the current source.
+    device: u64,
 }
 
 /// Walk over directories that exist on both sides: remaining directories with their inodes, and the
@@ -85,6 +87,7 @@ impl MirrorPlanner<'_> {
         let flags = if self.options.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let failed = |errno: rustix::io::Errno| Error::io(format!("cannot read {}", source.display()), errno.into());
         let stat = rustix::fs::statat(CWD, source, flags).map_err(failed)?;
+        self.device = stat.st_dev;
         let existing =
             target.map(|target| path_ops::none_if_missing(self.fs.lookup(target.ino, name))).transpose()?.flatten();
         let Some(existing) = existing else {
@@ -137,7 +140,8 @@ impl MirrorPlanner<'_> {
             };
             self.plan.entries += 1;
             let object = XattrObject::Named { directory: host.as_fd(), name: &entry.name, follow: false };
-            if self.both(&object, &stat, &entry.attributes)? {
+            let crosses = self.options.one_file_system && stat.st_dev != self.device;
+            if self.both(&object, &stat, &entry.attributes)? && !crosses {
                 below.push((entry.name, entry.attributes.ino));
             }
         }

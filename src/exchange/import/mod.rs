@@ -40,6 +40,10 @@ pub struct ImportOptions {
     pub creator: Creator,
     /// Excludes paths below the sources.
     pub filter: Filter,
+    /// Do not descend into directories of other file systems than the source's: they are copied
+    /// without their entries, and mirroring deletes nothing below them. Only directories count,
+    /// since a file of an overlay may have another device number than its directory.
+    pub one_file_system: bool,
     /// Make the targets equal to the sources: unchanged objects are not written again, and the
     /// plan's deletions are executed at the end if nothing failed. A replaced object has its old or
     /// its new content at any time.
@@ -115,6 +119,7 @@ pub fn import(
         top_length: 0,
         plan: options.mirror.clone(),
         pending: small::PendingFiles::default(),
+        device: None,
     };
     let copied = sources.iter().try_for_each(|source| import.source(source, directory));
     // Files read before an error are added as they would have been without batching.
@@ -143,6 +148,8 @@ struct Importer<'a> {
     top_length: usize,
     plan: Option<MirrorPlan>,
     pending: small::PendingFiles,
+    /// Device of the current source.
+    device: Option<u64>,
 }
 
 /// Directory on the walk's stack.
@@ -160,6 +167,7 @@ impl Importer<'_> {
     fn source(&mut self, source: &Path, directory: Ino) -> Result<()> {
         self.path = source.as_os_str().as_bytes().to_vec();
         self.top_length = self.path.len();
+        self.device = None;
         let name = match self.options.name_of(source) {
             Ok(name) => name,
             Err(error) => return self.note(Err(error)),
@@ -291,7 +299,8 @@ impl Importer<'_> {
             _ => (self.place(parent, name, make, |_, _| Ok(()))?, false),
         };
         self.report.copied.directories += 1;
-        Ok((HostEntries::of(host)?, ImportedDirectory { stat, ino, is_old }))
+        let crosses = self.options.one_file_system && *self.device.get_or_insert(stat.st_dev) != stat.st_dev;
+        Ok((HostEntries::of(host)?.skip_if(crosses), ImportedDirectory { stat, ino, is_old }))
     }
 
     /// Sets the times last, because every created entry changes them.
@@ -545,7 +554,8 @@ pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &d
     let mut tally = CopyTally::default();
     for source in sources {
         let (mut walk, mut path) = (TreeWalk::new(), Vec::new());
-        if let Some(names) = count(&mut tally, CWD, source.as_os_str().as_bytes(), options.follow, &path, options) {
+        let mut counter = HostCounter { tally: &mut tally, options, device: None };
+        if let Some(names) = counter.count(CWD, source.as_os_str().as_bytes(), options.follow, &path) {
             walk.enter(&path, names, ());
         }
         while let Some(step) = walk.step(&mut path, Iterator::next, |entry| entry.file_name().to_bytes()) {
@@ -554,7 +564,7 @@ pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &d
             }
             let Ok(WalkStep::Entry(entry, directory)) = step else { continue };
             let Ok(host) = directory.entries.descriptor() else { continue };
-            if let Some(names) = count(&mut tally, host, entry.file_name().to_bytes(), false, &path, options) {
+            if let Some(names) = counter.count(host, entry.file_name().to_bytes(), false, &path) {
                 walk.enter(&path, names, ());
             }
             if walk.depth() > DEEPEST {
@@ -565,26 +575,29 @@ pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &d
     Some(tally.met())
 }
 
-/// Counts one host object; returns the entries of a directory.
-fn count(
-    tally: &mut CopyTally,
-    at: impl AsFd,
-    name: &[u8],
-    follow: bool,
-    path: &[u8],
-    options: &ImportOptions,
-) -> Option<HostEntries> {
-    let (at_flags, open_flags) =
-        if follow { (AtFlags::empty(), OFlags::empty()) } else { (AtFlags::SYMLINK_NOFOLLOW, OFlags::NOFOLLOW) };
-    let stat = rustix::fs::statat(&at, name, at_flags).ok()?;
-    let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
-    if options.filter.excludes(path, is_directory) {
-        return None;
+struct HostCounter<'a> {
+    tally: &'a mut CopyTally,
+    options: &'a ImportOptions,
+    /// Device of the source.
+    device: Option<u64>,
+}
+
+impl HostCounter<'_> {
+    /// Counts one host object; returns the entries of a directory.
+    fn count(&mut self, at: impl AsFd, name: &[u8], follow: bool, path: &[u8]) -> Option<HostEntries> {
+        let (at_flags, open_flags) =
+            if follow { (AtFlags::empty(), OFlags::empty()) } else { (AtFlags::SYMLINK_NOFOLLOW, OFlags::NOFOLLOW) };
+        let stat = rustix::fs::statat(&at, name, at_flags).ok()?;
+        let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
+        if self.options.filter.excludes(path, is_directory) {
+            return None;
+        }
+        self.tally.add_host_file(&stat);
+        let crosses = self.options.one_file_system && *self.device.get_or_insert(stat.st_dev) != stat.st_dev;
+        if !is_directory || crosses {
+            return None;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | open_flags;
+        HostEntries::of(rustix::fs::openat(&at, name, flags, Mode::empty()).ok()?).ok()
     }
-    tally.add_host_file(&stat);
-    if !is_directory {
-        return None;
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | open_flags;
-    HostEntries::of(rustix::fs::openat(&at, name, flags, Mode::empty()).ok()?).ok()
 }

@@ -329,6 +329,12 @@ pub fn remember_place(options: &RollbackOptions, archive: ArchiveId, fingerprint
     KnownPlaces::of(options, archive, fingerprint).remember(None);
 }
 
+/// Returns whether an archive is remembered at one of the places.
+pub fn is_known_place(options: &RollbackOptions) -> bool {
+    // Without the memory every place is new (PLACE-6).
+    places(options).is_ok_and(|places| places.iter().any(|place| place.known.is_some()))
+}
+
 /// Errors: `Io` and `Damaged` of the user's key. An altered file of one place is a warning, and the
 /// place is unknown.
 fn places(options: &RollbackOptions) -> Result<Vec<Place>> {

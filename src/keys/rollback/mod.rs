@@ -44,7 +44,7 @@ mod places_tests;
 mod tests;
 
 pub(crate) use known_places::KnownPlaces;
-pub use known_places::{Fingerprint, PlaceName, remember_place};
+pub use known_places::{Fingerprint, PlaceName, is_known_place, remember_place};
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};

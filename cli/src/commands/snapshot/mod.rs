@@ -216,13 +216,14 @@ const ATTEMPTS: usize = 10;
 /// Remove snapshots, but for the newest ones and one for each of the last hours, days, weeks, months or years that have any
 #[derive(clap::Args)]
 #[command(override_usage = "lockbox snapshot prune [OPTIONS] --keep-daily <N>... <ARCHIVE>")]
+#[command(group = clap::ArgGroup::new("required").required(true).multiple(true).args(KeepArgs::NAMES))]
 pub(crate) struct PruneArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
     #[command(flatten)]
     writer: WriterArgs,
     #[command(flatten)]
-    rules: Rules,
+    keep: KeepArgs,
     /// Remove nothing, and list the snapshots that would be kept and removed and the space that would be freed
     #[arg(long)]
     dry_run: bool,
@@ -233,8 +234,7 @@ pub(crate) struct PruneArgs {
 
 /// Retention rules; a snapshot that any of them keeps stays
 #[derive(clap::Args)]
-#[group(required = true, multiple = true)]
-struct Rules {
+pub(crate) struct KeepArgs {
     /// Keep the newest N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     keep_last: Option<u32>,
@@ -255,8 +255,11 @@ struct Rules {
     keep_yearly: Option<u32>,
 }
 
-impl Rules {
-    fn keep(&self) -> RetentionPolicy {
+impl KeepArgs {
+    const NAMES: [&'static str; 6] =
+        ["keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly"];
+
+    pub(crate) fn policy(&self) -> RetentionPolicy {
         let counts = [
             (RetentionRule::Last, self.keep_last),
             (RetentionRule::Hourly, self.keep_hourly),
@@ -273,7 +276,7 @@ impl Rules {
 type Plan = Vec<(Snapshot, Vec<RetentionRule>)>;
 
 fn prune(args: &PruneArgs) -> Result<(), Failure> {
-    let keep = args.rules.keep();
+    let keep = args.keep.policy();
     let mut out = Output::new();
     if args.dry_run {
         let told = SnapshotBackend::of(&args.archive)?;

@@ -41,7 +41,7 @@ fn backup() -> (Vec<u8>, Value) {
     let moment = pin();
     let now = listing(&fs).unwrap();
     assert!(moment.bring_up_to_date(&to, &mut |_| Ok(())).unwrap().is_some_and(|done| !done.whole));
-    moment.verify(&to, &mut |_| Ok(())).unwrap();
+    moment.verify(&to, 100, &mut |_| Ok(())).unwrap();
     drop(moment);
     fs.close().unwrap();
     (without_rest_of_log(copy.contents(), 0), now)

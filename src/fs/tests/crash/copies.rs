@@ -105,7 +105,7 @@ impl BackupTarget {
         let copying = Copying { trace, pinned, ended: recorder.position(), old: self.shows.clone(), new: new.clone() };
         if let Some(new) = new {
             let file: Arc<dyn Storage> = self.file.clone();
-            source.verify(&file, &mut on).unwrap();
+            source.verify(&file, 100, &mut on).unwrap();
             self.shows = Some(new);
         }
         let target = copying.leaves_file().then_some(self);
@@ -205,7 +205,7 @@ pub(super) fn go_on(
         }
     };
     let storage: Arc<dyn Storage> = file.clone();
-    source.verify(&storage, &mut on).unwrap();
+    source.verify(&storage, 100, &mut on).unwrap();
     let now = read(&file, environment);
     assert!(now.as_ref() == Some(shows), "the next backup shows\n{now:#?}\ninstead of\n{shows}");
     file

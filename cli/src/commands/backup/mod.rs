@@ -1,5 +1,8 @@
 //! `lockbox backup`: copies a snapshot of an archive, mounted or not, into a file of its own or
-//! into an object store.
+//! into an object store; and directories of the host into an archive with a history.
+mod directory;
+mod metrics;
+
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,41 +10,62 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
+use lockbox::Error;
 use lockbox::archive::{BackupDestination, BackupReport, BackupSource, BackupStep};
-use lockbox::error::{Refusal, Timestamp};
-use lockbox::format::{ArchiveId, Generation};
+use lockbox::error::Refusal;
+use lockbox::format::ArchiveId;
 use lockbox::keys::Fingerprint;
 use lockbox::storage::{FileIdentity, FileStorage, Storage, serve_storage};
-use lockbox::{Error, Result as Done};
 use lockbox_host::remote;
 use lockbox_host::{IN_USE, Program, shown};
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
+use crate::commands::snapshot::KeepArgs;
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
 use crate::open_archive::{ArchiveArgs, begin};
-use crate::output::{Output, rfc3339};
+use crate::output::{Output, Reader, rfc3339};
+use crate::paths::PatternArgs;
 use crate::progress::Bar;
 use crate::secrets;
 use crate::snapshot_client::Mounted;
 
-/// Copy an archive as it is now into a file or an object store, or bring that up to now; the archive may be mounted, and written to meanwhile
+/// Copy an archive, or a directory in its place, into a file or an object store, or bring that up to now; of a directory each run is kept as a snapshot
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
     /// The file, or the address of a place for objects: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY; - for standard output. An existing backup must be
-    /// one of the archive, and receives the changes since
+    /// one of the archive or directory, and receives the changes since
     #[arg(value_name = "DEST")]
     destination: PathBuf,
     /// Go on although another machine seems to be writing to the backup; its uncommitted changes are lost
     #[arg(long)]
     take_over: bool,
-    /// Read the backup back and compare it with the archive
+    /// Read the backup back and compare it with the archive: all of it, or PERCENT of the file
+    /// data, chosen at random
+    #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "100")]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
+    verify: Option<u8>,
+    /// After success write the time, duration and amount to FILE, in the text format of OpenMetrics
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
+    #[command(flatten)]
+    patterns: PatternArgs,
+    /// Do not descend into directories on other file systems
     #[arg(long)]
-    verify: bool,
+    one_file_system: bool,
+    /// Go on when more than half of the destination would be deleted
+    #[arg(long)]
+    delete_most: bool,
+    /// Go on when the directory is empty
+    #[arg(long)]
+    from_empty: bool,
+    #[command(flatten)]
+    keep: KeepArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -50,11 +74,21 @@ pub(crate) struct Args {
 /// Bytes that go to standard output at once.
 const PIECE: usize = 1 << 20;
 
+/// Report of a backup, and the verified bytes of file data.
+type Done = (BackupReport, Option<u64>);
+
+/// Amounts of a complete backup.
+struct Measured {
+    copied_bytes: u64,
+    /// Files in the backup, where they are counted.
+    files: Option<u64>,
+}
+
 trait Source {
     /// Fills a new file.
-    fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure>;
+    fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure>;
     /// Updates a backup incrementally; None when too much has changed for that.
-    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure>;
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure>;
     /// Returns whether no other user reads or writes it.
     fn is_ours(&self) -> bool;
     fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
@@ -77,6 +111,12 @@ impl ExistingBackup {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let began = Instant::now();
+    let measured = back_up(args)?;
+    args.metrics.as_ref().map_or(Ok(()), |file| metrics::write(file, args, &measured, began.elapsed()))
+}
+
+fn back_up(args: &Args) -> Result<Measured, Failure> {
     let to_output = args.destination.as_os_str() == "-";
     if to_output && (args.json || io::stdout().is_terminal()) {
         return Err(Failure::usage(
@@ -89,8 +129,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     let path = &args.archive.archive;
-    if let Some(mounted) = Mounted::find(&args.archive)? {
-        return back_up(args, &mut OnlineBackup { mounted, interrupt: Interrupt::watch()?, args });
+    let mounted = Mounted::find_any(path)?;
+    if mounted.is_none() && path.is_dir() {
+        return directory::run(args);
+    }
+    refuse_directory_options(args)?;
+    if let Some(mounted) = mounted {
+        return copy(args, &mut OnlineBackup { mounted, interrupt: Interrupt::watch()?, args });
     }
     let same = |a: &Path, b: &Path| {
         Some(FileIdentity::from(&rustix::fs::stat(a).ok()?) == FileIdentity::from(&rustix::fs::stat(b).ok()?))
@@ -102,14 +147,37 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = archive.backups().pin().map_err(|error| Lockbox::failure(path, error))?;
     let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
     let archive = (info.archive, info.fingerprint);
-    back_up(args, &mut OfflineBackup { source, archive, interrupt, bar: args.archive.bar(), args })
+    copy(args, &mut OfflineBackup { source, archive, interrupt, bar: args.archive.bar(), args })
 }
 
-fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
+/// Options for directories would have no effect on the backup of an archive.
+fn refuse_directory_options(args: &Args) -> Result<(), Failure> {
+    let archive = shown(&args.archive.archive);
+    if args.keep.policy().rules().next().is_some() {
+        return Err(Failure::usage(format!(
+            "the backup of an archive shows one state, and --keep-* is for directories; keep states of {archive} in itself with 'lockbox snapshot'"
+        )));
+    }
+    let given = [
+        (args.one_file_system, "--one-file-system"),
+        (args.delete_most, "--delete-most"),
+        (args.from_empty, "--from-empty"),
+        (!args.patterns.is_empty(), "--exclude"),
+    ];
+    match given.iter().find(|(is_given, _)| *is_given) {
+        None => Ok(()),
+        Some((_, option)) => {
+            Err(Failure::usage(format!("{option} is for directories; {archive} is an archive, and is backed up whole")))
+        }
+    }
+}
+
+fn copy(args: &Args, source: &mut dyn Source) -> Result<Measured, Failure> {
     if args.destination.as_os_str() == "-" {
         let beside = BackupDestination::temporary()?;
-        source.fill(&ExistingBackup::File(beside.file()))?;
-        return put(&*beside.without_name()?, source.interrupt(), &args.archive.bar());
+        let (BackupReport { copied_bytes, .. }, _) = source.fill(&ExistingBackup::File(beside.file()))?;
+        put(&*beside.without_name()?, source.interrupt(), &args.archive.bar())?;
+        return Ok(Measured { copied_bytes, files: None });
     }
     if remote::is_remote(&args.destination) {
         return back_up_elsewhere(args, source);
@@ -138,12 +206,12 @@ fn back_up(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
 }
 
 /// One commit makes all of it visible, so a remote backup needs no temporary file.
-fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<(), Failure> {
+fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<Measured, Failure> {
     let failed = |error| Failure::at(&args.destination, &error);
     if let Some(directory) = remote::directory(&args.destination)
         && lies_inside(source, &directory)
     {
-        return Err(inside(args));
+        return Err(inside(&args.destination, "archive"));
     }
     let mut bucket = begin(&args.destination, args.archive.remote(), args.take_over, source.is_ours())?;
     let there = bucket.open_existing().map_err(failed)?.map(ExistingBackup::Remote);
@@ -173,20 +241,32 @@ fn lies_inside(source: &dyn Source, directory: &Path) -> bool {
     there.is_some_and(|there| source.holds(there.as_fd()))
 }
 
-fn inside(args: &Args) -> Failure {
-    Failure::usage(format!("{} lies in the archive that is to be backed up", shown(&args.destination)))
+fn inside(destination: &Path, source: &str) -> Failure {
+    Failure::usage(format!("{} lies in the {source} that is to be backed up", shown(destination)))
 }
 
-fn tell(args: &Args, done: &BackupReport) -> Result<(), Failure> {
-    let BackupReport { time, generation, whole, copied_bytes } = *done;
+/// Returns the end of a sentence about a backup.
+fn verified_words(percent: Option<u8>, bytes: Option<u64>, reader: Reader) -> String {
+    match (percent, bytes) {
+        (None, _) => String::new(),
+        (Some(percent), Some(bytes)) if percent < 100 => {
+            format!(", and {} of it verified ({percent}%, chosen at random)", reader.size(bytes))
+        }
+        (Some(_), _) => ", and verified".to_owned(),
+    }
+}
+
+fn tell(args: &Args, done: &Done) -> Result<Measured, Failure> {
+    let (BackupReport { time, generation, whole, copied_bytes }, verified) = *done;
     let mut out = Output::new();
     if args.json {
         out.json(&json!({
-            "time": rfc3339(time), "generation": generation.0, "whole": whole, "copied_bytes": copied_bytes, "verified": args.verify,
+            "time": rfc3339(time), "generation": generation.0, "whole": whole, "copied_bytes": copied_bytes,
+            "verified": args.verify.is_some(), "verified_bytes": verified,
         }))?;
     } else {
         let scope = if whole { "everything was" } else { "only the changes were" };
-        let verified = if args.verify { ", and verified" } else { "" };
+        let verified = verified_words(args.verify, verified, out.reader);
         out.line(&format!(
             "{}: the archive as it was on {} (commit {}); {scope} copied, {} of file data{verified}",
             shown(&args.destination),
@@ -195,7 +275,8 @@ fn tell(args: &Args, done: &BackupReport) -> Result<(), Failure> {
             out.reader.size(copied_bytes)
         ))?;
     }
-    out.finish()
+    out.finish()?;
+    Ok(Measured { copied_bytes, files: None })
 }
 
 /// Writes a file that has no name to standard output.
@@ -245,7 +326,7 @@ struct OfflineBackup<'a> {
 }
 
 impl OfflineBackup<'_> {
-    fn step(&self, step: BackupStep) -> Done<()> {
+    fn step(&self, step: BackupStep) -> lockbox::Result<()> {
         match step {
             BackupStep::Copying { done, total } => self.bar.bytes("copied", done, total),
             BackupStep::Verifying { done, total } => self.bar.bytes("compared", done, total),
@@ -253,23 +334,22 @@ impl OfflineBackup<'_> {
         self.interrupt.check()
     }
 
-    fn verified(&self, file: &Arc<dyn Storage>, done: BackupReport) -> Done<BackupReport> {
-        if self.args.verify {
-            self.source.verify(file, &mut |step| self.step(step))?;
-        }
+    fn verified(&self, file: &Arc<dyn Storage>, done: BackupReport) -> lockbox::Result<Done> {
+        let verify = |percent| self.source.verify(file, percent, &mut |step| self.step(step));
+        let verified = self.args.verify.map(verify).transpose()?;
         self.bar.wipe();
-        Ok(done)
+        Ok((done, verified))
     }
 }
 
 impl Source for OfflineBackup<'_> {
-    fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure> {
+    fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure> {
         let file = place.storage();
         let filled = self.source.fill(&file, &mut |step| self.step(step));
         filled.and_then(|done| self.verified(&file, done)).map_err(|error| failure(self.args, error))
     }
 
-    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure> {
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure> {
         let file = place.storage();
         let brought = self.source.bring_up_to_date(&file, &mut |step| self.step(step));
         let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
@@ -309,12 +389,10 @@ impl OnlineBackup<'_> {
         checked.map_err(|error| failure(self.args, error))
     }
 
-    fn ask(&self, place: &ExistingBackup, whole: bool) -> Result<Option<BackupReport>, Failure> {
-        let done = match place {
-            ExistingBackup::File(file) if self.mounted.holds(&**file) => {
-                return Err(inside(self.args));
-            }
-            ExistingBackup::File(file) => self.ask_for(&**file, whole)?,
+    fn ask(&self, place: &ExistingBackup, whole: bool) -> Result<Option<Done>, Failure> {
+        match place {
+            ExistingBackup::File(file) if self.mounted.holds(&**file) => Err(inside(&self.args.destination, "archive")),
+            ExistingBackup::File(file) => self.ask_for(&**file, whole),
             // The daemon reaches no network: this process writes for it.
             ExistingBackup::Remote(storage) => {
                 let cannot = |error| Failure::other(format!("cannot create a socket pair: {error}"));
@@ -326,13 +404,12 @@ impl OnlineBackup<'_> {
                     // The daemon may still hold its end: nothing is lent to it any more.
                     let _ = end.shutdown(Shutdown::Both);
                     asked
-                })?
+                })
             }
-        };
-        Ok(done.map(|(time, generation, copied_bytes)| BackupReport { time, generation, whole, copied_bytes }))
+        }
     }
 
-    fn ask_for(&self, place: impl AsFd, whole: bool) -> Result<Option<(Timestamp, Generation, u64)>, Failure> {
+    fn ask_for(&self, place: impl AsFd, whole: bool) -> Result<Option<Done>, Failure> {
         let go_on = || self.interrupt.check();
         let done = self.mounted.back_up(place, whole, self.args.verify, &self.args.destination, &go_on);
         done.or_else(|other| go_on().map_err(|error| failure(self.args, error)).and(Err(other)))
@@ -340,13 +417,13 @@ impl OnlineBackup<'_> {
 }
 
 impl Source for OnlineBackup<'_> {
-    fn fill(&mut self, place: &ExistingBackup) -> Result<BackupReport, Failure> {
+    fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure> {
         let nothing = || Failure::new(IN_USE, "the daemon did not make a backup");
         let done = self.ask(place, true)?.ok_or_else(nothing)?;
         self.check(place).map(|()| done)
     }
 
-    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<BackupReport>, Failure> {
+    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure> {
         self.check(place)?;
         self.ask(place, false)
     }

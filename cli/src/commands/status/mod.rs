@@ -1,4 +1,6 @@
 //! `lockbox status`: lists mounted archives, their users and the state of their daemons.
+mod health;
+
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,6 +33,13 @@ pub(crate) struct Args {
     /// Print JSON, one object a line, always with everything
     #[arg(long)]
     json: bool,
+    /// Print one line for a monitoring system, and end with 0 (healthy), 1 (warning) or 2
+    /// (critical)
+    #[arg(long, conflicts_with_all = ["all", "json"])]
+    check: bool,
+    /// Print metrics in the text format of OpenMetrics
+    #[arg(long, conflicts_with_all = ["all", "json", "check"])]
+    metrics: bool,
 }
 
 /// A mounted archive as this program sees it.
@@ -53,13 +62,18 @@ struct Served {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.check {
+        return health::check(args.what.as_deref());
+    }
     let whole = args.all || args.json;
     let found = match &args.what {
         Some(given) => vec![one(given, whole)?],
         None => all(whole)?,
     };
     let mut out = Output::new();
-    if args.json {
+    if args.metrics {
+        out.bytes(health::metrics(&found).as_bytes())?;
+    } else if args.json {
         found.iter().try_for_each(|found| out.json(&as_json(found)))?;
     } else if args.all {
         for (number, found) in found.iter().enumerate() {
