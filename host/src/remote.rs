@@ -131,8 +131,9 @@ pub type TrafficQuery = Arc<dyn Fn() -> Option<RemoteTraffic> + Send + Sync>;
 /// Ends the fetcher process, which reports to the store that the writer is gone.
 pub type FetcherShutdown = Arc<dyn Fn() + Send + Sync>;
 
-/// Spools on this host the uploads that the store does not accept in time.
-pub type SpoolRequest = Arc<dyn Fn() + Send + Sync>;
+/// Spools on this host the uploads that the store does not accept in time; `true` for a mount that
+/// ends by force, which gives it a second.
+pub type SpoolRequest = Arc<dyn Fn(bool) + Send + Sync>;
 
 /// Passes the newest version of an archive that is open for reading to the callback, and returns
 /// whether there was one. A version that the callback refuses is reported again by the next call.
@@ -221,7 +222,7 @@ impl ArchiveLocation {
             path: address.to_owned(),
             storage: Some(Arc::new(storage)),
             telling: Some(Arc::new(telling)),
-            leaving: Some(Arc::new(move || leaving.spool_on_timeout())),
+            leaving: Some(Arc::new(move |is_forced| leaving.spool_on_timeout(is_forced))),
             ending: Some(Arc::new(move || ending.stop())),
             following,
             notice,

@@ -195,7 +195,7 @@ impl Mount {
     /// The orderly end: returns when the archive is closed.
     pub(crate) fn unmount(&mut self) {
         // A program that another test starts has all our descriptors for the moment before its exec.
-        let ended = awaited(|| match self.ask(&Request::Stop { lazy: false, abandon: false }).unwrap() {
+        let ended = awaited(|| match self.ask(&Request::Stop { lazy: false, abandon: false, force: false }).unwrap() {
             Response::Done => true,
             Response::Busy { .. } => false,
             other => panic!("{other:?}"),
@@ -341,7 +341,7 @@ impl Drop for Mount {
             eprintln!("log of the daemon:\n{}", fs::read_to_string(self.log()).unwrap_or_default());
         }
         // Whatever state the test left: the polite way, else by force.
-        if matches!(self.ask(&Request::Stop { lazy: false, abandon: false }), Ok(Response::Done)) {
+        if matches!(self.ask(&Request::Stop { lazy: false, abandon: false, force: false }), Ok(Response::Done)) {
             return;
         }
         let _ = umount2(&self.root(), MntFlags::MNT_DETACH);

@@ -67,8 +67,8 @@ struct RetryMode {
     once: AtomicBool,
     /// Creates are repeated until the store has decided.
     forever: AtomicBool,
-    /// Time since which creates are spooled after the timeout.
-    spool_since: OnceLock<Instant>,
+    /// Time from which creates are spooled that the store has not decided about.
+    spool_at: OnceLock<Instant>,
     /// Time until which the store asked for no requests.
     quiet_until: Mutex<Option<Instant>>,
 }
@@ -175,11 +175,12 @@ impl BucketStore {
         self.retry_mode.forever.store(true, Ordering::Relaxed);
     }
 
-    /// Spools objects that the store does not take within the timeout, for the next writer to send
-    /// (SPOOL-2). Without a timeout or a spool, creates keep waiting.
-    pub(super) fn spool_on_timeout(&self) {
-        if self.timeout.is_some() && self.spool().is_some() {
-            self.retry_mode.spool_since.get_or_init(Instant::now);
+    /// Spools objects that the store does not take within the timeout, or within `limit` if that is
+    /// less, for the next writer to send (SPOOL-2). Without either limit or a spool, creates keep
+    /// waiting.
+    pub(super) fn spool_on_timeout(&self, limit: Option<Duration>) {
+        if let Some(limit) = self.timeout.into_iter().chain(limit).min().filter(|_| self.spool().is_some()) {
+            self.retry_mode.spool_at.get_or_init(|| Instant::now() + limit);
             self.clock.wake();
         }
     }
@@ -330,8 +331,7 @@ impl BucketStore {
                     return Err(Error::request("a thread that sends has ended", io::ErrorKind::Other));
                 }
             }
-            let left = self.retry_mode.spool_since.get().zip(self.timeout);
-            if left.is_some_and(|(since, timeout)| since.elapsed() >= timeout) {
+            if self.retry_mode.spool_at.get().is_some_and(|at| Instant::now() >= *at) {
                 return spool.append(name, bytes, true).map(|()| Some(CreateOutcome::Created(None)));
             }
         }
@@ -353,7 +353,7 @@ impl BucketStore {
                     }
                     let why = error.message();
                     tracing::warn!("{}: nothing is durable until the store takes it: {why}", self.name);
-                    let is_leaving = || self.retry_mode.spool_since.get().is_some();
+                    let is_leaving = || self.retry_mode.spool_at.get().is_some();
                     let pause = backoff.next_pause(error.retry_after());
                     self.clock.sleep(pause, &|| self.is_retrying_once() || is_leaving());
                     // One attempt a round, unless the mount ends and waits once more.
@@ -393,7 +393,7 @@ impl BucketStore {
     /// Returns whether that completes the create.
     fn spool_object(&self, name: &str, bytes: &[u8]) -> Result<bool> {
         let Some(spool) = self.spool() else { return Ok(false) };
-        let is_closing = self.retry_mode.spool_since.get().is_some();
+        let is_closing = self.retry_mode.spool_at.get().is_some();
         match spool.append(name, bytes, is_closing) {
             Err(error) if is_closing => return Err(error),
             Err(error) => tracing::debug!(%error, "it is in memory alone"),

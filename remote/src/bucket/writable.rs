@@ -116,8 +116,9 @@ impl BucketWriter {
 
     /// Makes barriers wait for the store once more and then spool on this host: no caller is left
     /// to which durable means more. The next writer on this host sends the objects (SPOOL-2).
-    pub(crate) fn spool_on_timeout(&self) {
-        self.store.spool_on_timeout();
+    /// With `limit` it is the longest wait.
+    pub(crate) fn spool_on_timeout(&self, limit: Option<Duration>) {
+        self.store.spool_on_timeout(limit);
     }
 
     /// Returns a message for the user about the acquisition.
