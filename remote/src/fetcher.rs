@@ -32,7 +32,7 @@ use crate::RemoteOptions;
 use crate::address::{Address, Cloud};
 use crate::azure;
 use crate::broker::{Broker, BrokerRequest, BrokerScope, MAX_SOCKETS, receive, send, socket_pairs};
-use crate::bucket::{BucketWriter, Follower};
+use crate::bucket::{BucketWriter, CLEAN_INTERVAL, Follower};
 use crate::cache::create_private_dir;
 use crate::credentials::{self, variable};
 use crate::range_source::RequestStats;
@@ -84,6 +84,7 @@ impl OpenArchive {
             Access::Write { take_over } => {
                 let writer = Arc::new(crate::open_writer(&address, &request.options, take_over)?);
                 writer.retry_forever();
+                remove_expired_periodically(&writer)?;
                 let stats = writer.clone();
                 let stats = Box::new(move || stats.stats());
                 Ok(OpenArchive { storage: writer.clone(), stats, follower: None, writer: Some(writer) })
@@ -392,6 +393,21 @@ pub fn serve_fetcher(
         writer.close();
     }
     Ok(())
+}
+
+/// Removes expired objects while the mount serves, from its beginning. Nothing awaits the thread:
+/// it ends with the writer, or with the process.
+fn remove_expired_periodically(writer: &Arc<BucketWriter>) -> Result<()> {
+    let writer = Arc::downgrade(writer);
+    let remove = move || {
+        while let Some(writer) = writer.upgrade() {
+            while writer.remove_expired() {}
+            drop(writer);
+            thread::sleep(CLEAN_INTERVAL);
+        }
+    };
+    let thread = thread::Builder::new().name("expired".into()).spawn(remove);
+    thread.map(drop).map_err(|error| Error::io("cannot start a thread", error))
 }
 
 fn spawn_servers(storage: &Arc<dyn Storage>, sockets: Vec<UnixStream>) -> io::Result<()> {

@@ -16,8 +16,8 @@ use super::layout::{self, Incarnation, MAX_BODY, RecordBody, TRAILER_BYTES, Trai
 use super::map::BlockMap;
 use super::object_ref::{Hash, ObjectId, ObjectRef};
 use super::objects::{
-    ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe, object_path,
-    parse_path,
+    ListedObject, MAX_BATCH, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe,
+    object_path, parse_path,
 };
 use super::spool::{SpoolOverlay, UploadSpool};
 use crate::hex;
@@ -58,6 +58,8 @@ pub(crate) struct BucketStore {
     spool_directory: Option<PathBuf>,
     /// Pages that came with the last record read.
     tail: Arc<Mutex<Option<RecordTail>>>,
+    /// The store has no batch removals.
+    lacks_batches: Arc<AtomicBool>,
 }
 
 /// Retry behaviour of requests.
@@ -134,6 +136,7 @@ impl BucketStore {
             spool,
             spool_directory: None,
             tail: Arc::default(),
+            lacks_batches: Arc::default(),
         }
     }
 
@@ -421,16 +424,20 @@ impl BucketStore {
         self.request(&mut |objects| objects.get(name, part))
     }
 
-    /// Removes objects concurrently until the deadline. Each is requested once; the first error
-    /// stops the rest, which would fail as slowly one by one. Returns the objects that may remain,
-    /// and the error.
+    /// Removes objects until the deadline, in batches, or concurrently if the store has no batches.
+    /// Each is requested once; the first failed request stops the rest, which would fail as slowly.
+    /// Returns the objects that may remain, and the error.
     pub(super) fn remove(
         &self,
         incarnation: &Incarnation,
         ids: &[ObjectId],
         until: Option<Instant>,
     ) -> (HashSet<ObjectId>, Option<RemoteError>) {
-        let left = Mutex::new((ids.iter().copied().collect::<HashSet<ObjectId>>(), None));
+        let (ids, error) = self.remove_batches(incarnation, ids, until);
+        let left = Mutex::new((ids.iter().copied().collect::<HashSet<ObjectId>>(), error));
+        if !self.lacks_batches.load(Ordering::Relaxed) {
+            return left.into_inner();
+        }
         let next = AtomicUsize::new(0);
         let work = || {
             while left.lock().1.is_none() && until.is_none_or(|until| Instant::now() < until) {
@@ -446,6 +453,42 @@ impl BucketStore {
         };
         run_on_threads("remove", (ids.len() / REMOVALS_PER_THREAD).min(MAX_REMOVE_THREADS), work);
         left.into_inner()
+    }
+
+    /// Removes objects in batches. Returns those that may remain, and the first error. A store
+    /// without batches is remembered.
+    fn remove_batches(
+        &self,
+        incarnation: &Incarnation,
+        ids: &[ObjectId],
+        until: Option<Instant>,
+    ) -> (Vec<ObjectId>, Option<RemoteError>) {
+        let (mut left, mut error) = (Vec::new(), None);
+        let mut chunks = ids.chunks(MAX_BATCH);
+        while !self.lacks_batches.load(Ordering::Relaxed) && until.is_none_or(|until| Instant::now() < until) {
+            let Some(chunk) = chunks.next() else { break };
+            let names: Vec<String> = chunk.iter().map(|id| object_path(incarnation, id)).collect();
+            let clock = Some(AttemptClock::new(until));
+            match AttemptClock::run(clock, || self.objects.remove_batch(&names)) {
+                // Objects that stay, as under a lock, do not keep the others.
+                Ok(Some(batch)) => {
+                    let named = chunk.iter().zip(&names).filter(|(_, name)| !batch.removed.contains(*name));
+                    left.extend(named.map(|(id, _)| *id));
+                    error = error.or(batch.error);
+                }
+                Ok(None) => {
+                    self.lacks_batches.store(true, Ordering::Relaxed);
+                    left.extend(chunk);
+                }
+                Err(why) => {
+                    left.extend(chunk);
+                    error = Some(why);
+                    break;
+                }
+            }
+        }
+        left.extend(chunks.flatten());
+        (left, error)
     }
 
     /// Removes the temporary objects of overtaken writers.
