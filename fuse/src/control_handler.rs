@@ -146,9 +146,10 @@ impl ControlHandler {
                     .and_then(|()| run_backup(backups, mode, client))
                     .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
             }
-            Request::Stop { lazy, abandon } => {
+            Request::Stop { lazy, abandon, force } => {
                 let (answer, answered) = mpsc::channel();
-                let _ = self.events.lock().send(MountEvent::Stop { lazy: *lazy, abandon: *abandon, answer });
+                let stop = MountEvent::Stop { lazy: *lazy, abandon: *abandon, force: *force, answer };
+                let _ = self.events.lock().send(stop);
                 answered.recv().unwrap_or_else(|_| closing_response())
             }
         }

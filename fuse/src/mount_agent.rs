@@ -7,8 +7,8 @@
 //! # Protocol
 //! - Standard input is a socket. An order is one byte, the reply a line of JSON. The first message
 //!   sets the mount's numbers.
-//! - Standard output is a second socket, for queries about groups and capabilities of the processes
-//!   that make requests ([`ProcessInfoClient`]). The sandbox removes /proc of other processes,
+//! - Standard output is a second socket, for queries about groups, capabilities and pending signals
+//!   of the processes that make requests ([`ProcessInfoClient`]). The sandbox removes /proc of other processes,
 //!   because root could read the memory of the whole machine there. A flush occupies the order
 //!   connection for as long as the event loops accept pages, and the event loops make these
 //!   queries: hence a second socket.
@@ -334,7 +334,9 @@ fn send_outcome(orders: &mut UnixStream, unmounted: &UnmountOutcome) -> io::Resu
 /// Upper bound of the forwarded lines: 65,536 groups of up to ten digits.
 const MAX_STATUS: u32 = 1 << 20;
 /// Lines of /proc/PID/status that are forwarded.
-const LINES: [&str; 2] = ["Groups:", "CapEff:"];
+const LINES: [&str; 7] = ["Groups:", "CapEff:", "SigPnd:", "ShdPnd:", "SigBlk:", "SigIgn:", "SigCgt:"];
+/// SIGSTOP, SIGTSTP, SIGTTIN and SIGTTOU as bits of a signal set.
+const STOP_SIGNALS: u64 = 0b1111 << 18;
 
 /// Connection to the process that reads /proc.
 pub struct ProcessInfoClient(Mutex<UnixStream>);
@@ -344,7 +346,7 @@ impl ProcessInfoClient {
         ProcessInfoClient(Mutex::new(connection))
     }
 
-    /// Returns groups and capabilities of a thread; empty if /proc or the agent does not answer.
+    /// Returns groups, capabilities and signals of a thread; empty if /proc or the agent does not answer.
     pub(crate) fn status(&self, thread: u32) -> ProcessStatus {
         request_status(&mut self.0.lock(), thread).unwrap_or_default()
     }
@@ -375,7 +377,18 @@ impl ProcessStatus {
 
     /// Returns whether a capability, by its number in linux/capability.h, is effective.
     pub(crate) fn has_capability(&self, capability: u32) -> bool {
-        u64::from_str_radix(self.field(LINES[1]), 16).unwrap_or(0) >> capability & 1 == 1
+        self.mask(LINES[1]) >> capability & 1 == 1
+    }
+
+    /// Returns whether a signal is pending that ends the process or that it handles. A stop that it
+    /// does not handle continues the system call.
+    pub(crate) fn has_interrupting_signal(&self) -> bool {
+        let [thread, process, blocked, ignored, caught] = [2, 3, 4, 5, 6].map(|line| self.mask(LINES[line]));
+        (thread | process) & !blocked & !ignored & (!STOP_SIGNALS | caught) != 0
+    }
+
+    fn mask(&self, name: &str) -> u64 {
+        u64::from_str_radix(self.field(name), 16).unwrap_or(0)
     }
 }
 
@@ -494,6 +507,26 @@ mod tests {
         assert!(status.has_capability(4) && !status.has_capability(5));
         assert_eq!(ProcessStatus::default().groups().count(), 0);
         assert!(!ProcessStatus::select("CapEff:\tnothing").has_capability(0));
+    }
+
+    #[test]
+    fn signals_that_end_the_process_or_are_handled_interrupt() {
+        let interrupts = |pending: u64, shared: u64, blocked: u64, ignored: u64, caught: u64| {
+            let text = format!(
+                "SigQ:\t0/9\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n"
+            );
+            ProcessStatus::select(&text).has_interrupting_signal()
+        };
+        let [int, kill, stop, last] = [2, 9, 20, 64].map(|signal: u64| 1 << (signal - 1));
+        for signal in [int, kill, last] {
+            assert!(interrupts(signal, 0, 0, 0, 0) && interrupts(0, signal, 0, 0, 0));
+            assert!(interrupts(signal, 0, 0, 0, signal), "handled");
+        }
+        assert!(!interrupts(0, 0, 0, 0, int));
+        assert!(!interrupts(int, int, int, 0, int) && !interrupts(int, int, 0, int, 0));
+        assert!(interrupts(int | kill, 0, int, 0, 0));
+        assert!(!interrupts(stop, stop, 0, 0, 0) && interrupts(0, stop, 0, 0, stop));
+        assert!(!ProcessStatus::default().has_interrupting_signal());
     }
 
     #[test]

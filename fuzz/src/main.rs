@@ -75,7 +75,7 @@ fn messages() -> Vec<Vec<u8>> {
     let message = |text: &str| text.to_owned();
     let requests = [
         Request::Status,
-        Request::Stop { lazy: true, abandon: false },
+        Request::Stop { lazy: true, abandon: false, force: false },
         Request::Sync,
         Request::Purge,
         Request::SnapshotCreate { name: name("monday") },

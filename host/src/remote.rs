@@ -131,8 +131,9 @@ pub type TrafficQuery = Arc<dyn Fn() -> Option<RemoteTraffic> + Send + Sync>;
 /// Ends the fetcher process, which reports to the store that the writer is gone.
 pub type FetcherShutdown = Arc<dyn Fn() + Send + Sync>;
 
-/// Spools on this host the uploads that the store does not accept in time.
-pub type SpoolRequest = Arc<dyn Fn() + Send + Sync>;
+/// Spools on this host the uploads that the store does not accept in time; `true` for a mount that
+/// ends by force, which gives it a second.
+pub type SpoolRequest = Arc<dyn Fn(bool) + Send + Sync>;
 
 /// Passes the newest version of an archive that is open for reading to the callback, and returns
 /// whether there was one. A version that the callback refuses is reported again by the next call.
@@ -226,7 +227,7 @@ impl ArchiveLocation {
             path: address.to_owned(),
             storage: Some(Arc::new(storage)),
             traffic_query: Some(Arc::new(traffic)),
-            spool_request: Some(Arc::new(move || spooling.spool_on_timeout())),
+            spool_request: Some(Arc::new(move |is_forced| spooling.spool_on_timeout(is_forced))),
             fetcher_shutdown: Some(Arc::new(move || shutdown.stop())),
             version_follower,
             notice,

@@ -32,7 +32,7 @@ use crate::RemoteOptions;
 use crate::address::{Address, Cloud};
 use crate::azure;
 use crate::broker::{Broker, BrokerRequest, BrokerScope, MAX_SOCKETS, receive, send, socket_pairs};
-use crate::bucket::{BucketWriter, Follower};
+use crate::bucket::{BucketWriter, CLEAN_INTERVAL, Follower};
 use crate::cache::create_private_dir;
 use crate::credentials::{self, variable};
 use crate::range_source::RequestStats;
@@ -84,6 +84,7 @@ impl OpenArchive {
             Access::Write { take_over } => {
                 let writer = Arc::new(crate::open_writer(&address, &request.options, take_over)?);
                 writer.retry_forever();
+                remove_expired_periodically(&writer)?;
                 let stats = writer.clone();
                 let stats = Box::new(move || stats.stats());
                 Ok(OpenArchive { storage: writer.clone(), stats, follower: None, writer: Some(writer) })
@@ -113,6 +114,10 @@ enum PollReply {
     Failed(u32, String),
 }
 
+/// Byte of a spool signal that is forced, and the time of the store then: a forced end takes less
+/// than five seconds.
+const FORCED: u8 = 1;
+const FORCED_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit of a statistics request: the thread that answers has nothing else to do.
 const STATS_TIMEOUT: Duration = Duration::from_millis(250);
 /// Maximum length of a statistics reply.
@@ -148,16 +153,19 @@ pub struct FetcherControl {
     process: Weak<FetcherProcess>,
     /// Last request byte.
     last_request: Mutex<u8>,
-    /// Closed to start spooling; set if the archive is open for writing.
+    /// Closed to start spooling, after a byte if that is forced; set if the archive is open for writing.
     spool_signal: Option<UnixStream>,
 }
 
 impl FetcherControl {
     /// Starts spooling: data that the store does not take in time is kept on this host, and
-    /// barriers succeed.
-    pub fn spool_on_timeout(&self) {
-        if let Some(spool_signal) = &self.spool_signal {
+    /// barriers succeed. With `is_forced` the time is [`FORCED_LIMIT`] at most.
+    pub fn spool_on_timeout(&self, is_forced: bool) {
+        if let Some(mut spool_signal) = self.spool_signal.as_ref() {
             // If the other end is closed, the fetcher has exited.
+            if is_forced {
+                let _ = spool_signal.write_all(&[FORCED]);
+            }
             let _ = spool_signal.shutdown(Shutdown::Both);
         }
     }
@@ -364,10 +372,9 @@ pub fn serve_fetcher(
         (None, Some(writer), Some(mut spool_signal)) => {
             let writer = Arc::downgrade(writer);
             let wait = move || {
-                // Nothing comes but its end.
-                let _ = spool_signal.read(&mut [0]);
+                let is_forced = matches!(spool_signal.read(&mut [0]), Ok(1));
                 if let Some(writer) = writer.upgrade() {
-                    writer.spool_on_timeout();
+                    writer.spool_on_timeout(is_forced.then_some(FORCED_LIMIT));
                 }
             };
             thread::Builder::new().name("leave".into()).spawn(wait)?;
@@ -387,6 +394,21 @@ pub fn serve_fetcher(
         writer.close();
     }
     Ok(())
+}
+
+/// Removes expired objects while the mount serves, from its beginning. Nothing awaits the thread:
+/// it ends with the writer, or with the process.
+fn remove_expired_periodically(writer: &Arc<BucketWriter>) -> Result<()> {
+    let writer = Arc::downgrade(writer);
+    let remove = move || {
+        while let Some(writer) = writer.upgrade() {
+            while writer.remove_expired() {}
+            drop(writer);
+            thread::sleep(CLEAN_INTERVAL);
+        }
+    };
+    let thread = thread::Builder::new().name("expired".into()).spawn(remove);
+    thread.map(drop).map_err(|error| Error::io("cannot start a thread", error))
 }
 
 fn spawn_servers(storage: &Arc<dyn Storage>, sockets: Vec<UnixStream>) -> io::Result<()> {

@@ -167,6 +167,7 @@ pub fn open_writable(
     take_over: bool,
 ) -> Result<(Arc<dyn Storage>, Option<String>)> {
     let writer = open_writer(address, options, take_over)?;
+    while writer.remove_expired() {}
     let notice = writer.notice();
     Ok((Arc::new(writer), notice))
 }
@@ -174,7 +175,7 @@ pub fn open_writable(
 fn open_writer(address: &Address, options: &RemoteOptions, take_over: bool) -> Result<BucketWriter> {
     reject_pending_upload(address, options)?;
     let objects = object_store(address, options, None)?.ok_or_else(|| read_only_error(address))?;
-    BucketWriter::open(objects, address.to_string(), options, take_over)
+    BucketWriter::acquire(objects, address.to_string(), options, take_over)
 }
 
 /// Checks that an archive at the address can be written to.

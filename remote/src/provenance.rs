@@ -71,6 +71,7 @@ pub(crate) enum RequestKind<'a> {
     Read,
     List,
     Remove,
+    RemoveBatch,
 }
 
 /// Returns the answer when it is that of a store that speaks S3. Errors: `Transient` for any other
@@ -153,6 +154,7 @@ fn check_s3_interface(kind: RequestKind<'_>, has_id: bool, response: Response<Bo
     let wanted = match (status.is_success(), kind) {
         (false, _) => "Error",
         (true, RequestKind::List) => "ListBucketResult",
+        (true, RequestKind::RemoveBatch) => "DeleteResult",
         (true, RequestKind::Read) if has_tag_of_a_hash(response.headers()) && !is_html(response.headers()) => {
             return Ok(response);
         }

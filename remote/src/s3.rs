@@ -7,8 +7,11 @@
 
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use lockbox::{Error, Result};
+use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, S3Action, UrlStyle};
 use ureq::http::Response;
@@ -23,6 +26,9 @@ use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::signing::{self, HttpHeader, UnsignedRequest};
 use crate::store_failure::StoreFailure;
+
+/// Namespace of S3's documents.
+pub(crate) const XML_NAMESPACE: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
 
 /// Bucket with its credentials.
 pub(crate) struct S3Bucket {
@@ -169,6 +175,22 @@ impl S3Signer<'_> {
         self.signed("DELETE", &self.bucket.delete_object(None, key), Vec::new(), b"")
     }
 
+    /// Returns the request that removes several objects, with its body; None for Google's store and
+    /// for names that XML cannot represent.
+    pub(crate) fn delete_batch(&self, keys: &[String]) -> Option<(Url, Vec<HttpHeader>, String)> {
+        if self.cloud == Cloud::Google || keys.iter().any(|key| key.contains(char::is_control)) {
+            return None;
+        }
+        let escaped = |key: &String| key.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        let objects: String = keys.iter().map(|key| format!("<Object><Key>{}</Key></Object>", escaped(key))).collect();
+        let body = format!("<Delete xmlns=\"{XML_NAMESPACE}\">{objects}</Delete>");
+        let hash = STANDARD.encode(Md5::digest(&body));
+        let mut url = self.bucket.base_url().clone();
+        url.set_query(Some("delete="));
+        let (url, headers) = self.sign("POST", url, vec![("content-md5", hash)], body.as_bytes());
+        Some((url, headers, body))
+    }
+
     fn signed<'a>(
         &self,
         method: &str,
@@ -177,7 +199,10 @@ impl S3Signer<'_> {
         body: &[u8],
     ) -> (Url, Vec<HttpHeader>) {
         // Without credentials it is the address alone, and the time counts for nothing.
-        let url = action.sign(Duration::ZERO);
+        self.sign(method, action.sign(Duration::ZERO), headers, body)
+    }
+
+    fn sign(&self, method: &str, url: Url, headers: Vec<HttpHeader>, body: &[u8]) -> (Url, Vec<HttpHeader>) {
         let Some(credentials) = self.credentials else { return (url, headers) };
         let (names, region) = match self.cloud {
             Cloud::Google => (&signing::GOOGLE, signing::GOOGLE_LOCATION),

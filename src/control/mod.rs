@@ -44,11 +44,14 @@ pub enum Request {
     /// exits.
     /// With `lazy` a busy mount is detached and served until its last user has closed it; the
     /// response is sent at once. Refused when the archive's file is unlinked, because its content
-    /// is lost when the mount ends; `abandon` overrides this.
+    /// is lost when the mount ends; `abandon` overrides this. With `force` a busy mount ends within
+    /// seconds: open files fail, and data that a store does not accept is kept on this machine.
     Stop {
         lazy: bool,
         #[serde(default)]
         abandon: bool,
+        #[serde(default)]
+        force: bool,
     },
     /// Commit now. The response is sent when the commit is durable.
     Sync,

@@ -27,7 +27,9 @@ fn describe(request: Request) -> Response {
         Request::Status => {
             Response::Status(Box::new(Status { pid: 7, mount_point: "/mnt".into(), ..Status::default() }))
         }
-        Request::Stop { lazy: false, abandon: false } => Response::Busy { message: "files are open".into() },
+        Request::Stop { lazy: false, abandon: false, force: false } => {
+            Response::Busy { message: "files are open".into() }
+        }
         _ => Response::Done,
     }
 }
@@ -50,7 +52,7 @@ fn a_question_gets_the_handlers_answer_and_the_socket_goes_with_the_server() {
     assert_eq!(socket.parent().unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o700);
 
     assert!(matches!(
-        send_request(&socket, me(), &Request::Stop { lazy: false, abandon: false }),
+        send_request(&socket, me(), &Request::Stop { lazy: false, abandon: false, force: false }),
         Ok(Response::Busy { .. })
     ));
     assert!(matches!(send_request(&socket, me(), &Request::Sync), Ok(Response::Done)));
@@ -160,7 +162,9 @@ fn no_request_reaches_a_process_of_another_user() {
         describe(request)
     });
     let server = server.unwrap();
-    for request in [Request::Status, Request::Sync, Request::Purge, Request::Stop { lazy: true, abandon: false }] {
+    for request in
+        [Request::Status, Request::Sync, Request::Purge, Request::Stop { lazy: true, abandon: false, force: false }]
+    {
         assert!(matches!(send_request(server.socket(), me() + 1, &request), Err(Error::NotPermitted)));
     }
     server.finish();
@@ -172,8 +176,8 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
     for request in [
         Request::Sync,
         Request::Purge,
-        Request::Stop { lazy: false, abandon: false },
-        Request::Stop { lazy: true, abandon: false },
+        Request::Stop { lazy: false, abandon: false, force: false },
+        Request::Stop { lazy: true, abandon: false, force: false },
         Request::SnapshotCreate { name: SnapshotName::default() },
         Request::SnapshotList { after: 0, held: true },
         Request::SnapshotHeld { ranges: vec![(1, 2)] },
@@ -198,9 +202,13 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
     let server = server.unwrap();
     assert!(send_request(server.socket(), me(), &Request::Status).is_ok());
     let limit = Some(std::time::Duration::from_millis(50));
-    let error =
-        client::send_request_within(server.socket(), me(), &Request::Stop { lazy: false, abandon: false }, limit)
-            .unwrap_err();
+    let error = client::send_request_within(
+        server.socket(),
+        me(),
+        &Request::Stop { lazy: false, abandon: false, force: false },
+        limit,
+    )
+    .unwrap_err();
     assert!(error.to_string().starts_with("no answer within"), "{error}");
     drop(over);
 }
@@ -215,7 +223,7 @@ fn who_takes_no_connection_is_left_in_time() {
     nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
     let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
     assert!(matches!(
-        send_request(&socket, me(), &Request::Stop { lazy: false, abandon: false }),
+        send_request(&socket, me(), &Request::Stop { lazy: false, abandon: false, force: false }),
         Err(Error::Io { .. })
     ));
 }
@@ -293,7 +301,7 @@ fn a_strangers_text_is_cut() {
     assert_eq!((schedule.rules.len(), schedule.failure.unwrap().len()), (4096, 4096));
     for request in [
         Request::Sync,
-        Request::Stop { lazy: false, abandon: false },
+        Request::Stop { lazy: false, abandon: false, force: false },
         Request::SnapshotCreate { name: SnapshotName::default() },
     ] {
         match send_request(server.socket(), me(), &request).unwrap() {

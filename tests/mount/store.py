@@ -7,11 +7,12 @@ requests of these methods with that status in the store's place: all of them, or
 import hashlib
 import os
 import pathlib
+import re
 import sys
 import urllib.parse
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 PLACE = pathlib.Path(sys.argv[2])
 
@@ -93,6 +94,15 @@ class Handler(BaseHTTPRequestHandler):
         _, file, _ = self.asked()
         file.unlink(missing_ok=True)
         self.answer(204)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        assert "delete" in urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, keep_blank_values=True)
+        keys = [unescape(key) for key in re.findall("<Key>(.*?)</Key>", body)]
+        for key in keys:
+            (PLACE / urllib.parse.quote(key, safe="")).unlink(missing_ok=True)
+        rows = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
+        self.answer(200, f'<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{rows}</DeleteResult>'.encode())
 
     def do_GET(self):
         key, file, query = self.asked()

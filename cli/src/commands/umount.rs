@@ -34,7 +34,7 @@ const TELL_ELSEWHERE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(5);
 /// Remedies for a busy mount, at a terminal and in a window: the latter has no command line.
-const AT_TERMINAL: &str = "end that use, or use 'lockbox umount' with --wait or --lazy";
+const AT_TERMINAL: &str = "end that use, or use 'lockbox umount' with --wait, --lazy or --force";
 const AT_DESKTOP: &str = "end that use, and unmount it again";
 
 /// Unmount an archive; returns when its last commit is durable
@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// Wait until a busy mount is not used any more, for TIME at most: a number and s, m, h or d; without it for ever
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "lazy", value_parser = time)]
     wait: Option<Option<Duration>>,
+    /// End a busy mount within seconds: open files fail, and what its store does not take is kept on this machine
+    #[arg(long, conflicts_with_all = ["all", "lazy", "wait"])]
+    force: bool,
     /// End it although the archive's file was removed or replaced, which loses all that only the
     /// mount still has
     #[arg(long, conflicts_with_all = ["all", "wait"])]
@@ -66,7 +69,16 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn of(what: PathBuf, lazy: bool) -> Args {
-        Args { what: Some(what), all: false, lazy, wait: None, abandon: false, desktop: false, plainly: false }
+        Args {
+            what: Some(what),
+            all: false,
+            lazy,
+            wait: None,
+            force: false,
+            abandon: false,
+            desktop: false,
+            plainly: false,
+        }
     }
 }
 
@@ -185,7 +197,10 @@ fn waited(
 fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
     let what = runtime::canonical(given);
     match runtime::find(&what, given)? {
-        Some((socket, status)) => stop(&socket, &status, Manner { lazy: args.lazy, abandon: args.abandon, named }),
+        Some((socket, status)) => {
+            let Args { lazy, abandon, force, .. } = *args;
+            stop(&socket, &status, Manner { lazy, abandon, force, named })
+        }
         None => match located::root_at(given, &mounts::all()) {
             Some(mounted) => clear(mounted, args.lazy, args.plainly),
             None => Err(runtime::not_found(&what, given)),
@@ -251,11 +266,9 @@ impl Job {
     fn run(&self, lazy: bool, named: bool) -> Vec<Failure> {
         let cleared = self.clear.iter().filter_map(|mounted| clear(mounted, lazy, false).err());
         let mut failures: Vec<Failure> = cleared.collect();
-        failures.extend(
-            self.stop
-                .as_ref()
-                .and_then(|(socket, status)| stop(socket, status, Manner { lazy, abandon: false, named }).err()),
-        );
+        failures.extend(self.stop.as_ref().and_then(|(socket, status)| {
+            stop(socket, status, Manner { lazy, abandon: false, force: false, named }).err()
+        }));
         failures
     }
 }
@@ -265,13 +278,14 @@ impl Job {
 struct Manner {
     lazy: bool,
     abandon: bool,
+    force: bool,
     named: bool,
 }
 
 /// Sends the daemon the order to end its mount. Once it is gone here the daemon waits for mounts of
 /// it in other namespaces: after a while the processes there are listed.
 fn ask_to_stop(socket: &Path, status: &Status, manner: Manner, before: Option<&Mounted>) -> lockbox::Result<Response> {
-    let Manner { lazy, abandon, .. } = manner;
+    let Manner { lazy, abandon, force, .. } = manner;
     let (start, is_told) = (Instant::now(), Cell::new(lazy));
     let tell = || {
         if let Some(before) = before.filter(|_| !is_told.get() && start.elapsed() > TELL_ELSEWHERE) {
@@ -287,13 +301,13 @@ fn ask_to_stop(socket: &Path, status: &Status, manner: Manner, before: Option<&M
         }
         Ok(())
     };
-    control::exchange_messages(socket, status.uid, &Request::Stop { lazy, abandon }, &tell, &mut |response| {
+    control::exchange_messages(socket, status.uid, &Request::Stop { lazy, abandon, force }, &tell, &mut |response| {
         Ok(ControlFlow::Break(response))
     })
 }
 
 fn stop(socket: &Path, status: &Status, manner: Manner) -> Result<(), Failure> {
-    let Manner { lazy, named, .. } = manner;
+    let Manner { lazy, named, force, .. } = manner;
     let table = mounts::all();
     let before = daemons::mount_of(status, &table).cloned();
     let point = &before.as_ref().map_or_else(|| status.mount_point_path(), |mounted| mounted.point.clone());
@@ -305,9 +319,16 @@ fn stop(socket: &Path, status: &Status, manner: Manner) -> Result<(), Failure> {
         Failure::other(format!("{} (user {user}): {}", shown(point), Failure::sentence(error)))
     };
     match ask_to_stop(socket, status, manner, before.as_ref()).map_err(|error| of_its_user(&error))? {
+        Response::Done if force => {
+            output::complain(&format!(
+                "{} is unmounted; {} has all that was written to it",
+                shown(point),
+                shown(&status.archive_path())
+            ));
+        }
         Response::Done => {}
         Response::Unsent { bytes } => output::complain(&format!(
-            "{}: its store does not answer, and {} of the last writes are kept on this machine; the next mount here, or 'lockbox remote collect', sends them",
+            "{}: its store does not answer, and {} of the last writes are kept on this machine; the next mount here, or 'lockbox remote collect', sends them, and 'lockbox remote unsent' lists them",
             shown(&status.archive_path()),
             quantity::readable(bytes)
         )),

@@ -66,16 +66,21 @@ impl Adapter {
     ) -> std::io::Result<Adapter> {
         let open_directories = Arc::default();
         let scheduler = Arc::new(scheduler);
-        let writes = !fs.read_only();
-        let sync_queue =
-            writes.then(|| SyncQueue::start(Arc::clone(&fs), Arc::clone(&scheduler), host.is_none())).transpose()?;
+        let process_info = Arc::new(process_info);
+        let sync_queue = match fs.read_only() {
+            true => None,
+            false => {
+                let callers = host.is_none().then(|| Arc::clone(&process_info));
+                Some(SyncQueue::start(Arc::clone(&fs), Arc::clone(&scheduler), callers)?)
+            }
+        };
         let ServeOptions { profile, access_times, snapshot_dir } = options;
         Ok(Adapter {
             fs,
             cache,
             activity,
             host,
-            process_info: Arc::new(process_info),
+            process_info,
             profile,
             access_times,
             snapshot_dir,

@@ -8,6 +8,7 @@
 
 mod content;
 mod context;
+mod interrupt_watch;
 mod privileges;
 mod replica_fs;
 mod snapshots;
@@ -340,17 +341,13 @@ impl fuser::Filesystem for Adapter {
 
     /// Replies ENOSYS unless `sync=always`: the kernel then stops sending FLUSH, and still writes
     /// its pages before close(2) returns.
-    fn flush(&self, _: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        let in_flight = self.begin_request();
-        if self.snapshot_inode(number).is_some() && self.profile == SyncProfile::Always {
-            return reply.ok();
-        }
-        if self.profile == SyncProfile::Always {
-            in_flight.mark_long();
-        }
+    fn flush(&self, request: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         match self.profile {
-            SyncProfile::Always => reply_empty(self.fs.sync(), reply),
-            SyncProfile::Never | SyncProfile::Periodic => reply.error(Errno::ENOSYS),
+            SyncProfile::Always => self.reply_fsync(request, number, reply),
+            SyncProfile::Never | SyncProfile::Periodic => {
+                let _in_flight = self.begin_request();
+                reply.error(Errno::ENOSYS);
+            }
         }
     }
 
@@ -376,8 +373,8 @@ impl fuser::Filesystem for Adapter {
         reply_empty(self.fs.release(ino(number)), reply);
     }
 
-    fn fsync(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.reply_fsync(number, reply);
+    fn fsync(&self, request: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.reply_fsync(request, number, reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -417,8 +414,8 @@ impl fuser::Filesystem for Adapter {
         reply.ok();
     }
 
-    fn fsyncdir(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.reply_fsync(number, reply);
+    fn fsyncdir(&self, request: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.reply_fsync(request, number, reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {

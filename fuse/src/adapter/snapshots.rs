@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use fuser::{
     FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyXattr,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyXattr, Request,
 };
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, SnapshotId, SnapshotInfo, SnapshotView, mode};
@@ -102,10 +102,10 @@ impl Adapter {
     }
 
     /// Replies when all previous changes are durable. Snapshots always are.
-    pub(super) fn reply_fsync(&self, number: INodeNo, reply: ReplyEmpty) {
+    pub(super) fn reply_fsync(&self, request: &Request, number: INodeNo, reply: ReplyEmpty) {
         let in_flight = self.begin_request();
         match &self.sync_queue {
-            Some(sync_queue) if is_live(number.0) => sync_queue.submit(&in_flight, reply),
+            Some(sync_queue) if is_live(number.0) => sync_queue.submit(request, &in_flight, reply),
             _ => reply.ok(),
         }
     }

@@ -15,16 +15,20 @@
 //!    before.
 //! 4  Commits of the thread count as long work (rule 4 of `event_loop`): a change may have to wait
 //!    for one.
+//! 5  A caller that waits for a store can be interrupted ([`InterruptWatch`]); its ticket is waited
+//!    on all the same.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use fuser::ReplyEmpty;
+use fuser::{ReplyEmpty, Request};
 use lockbox::fs::{FileSystem, PendingSync};
 use parking_lot::{Condvar, Mutex};
 
-use crate::convert::reply_empty;
+use super::interrupt_watch::{InterruptWatch, WaitingCaller, WatchTimes};
+use crate::convert::{errno, reply_empty};
 use crate::event_loop::{InFlight, LoopScheduler};
+use crate::mount_agent::ProcessInfoClient;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Leader {
@@ -37,7 +41,7 @@ enum Leader {
 #[derive(Default)]
 struct State {
     leader: Leader,
-    waiting: Vec<(PendingSync, ReplyEmpty)>,
+    waiting: Vec<(PendingSync, Arc<WaitingCaller>)>,
     ended: bool,
 }
 
@@ -52,36 +56,49 @@ pub(super) struct SyncQueue {
     fs: Arc<FileSystem>,
     queue: Arc<SharedQueue>,
     thread: Option<JoinHandle<()>>,
-    /// Commits wait for a remote store.
-    is_remote: bool,
+    /// None unless commits wait for a remote store.
+    interrupts: Option<InterruptWatch>,
 }
 
 impl SyncQueue {
+    /// `process_info`: of the callers, if commits wait for a remote store.
+    ///
     /// # Errors
-    /// Fails if the thread cannot be started.
+    /// Fails if a thread cannot be started.
     pub(super) fn start(
         fs: Arc<FileSystem>,
         scheduler: Arc<LoopScheduler>,
-        is_remote: bool,
+        process_info: Option<Arc<ProcessInfoClient>>,
     ) -> std::io::Result<SyncQueue> {
+        let has_signal =
+            |info: Arc<ProcessInfoClient>| move |thread: u32| info.status(thread).has_interrupting_signal();
+        let interrupts =
+            process_info.map(|info| InterruptWatch::start(WatchTimes::DEFAULT, has_signal(info))).transpose()?;
         let queue = Arc::new(SharedQueue::default());
         let (of_thread, its_queue) = (Arc::clone(&fs), Arc::clone(&queue));
         let thread =
             thread::Builder::new().name("syncs".into()).spawn(move || serve(&of_thread, &its_queue, &scheduler))?;
-        Ok(SyncQueue { fs, queue, thread: Some(thread), is_remote })
+        Ok(SyncQueue { fs, queue, thread: Some(thread), interrupts })
     }
 
     /// Replies when all previous changes are durable. The loop may return to the kernel's queue
     /// long before.
-    pub(super) fn submit(&self, in_flight: &InFlight<'_>, reply: ReplyEmpty) {
+    pub(super) fn submit(&self, request: &Request, in_flight: &InFlight<'_>, reply: ReplyEmpty) {
         let begun = match self.fs.begin_sync() {
             Ok(begun) => begun,
             Err(error) => return reply_empty(Err(error), reply),
         };
         {
             let mut state = self.queue.state.lock();
-            if self.is_remote || state.leader != Leader::Idle {
-                state.waiting.push((begun, reply));
+            if self.interrupts.is_some() || state.leader != Leader::Idle {
+                let caller = WaitingCaller::new(request.pid(), |outcome| match outcome {
+                    Ok(()) => reply.ok(),
+                    Err(error) => reply.error(error),
+                });
+                if let Some(interrupts) = &self.interrupts {
+                    interrupts.register(&caller);
+                }
+                state.waiting.push((begun, caller));
                 if state.leader == Leader::Idle {
                     state.leader = Leader::Thread;
                     self.queue.called.notify_one();
@@ -120,8 +137,8 @@ fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler) {
         let _long = scheduler.begin_long_work();
         // The first one leads; the others were registered before that commit began, or need one
         // more.
-        for (begun, reply) in callers {
-            reply_empty(fs.finish_sync(begun), reply);
+        for (begun, caller) in callers {
+            caller.answer(fs.finish_sync(begun).map_err(|error| errno(&error)));
         }
         state = queue.state.lock();
     }

@@ -39,6 +39,8 @@ pub(crate) enum MountEvent {
         lazy: bool,
         /// Unmount even if the mount holds the last copy of the archive.
         abandon: bool,
+        /// End the mount in seconds, although files are open.
+        force: bool,
         answer: Sender<Response>,
     },
     /// The mount was unused for the time of `idle=`.
@@ -58,6 +60,10 @@ pub(crate) enum SuspendReply {
 /// Time for the writeback before a forced end: the kernel holds some tens of MiB at most, and sends
 /// them page by page.
 const WRITEBACK_TIME: Duration = Duration::from_secs(10);
+
+/// Time of a forced end for programs to close their files, and then for the writeback. The store has
+/// another second ([`remote::SpoolRequest`]), so that all takes less than five.
+const FORCED_GRACE: Duration = Duration::from_secs(1);
 
 /// Time for the event loops of a mount that failed to start to end.
 const LOOPS_END_TIME: Duration = Duration::from_secs(2);
@@ -112,20 +118,22 @@ impl Shutdown {
     pub(crate) fn wait(&self, timeout: Duration) -> ServeOutcome {
         let outcome = match &self.mount {
             Some(mount) => {
-                let hooks =
-                    ArchiveHooks { stop_waiting: &|| self.stop_waiting(), is_last_copy: &|| self.is_last_copy() };
+                let hooks = ArchiveHooks {
+                    stop_waiting: &|forced| self.stop_waiting(forced),
+                    is_last_copy: &|| self.is_last_copy(),
+                };
                 serve_events(&self.inbox, &**mount, timeout, hooks)
             }
-            None => ServeOutcome { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false },
+            None => ServeOutcome::default(),
         };
-        self.stop_waiting();
+        self.stop_waiting(outcome.forced);
         outcome
     }
 
     /// Closes the archive after the mount has ended, and reports the result to all stop requests.
     pub(crate) fn close(mut self, outcome: ServeOutcome, mut server: control::ControlServer) -> Result<(), Failure> {
         // Suspend delays are released when the archive is closed.
-        let ServeOutcome { stopped, aborted, abandoned, sleeping: _sleeping } = outcome;
+        let ServeOutcome { stopped, aborted, abandoned, sleeping: _sleeping, forced: _ } = outcome;
         let closed = self.close_archive(!aborted);
         // Before the replies, so that a client can mount again at once.
         server.close();
@@ -157,7 +165,7 @@ impl Shutdown {
             mount.unmount(true);
             // If the kernel's abort file could not be opened, the connection ends with this
             // process.
-            let _ = force_end(&**mount);
+            let _ = force_end(&**mount, WRITEBACK_TIME);
         }
         self.close_archive(!self.loops_started || self.wait_for_loops()).and(Err(failure))
     }
@@ -169,9 +177,9 @@ impl Shutdown {
     }
 
     /// Ends all waits for a remote store: no caller is left.
-    fn stop_waiting(&self) {
+    fn stop_waiting(&self, is_forced: bool) {
         if let Some(remote) = &self.remote {
-            (remote.stop_waiting)();
+            (remote.stop_waiting)(is_forced);
         }
     }
 
@@ -179,7 +187,7 @@ impl Shutdown {
     /// Returns the bytes that are kept on this machine because the remote store did not accept
     /// them.
     fn close_archive(&self, loops_ended: bool) -> Result<u64, Failure> {
-        self.stop_waiting();
+        self.stop_waiting(false);
         // Released at once: meanwhile a status request is answered that the archive is being
         // closed.
         let archive = self.slot.lock().take();
@@ -236,6 +244,7 @@ pub(crate) trait MountControl {
     fn abort(&self) -> io::Result<()>;
 }
 
+#[derive(Default)]
 pub(crate) struct ServeOutcome {
     /// Stop requests that wait for the result.
     pub(crate) stopped: Vec<Sender<Response>>,
@@ -246,6 +255,8 @@ pub(crate) struct ServeOutcome {
     pub(crate) aborted: bool,
     /// The user gave up the content of a removed archive.
     pub(crate) abandoned: bool,
+    /// The end was ordered by force.
+    pub(crate) forced: bool,
 }
 
 /// Handles events until the event loops have ended.
@@ -262,8 +273,8 @@ fn serve_events(
             None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         if let Some(ended) = state.handle_event(event) {
-            let ShutdownState { stopped, sleeping, abandoned, .. } = state;
-            return ServeOutcome { stopped, sleeping, aborted: matches!(ended, LoopState::Unknown), abandoned };
+            let ShutdownState { stopped, sleeping, abandoned, forced, .. } = state;
+            return ServeOutcome { stopped, sleeping, aborted: matches!(ended, LoopState::Unknown), abandoned, forced };
         }
     }
 }
@@ -289,6 +300,8 @@ struct ShutdownState<'a, M> {
     sleeping: Vec<Sender<SuspendReply>>,
     /// The user gave up the content of a removed archive.
     abandoned: bool,
+    /// The end was ordered by force.
+    forced: bool,
     /// Result of the last attempt of `idle=`; a repeated result is not logged again.
     last_idle: Option<UnmountOutcome>,
     hooks: ArchiveHooks<'a>,
@@ -297,8 +310,8 @@ struct ShutdownState<'a, M> {
 #[derive(Clone, Copy)]
 struct ArchiveHooks<'a> {
     /// Called when no caller gets a reply any more, so that a loop stops waiting for a remote
-    /// store.
-    stop_waiting: &'a dyn Fn(),
+    /// store; with `true` in a forced end.
+    stop_waiting: &'a dyn Fn(bool),
     /// Returns whether the mount holds the last copy.
     is_last_copy: &'a dyn Fn() -> bool,
 }
@@ -315,6 +328,7 @@ impl<'a, M> ShutdownState<'a, M> {
             stopped,
             sleeping,
             abandoned: false,
+            forced: false,
             last_idle: None,
             hooks,
         }
@@ -337,13 +351,13 @@ impl<M: MountControl> ShutdownState<'_, M> {
                 // A single loop may have failed or not started: the others still reply and are not
                 // joined.
                 tracing::error!("the connection to the kernel ended: {error}");
-                if let Err(error) = force_end(self.mount) {
+                if let Err(error) = force_end(self.mount, WRITEBACK_TIME) {
                     tracing::warn!("the connection to the kernel cannot be aborted: {error}");
                 }
                 return Some(LoopState::Unknown);
             }
             Ok(MountEvent::Signal(received)) => self.handle_signal(received),
-            Ok(MountEvent::Stop { lazy, abandon, answer }) => self.handle_stop(lazy, abandon, answer),
+            Ok(MountEvent::Stop { lazy, abandon, force, answer }) => self.handle_stop(lazy, abandon, force, answer),
             // The watchdog has already logged it.
             Ok(MountEvent::Deadlocked) => self.ordered = true,
             // No deadline for either: a mount that lives on as a bind mount is still served.
@@ -357,11 +371,13 @@ impl<M: MountControl> ShutdownState<'_, M> {
                 }
             },
             Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!("files still open after {} s; forcing unmount", self.timeout.as_secs());
-                let cut = force_end(self.mount);
+                let (grace, writeback) =
+                    if self.forced { (FORCED_GRACE, FORCED_GRACE) } else { (self.timeout, WRITEBACK_TIME) };
+                tracing::warn!("files still open after {} s; forcing unmount", grace.as_secs());
+                let cut = force_end(self.mount, writeback);
                 // If the connection cannot be aborted, waits for the remote store end with the
                 // data kept on this machine; otherwise the mount would never end.
-                (self.hooks.stop_waiting)();
+                (self.hooks.stop_waiting)(self.forced);
                 if cut.is_err() {
                     return Some(LoopState::Unknown);
                 }
@@ -406,23 +422,36 @@ impl<M: MountControl> ShutdownState<'_, M> {
         if (self.hooks.is_last_copy)() {
             tracing::error!("the archive's file was removed: its content is lost");
         }
-        // The sender of the signal wants an end: the connection is aborted at the deadline even if
-        // unmounting failed.
-        if let UnmountOutcome::Failed(message) = self.unmount(true) {
-            tracing::error!("{message}");
-        }
+        self.detach();
         // A second signal ends the wait at once.
         let rest = if self.deadline.is_some() { Duration::ZERO } else { self.timeout };
         self.deadline = Some(Instant::now() + rest);
     }
 
-    fn handle_stop(&mut self, lazy: bool, abandon: bool, answer: Sender<Response>) {
+    /// Unmounts for a sender that wants an end: the connection is aborted at the deadline even if
+    /// unmounting failed.
+    fn detach(&mut self) {
+        if let UnmountOutcome::Failed(message) = self.unmount(true) {
+            tracing::error!("{message}");
+        }
+    }
+
+    fn handle_stop(&mut self, lazy: bool, abandon: bool, force: bool, answer: Sender<Response>) {
         if (self.hooks.is_last_copy)() {
             if !abandon {
                 drop(answer.send(Response::Failed { message: LAST_COPY.into() }));
                 return;
             }
             self.abandoned = true;
+        }
+        if force {
+            tracing::warn!("an end by force was ordered: stopping");
+            self.forced = true;
+            self.detach();
+            let until = Instant::now() + FORCED_GRACE;
+            self.deadline = Some(self.deadline.map_or(until, |at| at.min(until)));
+            self.stopped.push(answer);
+            return;
         }
         match self.unmount(lazy) {
             UnmountOutcome::Failed(message) => drop(answer.send(Response::Failed { message })),
@@ -444,8 +473,8 @@ impl<M: MountControl> ShutdownState<'_, M> {
 
 /// Aborts the connection. The kernel discards cached pages on an abort, so they are written back
 /// first.
-fn force_end(mount: &impl MountControl) -> io::Result<()> {
-    if !mount.write_back(WRITEBACK_TIME) {
+fn force_end(mount: &impl MountControl, writeback: Duration) -> io::Result<()> {
+    if !mount.write_back(writeback) {
         tracing::error!("some cached writes were not flushed by the kernel and are lost");
     }
     mount.abort()
@@ -533,7 +562,7 @@ mod tests {
         let log = logged(vec![MountEvent::Signal(Signal::SIGTERM), ended()]);
         assert!(log.contains("SIGTERM: stopping") && !log.contains("another program"), "{log}");
         let (answer, _answered) = mpsc::channel();
-        assert_eq!(logged(vec![MountEvent::Stop { lazy: false, abandon: false, answer }, ended()]), "");
+        assert_eq!(logged(vec![MountEvent::Stop { lazy: false, abandon: false, force: false, answer }, ended()]), "");
         let log = logged(vec![ended()]);
         assert!(log.contains("WARN another program unmounted the archive"), "{log}");
         assert_eq!(logged(vec![MountEvent::Deadlocked, ended()]), "", "the watch tells");
@@ -568,7 +597,10 @@ mod tests {
             events.send(event).unwrap();
         }
         let mount = FakeMount { unmounted, ended: abortable.then_some(events), calls: RefCell::default() };
-        let hooks = ArchiveHooks { stop_waiting: &|| mount.calls.borrow_mut().push("leave"), is_last_copy: &|| false };
+        let hooks = ArchiveHooks {
+            stop_waiting: &|forced| mount.calls.borrow_mut().push(if forced { "leave soon" } else { "leave" }),
+            is_last_copy: &|| false,
+        };
         let ending = serve_events(&inbox, &mount, Duration::from_secs(timeout), hooks);
         (ending, mount.calls.into_inner())
     }
@@ -578,6 +610,21 @@ mod tests {
         let (ending, calls) = played(UnmountOutcome::Detached, true, 0, vec![MountEvent::Signal(Signal::SIGTERM)]);
         assert_eq!(calls, ["detach", "hand over", "abort", "leave"]);
         assert!(!ending.aborted, "the loops have ended");
+    }
+
+    #[test]
+    fn a_forced_stop_of_a_busy_mount_ends_it_soon_and_is_answered_when_the_archive_is_closed() {
+        for earlier in [None, Some(MountEvent::Signal(Signal::SIGTERM))] {
+            let (answer, answered) = mpsc::channel();
+            let force = MountEvent::Stop { lazy: false, abandon: false, force: true, answer };
+            let was_detached = earlier.is_some();
+            let (ending, calls) =
+                played(UnmountOutcome::Detached, true, 86_400, earlier.into_iter().chain([force]).collect());
+            let expected = ["detach", "detach", "hand over", "abort", "leave soon"];
+            assert_eq!(calls, expected[usize::from(!was_detached)..]);
+            assert!((ending.forced, ending.aborted, ending.stopped.len()) == (true, false, 1));
+            assert!(answered.try_recv().is_err());
+        }
     }
 
     #[test]
@@ -608,9 +655,9 @@ mod tests {
         let mount = FakeMount { unmounted: UnmountOutcome::Detached, ended: None, calls: RefCell::default() };
         let timeout = Duration::from_secs(60);
         let mut state =
-            ShutdownState::new(&mount, timeout, ArchiveHooks { stop_waiting: &|| {}, is_last_copy: &|| false });
+            ShutdownState::new(&mount, timeout, ArchiveHooks { stop_waiting: &|_| {}, is_last_copy: &|| false });
         let (answer, answered) = mpsc::channel();
-        let stop = |lazy| Ok(MountEvent::Stop { lazy, abandon: false, answer: answer.clone() });
+        let stop = |lazy| Ok(MountEvent::Stop { lazy, abandon: false, force: false, answer: answer.clone() });
         assert_eq!(state.handle_event(stop(true)), None);
         assert_eq!((state.deadline, state.stopped.len()), (None, 0));
         assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
@@ -630,13 +677,14 @@ mod tests {
         let mut state = ShutdownState::new(
             &mount,
             Duration::from_secs(60),
-            ArchiveHooks { stop_waiting: &|| {}, is_last_copy: &|| true },
+            ArchiveHooks { stop_waiting: &|_| {}, is_last_copy: &|| true },
         );
         let (answer, answered) = mpsc::channel();
-        let stop = |lazy, abandon| Ok(MountEvent::Stop { lazy, abandon, answer: answer.clone() });
-        for lazy in [false, true] {
-            assert_eq!(state.handle_event(stop(lazy, false)), None);
-            let Ok(Response::Failed { message }) = answered.try_recv() else { panic!("{lazy}: it is not refused") };
+        let stop = |lazy, abandon| Ok(MountEvent::Stop { lazy, abandon, force: false, answer: answer.clone() });
+        let force = || Ok(MountEvent::Stop { lazy: false, abandon: false, force: true, answer: answer.clone() });
+        for order in [stop(false, false), stop(true, false), force()] {
+            assert_eq!(state.handle_event(order), None);
+            let Ok(Response::Failed { message }) = answered.try_recv() else { panic!("it is not refused") };
             assert!(message.contains("copy the files out") && message.contains("--abandon"), "{message}");
         }
         let (sleep, slept) = mpsc::channel();
@@ -699,20 +747,23 @@ mod tests {
         let server = listening
             .serve(move |_, _| {
                 let (answer, answered) = mpsc::channel();
-                events.send(MountEvent::Stop { lazy: false, abandon: false, answer }).unwrap();
+                events.send(MountEvent::Stop { lazy: false, abandon: false, force: false, answer }).unwrap();
                 sent.send(()).unwrap();
                 answered.recv().unwrap_or(Response::Failed { message: "nobody answered".into() })
             })
             .unwrap();
         let socket: PathBuf = server.socket().into();
         let client = thread::spawn(move || {
-            control::send_request(&socket, geteuid().as_raw(), &Request::Stop { lazy: false, abandon: false })
+            control::send_request(
+                &socket,
+                geteuid().as_raw(),
+                &Request::Stop { lazy: false, abandon: false, force: false },
+            )
         });
         is_sent.recv().unwrap();
         let (done, ended) = mpsc::channel();
         thread::spawn(move || {
-            let ending = ServeOutcome { stopped: Vec::new(), sleeping: Vec::new(), aborted: false, abandoned: false };
-            Shutdown::new(ArchiveSlot::default(), inbox, None).close(ending, server).unwrap();
+            Shutdown::new(ArchiveSlot::default(), inbox, None).close(ServeOutcome::default(), server).unwrap();
             done.send(()).unwrap();
         });
         ended.recv_timeout(Duration::from_secs(60)).expect("the daemon waits for ever for a request that waits for it");

@@ -1,12 +1,14 @@
 //! What is durable when.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use nix::libc::{O_DIRECT, O_DSYNC, O_SYNC};
+use nix::libc::{EINTR, O_DIRECT, O_DSYNC, O_SYNC, SIGINT, SYS_fsync};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::{Map, Mount, await_readable, awaited, awaited_within, create, noise, open_with, read_at};
@@ -279,6 +281,56 @@ fn orderly_ends_lose_nothing() {
         assert!(fs::read(mount.path(name)).unwrap() == noise(3, 200_000));
     }
     mount.check();
+}
+
+/// A program that waits in fsync(2) or fdatasync(2) for a store that is unreachable or refuses can be interrupted: after
+/// a second, a signal that ends the program or that it handles makes the call fail with EINTR. The commit goes on, so
+/// its data may become durable, and the next fsync(2) waits again. A program that has no number in the PID namespace of
+/// the daemon waits on.
+#[test]
+fn a_wait_for_a_store_can_be_interrupted() {
+    const SCRIPT: &str = "import ctypes, os, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+signal.signal(signal.SIGUSR1, lambda *_: None)
+file = os.open(sys.argv[1], os.O_RDWR)
+for _ in range(2):
+    print(libc.fsync(file), ctypes.get_errno(), flush=True)
+";
+    let mut mount = Mount::in_store();
+    // The first change of a mount waits until the store has a record of it.
+    fs::write(mount.path("file"), "").unwrap();
+    mount.refuse_commits(true);
+    // The kernel has one fsync of a file at a time.
+    for name in ["file", "other"] {
+        fs::write(mount.path(name), noise(6, 100_000)).unwrap();
+    }
+    let start = |program: &str, arguments: &[&str], name: &str| {
+        let mut command = Command::new(program);
+        command.args(arguments).arg(mount.path(name)).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let (mut handles, mut ends) = (start("python3", &["-c", SCRIPT], "file"), start("sync", &[], "other"));
+    let send = |program: &Child, signal| {
+        let syscall = format!("/proc/{}/syscall", program.id());
+        let is_in_fsync = || fs::read_to_string(&syscall).is_ok_and(|call| call.starts_with(&format!("{SYS_fsync} ")));
+        assert!(awaited(is_in_fsync));
+        kill_process(Pid::from_raw(program.id() as i32).unwrap(), signal).unwrap();
+    };
+    let mut lines = BufReader::new(handles.stdout.take().unwrap()).lines();
+    send(&handles, Signal::USR1);
+    assert_eq!(lines.next().unwrap().unwrap(), format!("-1 {EINTR}"));
+    send(&ends, Signal::INT);
+    let mut ended = None;
+    assert!(awaited(|| {
+        ended = ends.try_wait().unwrap();
+        ended.is_some()
+    }));
+    assert_eq!(ended.unwrap().signal(), Some(SIGINT));
+    assert!(handles.try_wait().unwrap().is_none(), "the next fsync promised something");
+    mount.refuse_commits(false);
+    assert!(lines.next().unwrap().unwrap().starts_with("0 "));
+    assert!(handles.wait().unwrap().success());
+    mount.crash();
+    assert!(fs::read(mount.path("file")).unwrap() == noise(6, 100_000));
 }
 
 /// An idle mount becomes quiet: some seconds after the last change all changes are committed, deleted content is

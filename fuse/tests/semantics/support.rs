@@ -11,10 +11,12 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost};
-use lockbox::control::{self, ActionResult, Request, Response, SnapshotName, SocketName, Status};
+use lockbox::control::{self, ActionResult, Request, Response, SnapshotName, Status};
 use lockbox::crypto::Passphrase;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::keys;
+use lockbox_host::daemons;
+use lockbox_host::remote::{self, Remote};
 use nix::libc;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::mman::{self, MapFlags, MsFlags, ProtFlags};
@@ -37,6 +39,7 @@ pub(crate) struct Mount {
     scratch: TempDir,
     options: String,
     mounted: bool,
+    in_store: bool,
 }
 
 impl Mount {
@@ -52,9 +55,18 @@ impl Mount {
 
     /// In a directory of the test's.
     pub(crate) fn at(scratch: TempDir, options: &str) -> Mount {
+        Mount::made(scratch, options, false)
+    }
+
+    /// Of an archive in a store, which is a directory.
+    pub(crate) fn in_store() -> Mount {
+        Mount::made(tempfile::Builder::new().prefix("lockbox-semantics.").tempdir().unwrap(), "", true)
+    }
+
+    fn made(scratch: TempDir, options: &str, in_store: bool) -> Mount {
         assert!(rustix::process::geteuid().is_root(), "the tests of real mounts need root");
         assert!(Path::new("/dev/fuse").exists(), "/dev/fuse is missing, and the tests of real mounts need it");
-        let mut made = Mount { scratch, options: options.to_owned(), mounted: false };
+        let mut made = Mount { scratch, options: options.to_owned(), mounted: false, in_store };
         fs::create_dir(made.root()).unwrap();
         fs::create_dir(made.runtime()).unwrap();
         fs::write(made.passfile(), PASSPHRASE).unwrap();
@@ -63,13 +75,47 @@ impl Mount {
         // What a passphrase costs is not what these tests are about.
         let kdf = KdfCost { memory_kib: 1024, passes: 1, lanes: 1 };
         let create = CreateOptions { kdf, creator: Creator { uid: 0, gid: 0, umask: None } };
-        Archive::create(&made.archive(), &passphrase, &create).unwrap();
+        if in_store {
+            let mut bucket = remote::write(&made.archive(), &Remote::default(), false, true).unwrap();
+            Archive::create_in_seen(
+                &bucket.create_empty().unwrap(),
+                &passphrase,
+                &create,
+                &keys::SeenOptions::default(),
+            )
+            .unwrap();
+            bucket.publish().unwrap();
+        } else {
+            Archive::create(&made.archive(), &passphrase, &create).unwrap();
+        }
         made.mount();
         made
     }
 
+    /// Path, or address.
     pub(crate) fn archive(&self) -> PathBuf {
-        self.scratch.path().join("box.lbx")
+        match self.in_store {
+            true => format!("file://{}", self.store().display()).into(),
+            false => self.scratch.path().join("box.lbx"),
+        }
+    }
+
+    fn store(&self) -> PathBuf {
+        self.scratch.path().join("store")
+    }
+
+    /// Has the store refuse commits, or take them again.
+    pub(crate) fn refuse_commits(&self, refuses: bool) {
+        let mut parts = fs::read_dir(self.store()).unwrap().map(|part| part.unwrap().path());
+        let log = parts.find(|part| part.is_dir()).unwrap().join("log");
+        let away = log.with_extension("away");
+        if refuses {
+            fs::rename(&log, &away).unwrap();
+            File::create(&log).unwrap();
+        } else {
+            fs::remove_file(&log).unwrap();
+            fs::rename(&away, &log).unwrap();
+        }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -109,6 +155,8 @@ impl Mount {
                 .arg(self.archive())
                 .arg(self.root())
                 .env("XDG_RUNTIME_DIR", self.runtime())
+                .env("XDG_CACHE_HOME", self.runtime())
+                .env("XDG_STATE_HOME", self.runtime())
                 .stdin(Stdio::null())
                 .output()
                 .unwrap()
@@ -128,7 +176,7 @@ impl Mount {
 
     /// The daemon's, and its user.
     fn socket(&self) -> io::Result<(PathBuf, u32)> {
-        let name = SocketName::of_file(&self.archive().metadata()?);
+        let name = daemons::socket_name(&self.archive())?;
         Ok((control::socket_path(&self.runtime(), &name), nix::unistd::geteuid().as_raw()))
     }
 
@@ -147,7 +195,7 @@ impl Mount {
     /// The orderly end: returns when the archive is closed.
     pub(crate) fn unmount(&mut self) {
         // A program that another test starts has all our descriptors for the moment before its exec.
-        let ended = awaited(|| match self.ask(&Request::Stop { lazy: false, abandon: false }).unwrap() {
+        let ended = awaited(|| match self.ask(&Request::Stop { lazy: false, abandon: false, force: false }).unwrap() {
             Response::Done => true,
             Response::Busy { .. } => false,
             other => panic!("{other:?}"),
@@ -293,7 +341,7 @@ impl Drop for Mount {
             eprintln!("log of the daemon:\n{}", fs::read_to_string(self.log()).unwrap_or_default());
         }
         // Whatever state the test left: the polite way, else by force.
-        if matches!(self.ask(&Request::Stop { lazy: false, abandon: false }), Ok(Response::Done)) {
+        if matches!(self.ask(&Request::Stop { lazy: false, abandon: false, force: false }), Ok(Response::Done)) {
             return;
         }
         let _ = umount2(&self.root(), MntFlags::MNT_DETACH);

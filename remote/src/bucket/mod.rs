@@ -57,7 +57,7 @@ use self::store::BucketStore;
 use self::upload::UploadBuffer;
 pub(crate) use self::version::Follower;
 use self::version::{BucketVersion, PartialReader, VersionReader};
-pub(crate) use self::writable::BucketWriter;
+pub(crate) use self::writable::{BucketWriter, CLEAN_INTERVAL};
 use crate::RemoteOptions;
 use crate::range_source::{Metered, RequestMetrics};
 use crate::remote_file::RemoteFile;

@@ -1,6 +1,7 @@
 //! Object store interface (create, get, list and remove below a prefix), and the names of an
 //! archive's objects.
 
+use std::collections::HashSet;
 use std::io::Read;
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ use crate::{hex, http};
 
 /// Maximum names in one list response.
 pub(crate) const MAX_LIST_ENTRIES: usize = 1000;
+/// Maximum objects of a batch removal: the limit of S3.
+pub(crate) const MAX_BATCH: usize = 1000;
 
 /// Part of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +114,21 @@ pub(crate) trait ObjectStore: Send + Sync {
 
     /// Removes an object; succeeds if it does not exist.
     fn remove(&self, name: &str) -> RemoteResult<()>;
+
+    /// Removes objects, at most [`MAX_BATCH`], with one request. Returns None if the store has no
+    /// such request: some of them may be removed then.
+    fn remove_batch(&self, _names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+        Ok(None)
+    }
+}
+
+/// Result of a batch removal.
+#[derive(Default)]
+pub(crate) struct BatchRemoval {
+    /// Names that the store confirmed as removed.
+    pub(crate) removed: HashSet<String>,
+    /// First error among the others.
+    pub(crate) error: Option<RemoteError>,
 }
 
 impl ObjectStore for Metered<dyn ObjectStore> {
@@ -146,6 +164,10 @@ impl ObjectStore for Metered<dyn ObjectStore> {
 
     fn remove(&self, name: &str) -> RemoteResult<()> {
         self.metrics.record_outcome(self.inner.remove(name))
+    }
+
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+        self.metrics.record_outcome(self.inner.remove_batch(names))
     }
 }
 

@@ -7,6 +7,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use instant_xml::FromXml;
 use lockbox::Result;
 use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
@@ -14,7 +15,7 @@ use ureq::Agent;
 use ureq::http::{StatusCode, header};
 
 use super::objects::{
-    self, ListedObject, MAX_LIST, MAX_LIST_ENTRIES, MAX_PAGES, ObjectCreation, ObjectRange, ObjectStore,
+    self, BatchRemoval, ListedObject, MAX_LIST, MAX_LIST_ENTRIES, MAX_PAGES, ObjectCreation, ObjectRange, ObjectStore,
     request_timeout,
 };
 use crate::RemoteOptions;
@@ -22,7 +23,7 @@ use crate::address::Cloud;
 use crate::http;
 use crate::provenance::RequestKind;
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::s3::{self, S3Bucket, S3Signer};
+use crate::s3::{self, S3Bucket, S3Signer, XML_NAMESPACE};
 
 pub(crate) struct S3Store {
     agent: Agent,
@@ -70,6 +71,10 @@ impl ObjectStore for S3Store {
 
     fn remove(&self, name: &str) -> RemoteResult<()> {
         self.bucket.with(|signer| self.remove_signed(signer, name))
+    }
+
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+        self.bucket.with(|signer| self.remove_batch_signed(signer, names))
     }
 }
 
@@ -169,6 +174,22 @@ impl S3Store {
         Err(RemoteError::Unsupported("it cuts a list short again and again".into()))
     }
 
+    /// An object is removed when the response names it (PROOF-1).
+    fn remove_batch_signed(&self, signer: &S3Signer<'_>, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+        let keys: Vec<String> = names.iter().map(|name| self.key(name)).collect();
+        let Some((url, headers, body)) = signer.delete_batch(&keys) else { return Ok(None) };
+        let request = s3::with_headers(self.agent.post(url.as_str()), headers);
+        let request = request.config().timeout_global(request_timeout(MAX_LIST)).build();
+        let response = request.send(body.as_bytes()).map_err(|error| http::transport_error(&error))?;
+        let response = signer.check_provenance(RequestKind::RemoveBatch, response)?;
+        match response.status() {
+            StatusCode::OK => Ok(parse_batch(&objects::read_list(response)?, &self.prefix)),
+            // Answers of stores that lack the request.
+            StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED | StatusCode::BAD_REQUEST => Ok(None),
+            _ => Err(signer.failure(response)),
+        }
+    }
+
     fn remove_signed(&self, signer: &S3Signer<'_>, name: &str) -> RemoteResult<()> {
         let (url, headers) = signer.delete(&self.key(name));
         let request = s3::with_headers(self.agent.delete(url.as_str()), headers)
@@ -194,6 +215,41 @@ impl S3Store {
             _ => Err(signer.failure(response)),
         }
     }
+}
+
+#[derive(FromXml)]
+#[xml(rename = "DeleteResult", ns(XML_NAMESPACE))]
+struct DeleteResult {
+    deleted: Vec<DeletedObject>,
+    errors: Vec<KeptObject>,
+}
+
+#[derive(FromXml)]
+#[xml(rename = "Deleted", ns(XML_NAMESPACE))]
+struct DeletedObject {
+    #[xml(rename = "Key")]
+    key: String,
+}
+
+#[derive(FromXml)]
+#[xml(rename = "Error", ns(XML_NAMESPACE))]
+struct KeptObject {
+    #[xml(rename = "Code")]
+    code: String,
+    #[xml(rename = "Message")]
+    message: String,
+}
+
+/// Returns the names that a response to a batch removal confirms, and the first error among the
+/// others; None for a document of another form.
+fn parse_batch(text: &str, prefix: &str) -> Option<BatchRemoval> {
+    let parsed: DeleteResult = instant_xml::from_str(text).ok()?;
+    let error = parsed.errors.into_iter().next().map(|error| {
+        let (code, why) = (http::printable(&error.code), http::printable(&error.message));
+        RemoteError::Denied(format!("it does not remove an object: {why} ({code})"))
+    });
+    let names = parsed.deleted.into_iter().filter_map(|deleted| deleted.key.strip_prefix(prefix).map(str::to_owned));
+    Some(BatchRemoval { removed: names.collect(), error })
 }
 
 /// Replaces the older XML namespace of Google's store by Amazon's.

@@ -473,6 +473,12 @@ impl WriterSession {
     /// Removes objects, as in [`WriterSession::remove_expired`].
     pub(super) fn remove_objects(&mut self, due: &[ObjectId]) -> (u64, Option<RemoteError>) {
         let (left, error) = self.store.remove(&self.incarnation, due, None);
+        self.forget_removed(due, &left);
+        ((due.len() - left.len()) as u64, error)
+    }
+
+    /// Drops the tombstones of the objects of `due` that are not `left`.
+    pub(super) fn forget_removed(&mut self, due: &[ObjectId], left: &HashSet<ObjectId>) {
         let gone: HashSet<ObjectId> = due.iter().filter(|id| !left.contains(id)).copied().collect();
         let stays = |dead: &Tombstone| -> Vec<Tombstone> {
             match dead.extra > 0 && dead.ids().any(|id| gone.contains(&id)) {
@@ -481,7 +487,6 @@ impl WriterSession {
             }
         };
         self.tombstones = coalesce_tombstones(self.tombstones.iter().flat_map(stays).collect());
-        ((due.len() - left.len()) as u64, error)
     }
 
     /// Removes expired objects, declares orphans dead and closes the archive.

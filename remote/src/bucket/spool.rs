@@ -40,7 +40,9 @@ use sha2::{Digest, Sha256};
 
 use super::layout::Incarnation;
 use super::map::ObjectId;
-use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, parse_path, random_bytes};
+use super::objects::{
+    BatchRemoval, ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, parse_path, random_bytes,
+};
 use crate::cache::{cannot_read_dir, create_private_dir, is_own_file, open_own_file, open_private_dir};
 use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
@@ -524,5 +526,9 @@ impl ObjectStore for SpoolOverlay {
 
     fn remove(&self, name: &str) -> RemoteResult<()> {
         self.inner.remove(name)
+    }
+
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+        self.inner.remove_batch(names)
     }
 }

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use super::layout::{self, Incarnation, MAX_BODY, RecordBody, TRAILER_BYTES, Trailer};
 use super::map::{BlockMap, Hash, ObjectId, ObjectRef};
 use super::objects::{
-    ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe, object_path,
-    parse_path,
+    ListedObject, MAX_BATCH, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe,
+    object_path, parse_path,
 };
 use super::spool::{SpoolOverlay, UploadSpool};
 use crate::hex;
@@ -57,6 +57,8 @@ pub(crate) struct BucketStore {
     spool_directory: Option<PathBuf>,
     /// Pages that came with the last record read.
     tail: Arc<Mutex<Option<RecordTail>>>,
+    /// The store has no batch removals.
+    lacks_batches: Arc<AtomicBool>,
 }
 
 /// Retry behaviour of requests.
@@ -66,8 +68,8 @@ struct RetryMode {
     once: AtomicBool,
     /// Creates are repeated until the store has decided.
     forever: AtomicBool,
-    /// Time since which creates are spooled after the timeout.
-    spool_since: OnceLock<Instant>,
+    /// Time from which creates are spooled that the store has not decided about.
+    spool_at: OnceLock<Instant>,
     /// Time until which the store asked for no requests.
     quiet_until: Mutex<Option<Instant>>,
 }
@@ -133,6 +135,7 @@ impl BucketStore {
             spool,
             spool_directory: None,
             tail: Arc::default(),
+            lacks_batches: Arc::default(),
         }
     }
 
@@ -172,11 +175,12 @@ impl BucketStore {
         self.retry_mode.forever.store(true, Ordering::Relaxed);
     }
 
-    /// Spools objects that the store does not take within the timeout, for the next writer to send
-    /// (SPOOL-2). Without a timeout or a spool, creates keep waiting.
-    pub(super) fn spool_on_timeout(&self) {
-        if self.timeout.is_some() && self.spool().is_some() {
-            self.retry_mode.spool_since.get_or_init(Instant::now);
+    /// Spools objects that the store does not take within the timeout, or within `limit` if that is
+    /// less, for the next writer to send (SPOOL-2). Without either limit or a spool, creates keep
+    /// waiting.
+    pub(super) fn spool_on_timeout(&self, limit: Option<Duration>) {
+        if let Some(limit) = self.timeout.into_iter().chain(limit).min().filter(|_| self.spool().is_some()) {
+            self.retry_mode.spool_at.get_or_init(|| Instant::now() + limit);
             self.clock.wake();
         }
     }
@@ -323,8 +327,7 @@ impl BucketStore {
                     return Err(Error::request("a thread that sends has ended", io::ErrorKind::Other));
                 }
             }
-            let left = self.retry_mode.spool_since.get().zip(self.timeout);
-            if left.is_some_and(|(since, timeout)| since.elapsed() >= timeout) {
+            if self.retry_mode.spool_at.get().is_some_and(|at| Instant::now() >= *at) {
                 return spool.append(name, bytes, true).map(|()| Some(CreateOutcome::Created(None)));
             }
         }
@@ -346,7 +349,7 @@ impl BucketStore {
                     }
                     let why = error.message();
                     tracing::warn!("{}: new writes are not durable until the store accepts them: {why}", self.name);
-                    let is_leaving = || self.retry_mode.spool_since.get().is_some();
+                    let is_leaving = || self.retry_mode.spool_at.get().is_some();
                     let pause = backoff.next_pause(error.retry_after());
                     self.clock.sleep(pause, &|| self.is_retrying_once() || is_leaving());
                     // One attempt a round, unless the mount ends and waits once more.
@@ -386,7 +389,7 @@ impl BucketStore {
     /// Returns whether that completes the create.
     fn spool_object(&self, name: &str, bytes: &[u8]) -> Result<bool> {
         let Some(spool) = self.spool() else { return Ok(false) };
-        let is_closing = self.retry_mode.spool_since.get().is_some();
+        let is_closing = self.retry_mode.spool_at.get().is_some();
         match spool.append(name, bytes, is_closing) {
             Err(error) if is_closing => return Err(error),
             Err(error) => tracing::debug!(%error, "it is in memory alone"),
@@ -411,16 +414,20 @@ impl BucketStore {
         self.request(&mut |objects| objects.get(name, part))
     }
 
-    /// Removes objects concurrently until the deadline. Each is requested once; the first error
-    /// stops the rest, which would fail as slowly one by one. Returns the objects that may remain,
-    /// and the error.
+    /// Removes objects until the deadline, in batches, or concurrently if the store has no batches.
+    /// Each is requested once; the first failed request stops the rest, which would fail as slowly.
+    /// Returns the objects that may remain, and the error.
     pub(super) fn remove(
         &self,
         incarnation: &Incarnation,
         ids: &[ObjectId],
         until: Option<Instant>,
     ) -> (HashSet<ObjectId>, Option<RemoteError>) {
-        let left = Mutex::new((ids.iter().copied().collect::<HashSet<ObjectId>>(), None));
+        let (ids, error) = self.remove_batches(incarnation, ids, until);
+        let left = Mutex::new((ids.iter().copied().collect::<HashSet<ObjectId>>(), error));
+        if !self.lacks_batches.load(Ordering::Relaxed) {
+            return left.into_inner();
+        }
         let next = AtomicUsize::new(0);
         let work = || {
             while left.lock().1.is_none() && until.is_none_or(|until| Instant::now() < until) {
@@ -438,7 +445,46 @@ impl BucketStore {
         left.into_inner()
     }
 
-    /// Removes the temporary objects of overtaken writers. Errors: failures of requests.
+    /// Removes objects in batches. Returns those that may remain, and the first error. A store
+    /// without batches is remembered.
+    fn remove_batches(
+        &self,
+        incarnation: &Incarnation,
+        ids: &[ObjectId],
+        until: Option<Instant>,
+    ) -> (Vec<ObjectId>, Option<RemoteError>) {
+        let (mut left, mut error) = (Vec::new(), None);
+        let mut chunks = ids.chunks(MAX_BATCH);
+        while !self.lacks_batches.load(Ordering::Relaxed) && until.is_none_or(|until| Instant::now() < until) {
+            let Some(chunk) = chunks.next() else { break };
+            let names: Vec<String> = chunk.iter().map(|id| object_path(incarnation, id)).collect();
+            let clock = Some(AttemptClock::new(until));
+            match AttemptClock::run(clock, || self.objects.remove_batch(&names)) {
+                // Objects that stay, as under a lock, do not keep the others.
+                Ok(Some(batch)) => {
+                    let named = chunk.iter().zip(&names).filter(|(_, name)| !batch.removed.contains(*name));
+                    left.extend(named.map(|(id, _)| *id));
+                    error = error.or(batch.error);
+                }
+                Ok(None) => {
+                    self.lacks_batches.store(true, Ordering::Relaxed);
+                    left.extend(chunk);
+                }
+                Err(why) => {
+                    left.extend(chunk);
+                    error = Some(why);
+                    break;
+                }
+            }
+        }
+        left.extend(chunks.flatten());
+        (left, error)
+    }
+
+    /// Removes the temporary objects of overtaken writers.
+    ///
+    /// # Errors
+    /// Errors of requests.
     pub(super) fn sweep(&self, incarnation: &Incarnation) -> Result<()> {
         ["log", "seg", "map"].iter().try_for_each(|part| {
             let above = format!("{}/{part}", hex(incarnation));

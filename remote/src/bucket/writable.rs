@@ -23,6 +23,11 @@
 //!     Objects that the store does not take are then spooled in replay order (SPOOL-1 to 3), and
 //!     the barrier succeeds: no caller is left that could report them as durable to others. The
 //!     rollback state does not count them ([`Storage::pending_upload_bytes`]).
+//! LIVING-7  Expired objects are removed without a lock, while commits go on: BUCKET-4 holds for
+//!     them whatever this writer or a later one does, since a durable record declared them dead a
+//!     grace period ago, and neither its own reads nor its next records use them. Their tombstones
+//!     stay in the records until the store has confirmed the removal. So a removal may end at any
+//!     request, as at the end of the mount, and its repetition does no harm.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,7 +40,7 @@ use parking_lot::Mutex;
 use super::CLEANUP_TIMEOUT;
 use super::layout::{RecordKind, WriterIdentity};
 use super::map::ObjectId;
-use super::objects::ObjectStore;
+use super::objects::{MAX_BATCH, ObjectStore};
 use super::open_store;
 use super::session::WriterSession;
 use super::spool::UploadSpool;
@@ -44,10 +49,9 @@ use super::upload::UploadBuffer;
 use crate::RemoteOptions;
 use crate::range_source::{Metered, RequestMetrics, RequestStats};
 
-/// Interval of removing expired objects, and the maximum at a time: more than a writer makes dead
-/// that commits each second.
-const CLEAN_INTERVAL: Duration = Duration::from_secs(20);
-const MAX_REMOVED: usize = 32;
+/// Interval of removing expired objects, [`MAX_BATCH`] at a time: fifty times what a writer makes
+/// dead that commits each second.
+pub(crate) const CLEAN_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Maximum blocks of sparse objects rewritten at close, in addition to as many as were written: 64
 /// MiB.
@@ -61,17 +65,30 @@ pub(crate) struct BucketWriter {
     session: Mutex<WriterSession>,
     /// Objects of an abandoned replacement: uploaded ones, and those in flight.
     abandoned: Mutex<(Vec<ObjectId>, Vec<ObjectId>)>,
-    /// Time of the last removal of expired objects.
-    pub(super) last_cleaned: Mutex<Instant>,
+    /// Time of the last release of expired objects.
+    pub(super) last_released: Mutex<Instant>,
     metrics: Arc<RequestMetrics>,
 }
 
 impl BucketWriter {
-    /// Acquires the archive as its writer.
+    /// Opens the archive as [`crate::open_writable`] does.
+    #[cfg(test)]
+    pub(crate) fn open(
+        objects: Box<dyn ObjectStore>,
+        name: String,
+        options: &RemoteOptions,
+        take_over: bool,
+    ) -> Result<BucketWriter> {
+        let writer = BucketWriter::acquire(objects, name, options, take_over)?;
+        while writer.remove_expired() {}
+        Ok(writer)
+    }
+
+    /// Acquires the archive as its writer; expired objects are for [`Self::remove_expired`].
     ///
     /// # Errors
     /// As of [`crate::open_writable`].
-    pub(crate) fn open(
+    pub(crate) fn acquire(
         objects: Box<dyn ObjectStore>,
         name: String,
         options: &RemoteOptions,
@@ -86,7 +103,6 @@ impl BucketWriter {
             let name = &store.name;
             return Err(Error::NotArchive(format!("{name}: a writer has started, but not committed anything yet")));
         }
-        session.remove_expired();
         BucketWriter::from_session(session, options, metrics)
     }
 
@@ -96,14 +112,14 @@ impl BucketWriter {
         metrics: Arc<RequestMetrics>,
     ) -> Result<BucketWriter> {
         let buffer = UploadBuffer::new(&session, options, false)?;
-        let (store, last_cleaned) = (session.store.clone(), Mutex::new(Instant::now()));
+        let (store, last_released) = (session.store.clone(), Mutex::new(Instant::now()));
         Ok(BucketWriter {
             buffer,
             options: options.clone(),
             store,
             session: Mutex::new(session),
             abandoned: Mutex::default(),
-            last_cleaned,
+            last_released,
             metrics,
         })
     }
@@ -116,8 +132,32 @@ impl BucketWriter {
 
     /// Makes barriers wait for the store once more and then spool on this host: no caller is left
     /// to which durable means more. The next writer on this host sends the objects (SPOOL-2).
-    pub(crate) fn spool_on_timeout(&self) {
-        self.store.spool_on_timeout();
+    /// With `limit` it is the longest wait.
+    pub(crate) fn spool_on_timeout(&self, limit: Option<Duration>) {
+        self.store.spool_on_timeout(limit);
+    }
+
+    /// Removes some of the expired objects (LIVING-7). Returns whether more are due.
+    pub(crate) fn remove_expired(&self) -> bool {
+        let (incarnation, due) = {
+            let session = self.session.lock();
+            if session.is_over() || self.store.spool().is_some_and(UploadSpool::is_spooling) {
+                return false;
+            }
+            let mut due = session.expired(MAX_BATCH);
+            self.buffer.retain_unused(&mut due);
+            (session.incarnation, due)
+        };
+        if due.is_empty() {
+            return false;
+        }
+        let (left, error) = self.store.remove(&incarnation, &due, None);
+        if let Some(error) = &error {
+            tracing::debug!("{}: what is dead stays for now: {}", self.store.name, error.message());
+        }
+        self.session.lock().forget_removed(&due, &left);
+        // The next removal meets the same error.
+        due.len() == MAX_BATCH && error.is_none()
     }
 
     /// Returns a message for the user about the acquisition.
@@ -263,14 +303,11 @@ impl Storage for BucketWriter {
         }
         let done = self.buffer.commit(&mut session, RecordKind::Commit);
         done.map_err(|error| BucketWriter::explain_failure(&session, error))?;
-        let mut last_cleaned = self.last_cleaned.lock();
-        if last_cleaned.elapsed() >= CLEAN_INTERVAL && !self.store.spool().is_some_and(UploadSpool::is_spooling) {
-            *last_cleaned = Instant::now();
-            let expired = session.expired(MAX_REMOVED);
-            // The next removal meets the same error.
-            if self.buffer.release_objects(&expired) {
-                let _ = session.remove_objects(&expired);
-            }
+        let mut last_released = self.last_released.lock();
+        if last_released.elapsed() >= CLEAN_INTERVAL && !self.store.spool().is_some_and(UploadSpool::is_spooling) {
+            *last_released = Instant::now();
+            // Otherwise they stay until a later release.
+            let _ = self.buffer.release_objects(&session.expired(MAX_BATCH));
         }
         Ok(())
     }

@@ -311,7 +311,7 @@ two_are_busy() {
     tr -d '\n' <told >all
     mv all told
     grep -q "$WORK/one is busy: .*process $$ " told && grep -q "$WORK/two is busy: .*process $$ " told || fail "$(cat told)"
-    grep -q 'end that use, and unmount it again; ' told && grep -q -e '--wait or --lazy' stderr || fail "$(cat told stderr)"
+    grep -q 'end that use, and unmount it again; ' told && grep -q -e '--wait, --lazy or --force' stderr || fail "$(cat told stderr)"
     ! grep -q -e --lazy told || fail "$(cat told)"
     exec 7<&- 8<&-
     at_desk "$lockbox" umount --all --desktop

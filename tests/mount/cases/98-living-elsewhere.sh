@@ -219,6 +219,39 @@ case_a_mount_that_ends_while_its_store_is_away_keeps_what_was_written_for_the_ne
     lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
 }
 
+case_umount_by_force_ends_a_mount_that_waits_for_its_store_and_says_what_is_kept() {
+    local daemon waits
+    prepare_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    echo before >"$WORK/dir/before"
+    sync "$WORK/dir/before"
+    daemon=$(daemon_there)
+    kill "$SERVER"
+    wait "$SERVER" || true
+    echo during >"$WORK/dir/during"
+    sync "$WORK/dir/during" 2>/dev/null &
+    waits=$!
+    await bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
+    expect 13 'with --wait, --lazy or --force' lockbox umount "$WORK/dir"
+    lockbox umount --force "$WORK/dir" 2>"$WORK/told"
+    grep "are kept on this machine; the next mount here, .* 'lockbox remote unsent' lists them" "$WORK/told" >/dev/null
+    # Where the kernel shows no file that aborts the connection, the wait ends with what is kept.
+    [[ -z $(ls /sys/fs/fuse/connections) ]] || ! wait "$waits" || fail "success without the store's word"
+    [[ ! -e /proc/$daemon ]] || fail "the daemon is still there"
+    lockbox remote unsent | grep "$URL  (the next writer here sends it)" >/dev/null
+    serve_store
+    mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
+    same "$(found during)" during
+    # In use, and with a store that answers.
+    exec 9>"$WORK/dir/open"
+    echo more >&9
+    lockbox umount --force "$WORK/dir" 2>"$WORK/told"
+    exec 9>&- || true
+    grep 'has all that was written to it' "$WORK/told" >/dev/null
+    same "$(lockbox remote unsent)" ''
+    same "$(found open)" more
+}
+
 case_a_commit_that_waits_for_its_store_outlives_the_daemon() {
     prepare_store
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"

@@ -209,6 +209,24 @@ impl Server {
                 (None, Cloud::Azure) => message(404, "BlobNotFound"),
                 _ => message(204, ""),
             },
+            "POST" if self.cloud == Cloud::S3 && asked.query.contains_key("delete") => {
+                let text = String::from_utf8(asked.body.clone()).unwrap();
+                let hash = STANDARD.encode(Md5::digest(&asked.body));
+                assert_eq!(asked.headers.get("content-md5"), Some(&hash));
+                let keys: Vec<&str> = text.split("<Key>").skip(1).map(|rest| rest.split('<').next().unwrap()).collect();
+                assert!((1..=1000).contains(&keys.len()));
+                let row = |key: &&str| {
+                    if key.ends_with("locked") {
+                        return format!("<Error><Key>{key}</Key><Code>AccessDenied</Code><Message>m</Message></Error>");
+                    }
+                    objects.remove(&key.replace("&amp;", "&"));
+                    format!("<Deleted><Key>{key}</Key></Deleted>")
+                };
+                let rows: String = keys.iter().map(row).collect();
+                let text =
+                    format!("<DeleteResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">{rows}</DeleteResult>");
+                (200, String::new(), text.into_bytes())
+            }
             "GET" if asked.key.is_empty() => self.list(&objects, &asked.query),
             _ => {
                 let Some(bytes) = objects.get(&asked.key) else { return message(404, "BlobNotFound") };
@@ -321,6 +339,37 @@ fn each_cloud_is_asked_for_what_a_store_owes() {
             findings.iter().find(|finding| finding.name != "clock" && (!finding.works || finding.advice.is_some()));
         assert_eq!((wrong, findings.len()), (None, 8), "{cloud:?}");
         assert!(server.objects.lock().is_empty());
+    }
+}
+
+#[test]
+fn a_batch_of_removals_is_one_request_and_each_object_counts_by_its_name() {
+    let names = ["a", "b & c", "locked", "missing"].map(str::to_owned);
+    for cloud in CLOUDS {
+        let (server, endpoint) = Server::start(cloud);
+        let objects = objects(cloud, &endpoint);
+        server.objects.lock().extend(names[..3].iter().map(|name| (format!("p/{name}"), vec![1])));
+        if cloud != Cloud::S3 {
+            assert!(objects.remove_batch(&names).unwrap().is_none() && server.asked.lock().is_empty(), "{cloud:?}");
+            continue;
+        }
+        for is_bare in [false, true] {
+            server.is_bare.store(is_bare, Ordering::Relaxed);
+            let batch = objects.remove_batch(&names).unwrap().unwrap();
+            let confirmed = [&names[0], &names[1], &names[3]].into_iter().cloned().collect();
+            assert_eq!(batch.removed, confirmed);
+            let Some(RemoteError::Denied(why)) = batch.error else { panic!("{:?}", batch.error) };
+            assert!(why.contains("AccessDenied"), "{why}");
+        }
+        assert_eq!(*server.asked.lock(), ["POST delete="; 2]);
+        assert_eq!(server.objects.lock().keys().collect::<Vec<_>>(), ["p/locked"]);
+        // Stores without it, and who may not.
+        for (status, code) in [(501, "NotImplemented"), (405, "MethodNotAllowed"), (400, "MalformedXML")] {
+            server.scripted.lock().push((status, code));
+            assert!(objects.remove_batch(&names).unwrap().is_none(), "{status}");
+        }
+        server.scripted.lock().push((403, "AccessDenied"));
+        assert!(matches!(objects.remove_batch(&names), Err(RemoteError::Refused(_))));
     }
 }
 

@@ -208,8 +208,9 @@ fn who_slept_and_is_not_answered_at_once_is_not_told_that_nothing_is_new() {
         let mut commit = |byte: u8| {
             living.write_at(0, &[byte; 4096]).unwrap();
             bytes[..4096].fill(byte);
-            *living.last_cleaned.lock() = Instant::now() - Duration::from_secs(3600);
+            *living.last_released.lock() = Instant::now() - Duration::from_secs(3600);
             living.barrier().unwrap();
+            living.remove_expired();
             world.with(|state| state.clock += GRACE + 60);
         };
         commit(1);

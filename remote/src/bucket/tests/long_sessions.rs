@@ -34,13 +34,15 @@ fn a_writer_that_stays_for_days_reads_what_lies_beside_what_was_removed() {
     commit(&storage, &mut now, 0xB0);
     world.with(|state| state.clock += GRACE + 60);
     for byte in 0xC0..0xC4 {
-        *storage.last_cleaned.get_mut() -= Duration::from_secs(61);
+        *storage.last_released.get_mut() -= Duration::from_secs(61);
         commit(&storage, &mut now, byte);
+        storage.remove_expired();
     }
     world.with(|state| state.clock += GRACE + 60);
     for byte in 0xD0..0xD4 {
-        *storage.last_cleaned.get_mut() -= Duration::from_secs(61);
+        *storage.last_released.get_mut() -= Duration::from_secs(61);
         commit(&storage, &mut now, byte);
+        storage.remove_expired();
     }
     let after = records(&world);
     assert!(before.iter().any(|name| !after.contains(name)), "nothing was removed: {before:?} {after:?}");

@@ -2,6 +2,7 @@
 
 mod captive_portal;
 mod clouds;
+mod expired;
 mod follower;
 mod golden;
 mod interleavings;

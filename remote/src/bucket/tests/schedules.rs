@@ -186,7 +186,7 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
     for _ in 0..=dice.below(4) {
         if place.is_some() && dice.one_in(2) {
             session.store.retry_forever();
-            session.store.spool_on_timeout();
+            session.store.spool_on_timeout(None);
         }
         if dice.one_in(3) {
             let before = world.with(|state| state.objects.len());

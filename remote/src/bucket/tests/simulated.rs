@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
+use super::super::objects::{BatchRemoval, ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::session::GRACE;
 use super::super::store::ORDER;
 use crate::range_source::{RemoteError, RemoteResult};
@@ -49,6 +49,9 @@ pub(super) struct State {
     /// Whether nobody is answered, and whether removals are refused.
     pub(super) away: bool,
     pub(super) keeps: bool,
+    /// Whether it removes in batches, and the names that it keeps then.
+    pub(super) batches: bool,
+    pub(super) locked: Vec<String>,
     pub(super) requests: Vec<String>,
     /// Bytes of objects that were sent to be made, and that were asked for and came.
     pub(super) sent: u64,
@@ -72,6 +75,8 @@ impl World {
             overwrites: false,
             away: false,
             keeps: false,
+            batches: faults > 0 && seed.is_multiple_of(2),
+            locked: Vec::new(),
             requests: Vec::new(),
             sent: 0,
             came: 0,
@@ -287,6 +292,28 @@ impl ObjectStore for Seen {
                 state.objects.remove(name);
             }
             Ok(())
+        })
+    }
+
+    /// A part may be refused, by chance too.
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+        if !self.world.with(|state| state.batches) {
+            return Ok(None);
+        }
+        self.request(format!("remove batch of {}", names.len()), |state, fault| {
+            let mut batch = BatchRemoval::default();
+            for name in names {
+                let faults = state.faults;
+                if state.keeps || state.locked.contains(name) || state.dice.one_in(faults) {
+                    batch.error = Some(RemoteError::Denied("you may not".into()));
+                    continue;
+                }
+                if !matches!(fault, Fault::Lost) {
+                    state.objects.remove(name);
+                }
+                batch.removed.insert(name.clone());
+            }
+            Ok(Some(batch))
         })
     }
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
@@ -57,7 +58,7 @@ fn leave(world: &Arc<World>, place: &Path, base: &[u8]) -> Vec<u8> {
     living.write_at(4096, &[0xB1; 4096]).unwrap();
     now[4096..8192].fill(0xB1);
     is_away(world, true);
-    living.spool_on_timeout();
+    living.spool_on_timeout(None);
     living.barrier().unwrap();
     living.write_at(8192, &vec![0xB2; 10 << 20]).unwrap();
     now.resize(8192 + (10 << 20), 0);
@@ -99,6 +100,25 @@ fn what_a_store_did_not_take_is_sent_by_the_next_writer_here_before_anything_els
     is_away(&world, false);
     drop(Bucket::open(world.store(3), NAME.into(), &at(place.path()), true).unwrap());
     assert!(found(&world) == now);
+}
+
+/// A barrier of which the result is awaited would hang without the limit.
+#[test]
+fn a_mount_that_ends_by_force_keeps_at_once_what_it_would_wait_for_without_end() {
+    let place = tempfile::tempdir().unwrap();
+    let world = World::new(1, 0);
+    made(&world, 3);
+    let endless = RemoteOptions { timeout: None, ..at(place.path()) };
+    let living = BucketWriter::open(world.store(2), NAME.into(), &endless, true).unwrap();
+    living.retry_forever();
+    living.write_at(0, &[5; 4096]).unwrap();
+    is_away(&world, true);
+    living.spool_on_timeout(Some(Duration::ZERO));
+    living.barrier().unwrap();
+    drop(living);
+    is_away(&world, false);
+    assert!(read(&world, place.path()).unwrap()[..4096] == [5; 4096]);
+    assert_eq!(kept(place.path()).len(), 1);
 }
 
 #[test]
@@ -225,7 +245,7 @@ fn whatever_comes_after_what_is_held_back_is_held_back_too() {
     let living = mounted(&world, place.path()).unwrap();
     living.write_at(0, &[1; 4096]).unwrap();
     is_away(&world, true);
-    living.spool_on_timeout();
+    living.spool_on_timeout(None);
     living.barrier().unwrap();
     is_away(&world, false);
     living.write_at(4096, &[2; 4096]).unwrap();
@@ -292,7 +312,7 @@ fn who_waits_without_end_keeps_nothing_back() {
     made(&world, 3);
     let hard = RemoteOptions { timeout: None, ..at(place.path()) };
     let living = BucketWriter::open(world.store(2), NAME.into(), &hard, true).unwrap();
-    living.spool_on_timeout();
+    living.spool_on_timeout(None);
     living.write_at(0, &[1; 4096]).unwrap();
     living.barrier().unwrap();
     assert_eq!(living.pending_upload_bytes().unwrap(), 0);
@@ -464,7 +484,7 @@ fn who_leaves_does_not_wait_for_a_request_that_nobody_answers() {
     *silent.lock() = true;
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| living.barrier());
-        living.spool_on_timeout();
+        living.spool_on_timeout(None);
         waiting.join().unwrap().unwrap();
     });
     assert!(living.pending_upload_bytes().unwrap() > 0);
@@ -558,7 +578,7 @@ fn a_commit_waits_whatever_the_store_says_that_decides_nothing() {
             // Of whoever leaves it is kept.
             living.write_at(4096, &[0xF2; 4096]).unwrap();
             *creations.lock() = answers(error, 1000);
-            living.spool_on_timeout();
+            living.spool_on_timeout(None);
             living.barrier().unwrap();
             drop(living);
             creations.lock().clear();
@@ -628,7 +648,7 @@ fn a_last_word_that_came_too_late_is_no_loss_and_told_as_none() {
     let living = mounted(&world, place.path()).unwrap();
     living.write_at(0, &[1; 4096]).unwrap();
     living.barrier().unwrap();
-    living.spool_on_timeout();
+    living.spool_on_timeout(None);
     assert_eq!(living.pending_upload_bytes().unwrap(), 0);
     is_away(&world, true);
     drop(living);

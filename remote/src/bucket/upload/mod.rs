@@ -378,6 +378,13 @@ impl UploadBuffer {
         }
     }
 
+    /// Removes the objects from `ids` that reads may still use.
+    pub(super) fn retain_unused(&self, ids: &mut Vec<ObjectId>) {
+        if let Some(reader) = &self.shared.state.lock().base_reader {
+            ids.retain(|id| !reader.map.references(id));
+        }
+    }
+
     /// Refreshes the base if it names any of these objects, which are about to be removed. Returns
     /// whether it names none of them (STAGED-2).
     pub(super) fn release_objects(&self, ids: &[ObjectId]) -> bool {

@@ -121,8 +121,9 @@ fn what_is_dead_for_a_day_is_removed_while_the_writer_stays() {
     assert!(before > 50, "{before}");
     // As if a minute had passed.
     for byte in 52..56 {
-        *storage.last_cleaned.get_mut() -= Duration::from_secs(61);
+        *storage.last_released.get_mut() -= Duration::from_secs(61);
         commit(&storage, byte);
+        storage.remove_expired();
     }
     let after = records(&world);
     assert!(before - after > 40, "{before} {after}");
