@@ -110,14 +110,19 @@ impl Error {
         }
     }
 
-    /// Creates the error of a remote request of which only the kind is known.
+    /// Creates the error of a request to a server. `context` is the whole sentence.
     pub fn request(context: impl Into<String>, kind: io::ErrorKind) -> Self {
-        let source = match kind {
-            // Uses the wording of the host's own files.
-            io::ErrorKind::NotFound => Errno::NOENT.into(),
-            other => other.into(),
-        };
-        Error::Io { context: context.into(), source: Arc::new(source) }
+        Error::Io { context: context.into(), source: Arc::new(io::Error::new(kind, FailedRequest)) }
+    }
+
+    /// Returns the kind of a failed request to a server; None for any error of this host.
+    pub fn request_kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Error::Io { source, .. } if source.get_ref().is_some_and(|inner| inner.is::<FailedRequest>()) => {
+                Some(source.kind())
+            }
+            _ => None,
+        }
     }
 
     /// Creates the error of a structure that failed to decode or authenticate.
@@ -129,6 +134,11 @@ impl Error {
         Error::Invalid(detail.into())
     }
 }
+
+/// Source of the errors of [`Error::request`], which distinguishes them from errors of this host.
+#[derive(Debug, thiserror::Error)]
+#[error("the request failed")]
+struct FailedRequest;
 
 /// Request that was refused although there is a remedy. Carries the facts; the calling program
 /// words the remedy.

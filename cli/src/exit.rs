@@ -11,7 +11,7 @@ use lockbox_host::daemons::{self, Holder};
 use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::remote;
-use lockbox_host::{OTHER, Program, USAGE, code, shown};
+use lockbox_host::{NO_SOURCE, OTHER, Program, USAGE, code, shown};
 use lockbox_terminal::advice;
 
 /// The compared objects differ; diff(1) has 1 for that, which is wrong usage here.
@@ -25,8 +25,9 @@ pub(crate) const NOT_RUNNABLE: u8 = 126;
 /// Shown at the end of the whole help.
 pub(crate) const HELP: &str = "\
 Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong passphrase, 11 not an archive or unsupported version, \
-12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older, diverged or replaced archive, \
-20 invalid link, 21 no share daemon, 128 and the signal's number when interrupted";
+12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older, diverged or replaced archive, 17 server does not answer, \
+18 server refuses, 19 no such archive or bucket, 20 invalid link, 21 no share daemon, 22 no such source, 128 and the signal's number \
+when interrupted";
 
 /// Code that shells show for a program that SIGPIPE ended: this one ignores the signal, and ends
 /// without a message as if it did not.
@@ -140,20 +141,41 @@ pub(crate) fn mending(finding: FindingKind) -> &'static str {
 }
 
 /// Fails with the code of the gravest problem, if there is any; each was shown before.
-pub(crate) fn of_problems(problems: &[Problem]) -> Result<(), Failure> {
-    let Some(worst) = gravest(problems) else { return Ok(()) };
+pub(crate) fn of_problems(problems: &[Problem], code: fn(&Error) -> u8) -> Result<(), Failure> {
+    let Some(worst) = gravest(problems, code) else { return Ok(()) };
     let count = problems.len();
     let objects = if count == 1 { "1 object was" } else { &format!("{count} objects were") };
     Err(Failure::new(worst, format!("{objects} not copied in full; see above")))
 }
 
-/// Returns the exit code of the gravest problem.
-pub(crate) fn gravest(problems: &[Problem]) -> Option<u8> {
+/// Returns the exit code of the gravest problem. `code`: that of one, [`source_code`] where files
+/// of the host are read.
+pub(crate) fn gravest(problems: &[Problem], code: fn(&Error) -> u8) -> Option<u8> {
     let codes = problems.iter().map(|problem| match &problem.cause {
         ProblemCause::Changed | ProblemCause::Itself => OTHER,
         ProblemCause::Failed(error) => code(error),
     });
-    codes.max()
+    // A missing source is less grave than damage, although its number is higher.
+    codes.max_by_key(|code| if *code == NO_SOURCE { OTHER } else { *code })
+}
+
+/// Returns the exit code for an error of a command that reads files of this host besides an open
+/// archive: a missing file is one of those.
+pub(crate) fn source_code(error: &Error) -> u8 {
+    match error {
+        Error::Io { source, .. } if error.request_kind().is_none() && source.kind() == io::ErrorKind::NotFound => {
+            NO_SOURCE
+        }
+        _ => code(error),
+    }
+}
+
+/// Returns the failure of such a command, for an error of the archive at `path` or of a source.
+pub(crate) fn source_failure(path: &Path, error: Error) -> Failure {
+    let code = source_code(&error);
+    let mut failure = Lockbox::failure(path, error);
+    failure.code = code;
+    failure
 }
 
 #[cfg(test)]
@@ -210,6 +232,19 @@ mod tests {
             }
             assert!(!named.is_empty() || names > 0, "no remedy: {text}");
         }
+    }
+
+    #[test]
+    fn a_missing_source_is_neither_a_missing_archive_nor_graver_than_damage() {
+        let missing = || Error::io("cannot open x", io::Error::from_raw_os_error(2));
+        let gone = Error::request("cannot open s3://b/a", io::ErrorKind::NotFound);
+        assert_eq!(source_failure(Path::new("a.lbx"), missing()).code, NO_SOURCE);
+        assert_eq!((source_code(&gone), code(&gone)), (lockbox_host::NO_ARCHIVE, lockbox_host::NO_ARCHIVE));
+        assert_eq!(code(&missing()), OTHER, "the target of a copy");
+        let problem = |error| Problem { path: Vec::new(), cause: ProblemCause::Failed(error) };
+        let damaged = || Error::damaged("block=1");
+        assert_eq!(gravest(&[problem(missing())], source_code), Some(NO_SOURCE));
+        assert_eq!(gravest(&[problem(missing()), problem(damaged())], source_code), Some(code(&damaged())));
     }
 
     #[test]

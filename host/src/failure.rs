@@ -21,6 +21,14 @@ pub const IN_USE: u8 = 13;
 pub const NO_SPACE: u8 = 14;
 pub const MOUNT_FAILED: u8 = 15;
 pub const OLDER: u8 = 16;
+/// A server does not answer.
+pub const UNREACHABLE: u8 = 17;
+/// A server refuses the request, or may not be asked.
+pub const DENIED: u8 = 18;
+/// There is no archive, or no bucket, of this name.
+pub const NO_ARCHIVE: u8 = 19;
+/// A source that is to be copied or compared does not exist.
+pub const NO_SOURCE: u8 = 22;
 
 /// Returns the exit code for an error of the library.
 pub fn code(error: &Error) -> u8 {
@@ -34,7 +42,13 @@ pub fn code(error: &Error) -> u8 {
         Error::Older(_) | Error::Forked(_) | Error::Replaced(_) => OLDER,
         // As shells show a program that a signal ended.
         Error::Interrupted(signal) => 128 + signal,
-        _ => OTHER,
+        // A missing file of this host is an archive, a source or a target: the command knows which.
+        _ => match error.request_kind() {
+            Some(io::ErrorKind::TimedOut) => UNREACHABLE,
+            Some(io::ErrorKind::PermissionDenied) => DENIED,
+            Some(io::ErrorKind::NotFound) => NO_ARCHIVE,
+            _ => OTHER,
+        },
     }
 }
 
@@ -108,7 +122,7 @@ impl<P: Program> Failure<P> {
     /// Returns the error with its causes, without the host's numbers for them.
     pub fn sentence(error: &Error) -> String {
         let mut text = P::words(error).unwrap_or_else(|| error.to_string());
-        let mut source = error.source().filter(|_| !is_whole(error));
+        let mut source = error.source().filter(|_| error.request_kind().is_none());
         while let Some(cause) = source {
             text.push_str(": ");
             text.push_str(&cause.to_string());
@@ -133,12 +147,6 @@ impl<P: Program> Failure<P> {
         let sentence = Failure::<P>::sentence(error);
         Failure::new(code(error), if says_it { sentence } else { about::<P>(path, sentence) })
     }
-}
-
-/// Returns whether the source of an error has only a kind, which repeats the sentence: that of a
-/// request.
-fn is_whole(error: &Error) -> bool {
-    matches!(error, Error::Io { source, .. } if source.raw_os_error().is_none() && source.get_ref().is_none())
 }
 
 pub(crate) fn about<P: Program>(path: &Path, sentence: String) -> String {
@@ -197,6 +205,10 @@ mod tests {
         assert_eq!((failure.code, &*failure.message), (OTHER, "cannot open a.lbx: Permission denied"));
         let refused = Error::request("a server refuses; ask another", io::ErrorKind::PermissionDenied);
         assert_eq!(Failure::<Named>::sentence(&refused), "a server refuses; ask another");
+        assert_eq!(code(&refused), DENIED);
+        assert_eq!(code(&Error::request("no answer", io::ErrorKind::TimedOut)), UNREACHABLE);
+        assert_eq!(code(&Error::request("no bucket", io::ErrorKind::NotFound)), NO_ARCHIVE);
+        assert_eq!(code(&Error::io("cannot open a.lbx", io::Error::from_raw_os_error(2))), OTHER);
         assert_eq!(Failure::<Named>::from(Error::Older("facts".into())).message, "older copy: facts; accept it");
     }
 

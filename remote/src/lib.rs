@@ -56,6 +56,7 @@ pub use fetcher::{
     Access, FetcherConnection, FetcherControl, FetcherReach, VersionPoller, open_in_fetcher, serve_broker,
     serve_fetcher,
 };
+use range_source::RemoteError;
 pub use range_source::RequestStats;
 use remote_file::RemoteFile;
 
@@ -120,7 +121,7 @@ fn open_with_follower(address: &Address, options: &RemoteOptions) -> Result<(Arc
         return Ok((follower.file().clone(), Some(follower)));
     }
     match address {
-        Address::Directory(_) => Err(Error::request(format!("cannot open {address}"), std::io::ErrorKind::NotFound)),
+        Address::Directory(_) => Err(RemoteError::NotFound.into_error(&address.to_string())),
         Address::Web(_) | Address::Bucket { .. } => Ok((Arc::new(RemoteFile::open(address, options)?), None)),
     }
 }

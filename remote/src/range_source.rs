@@ -107,7 +107,9 @@ impl RemoteError {
     /// Converts an error of an open: a missing file is `NotFound`.
     pub(crate) fn into_error(self, name: &str) -> Error {
         match self {
-            RemoteError::NotFound => Error::request(format!("cannot open {name}"), io::ErrorKind::NotFound),
+            RemoteError::NotFound => {
+                Error::request(format!("cannot open {name}: No such file or directory"), io::ErrorKind::NotFound)
+            }
             RemoteError::NoBucket(ref why) => {
                 Error::request(format!("cannot open {name}: {why}; {}", self.remedy()), io::ErrorKind::NotFound)
             }

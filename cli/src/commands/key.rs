@@ -510,6 +510,7 @@ pub(crate) fn forget(args: &ForgetArgs) -> Result<(), Failure> {
         }
     }
     for path in &args.archives {
+        open_archive::of_host(path)?;
         let archive = keys::identify(path).map_err(|error| Lockbox::failure(path, error))?;
         let outcome = if keyring.forget(&archive)? { "is forgotten" } else { "was not kept" };
         out.line(&format!("The key of {} {outcome}.", shown(path)))?;

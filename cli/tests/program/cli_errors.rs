@@ -49,7 +49,7 @@ fn an_existing_file_is_never_overwritten_by_create() {
 fn a_missing_archive_is_named() {
     let place = Place::new();
     for command in ["ls", "info", "check", "passwd"] {
-        fails(&place.run(&[command, "a.lbx"]), 2, "cannot open a.lbx: No such file or directory");
+        fails(&place.run(&[command, "a.lbx"]), 19, "cannot open a.lbx: No such file or directory");
     }
 }
 
