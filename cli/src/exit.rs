@@ -11,8 +11,12 @@ use lockbox_host::daemons::{self, Holder};
 use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::remote;
-use lockbox_host::{NO_SOURCE, OTHER, Program, USAGE, code, shown};
+use lockbox_host::{
+    DAMAGED, DENIED, IN_USE, MOUNT_FAILED, NO_ARCHIVE, NO_SOURCE, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, Program,
+    UNREACHABLE, USAGE, WRONG_KEY, code, shown,
+};
 use lockbox_terminal::advice;
+use serde_json::{Value, json};
 
 /// The compared objects differ; diff(1) has 1 for that, which is wrong usage here.
 pub(crate) const DIFFERENT: u8 = 3;
@@ -32,6 +36,40 @@ when interrupted";
 /// Code that shells show for a program that SIGPIPE ended: this one ignores the signal, and ends
 /// without a message as if it did not.
 const READER_GONE: u8 = 128 + 13;
+
+/// Returns a failure as `--json` prints it. The names of the kinds are promises.
+pub(crate) fn json(failure: &Failure) -> Value {
+    let kind = match failure.code {
+        USAGE => "usage",
+        DIFFERENT => "different",
+        WRONG_KEY => "wrong-key",
+        NOT_ARCHIVE => "not-archive",
+        DAMAGED => "damaged",
+        IN_USE => "in-use",
+        NO_SPACE => "no-space",
+        MOUNT_FAILED => "mount-failed",
+        OLDER => "older",
+        UNREACHABLE => "unreachable",
+        DENIED => "denied",
+        NO_ARCHIVE => "no-archive",
+        NO_LINK => "no-link",
+        NO_DAEMON => "no-daemon",
+        NO_SOURCE => "no-source",
+        129.. => "interrupted",
+        _ => "other",
+    };
+    let Failure { code, message, advice, .. } = failure;
+    json!({"error": {"kind": kind, "exit_code": code, "message": message, "advice": advice}})
+}
+
+/// Returns the failure that a rendered error of the command line describes: its first line, and its
+/// tip.
+pub(crate) fn of_usage(rendered: &str) -> Failure {
+    let message = rendered.lines().next().unwrap_or_default();
+    let tip = rendered.lines().find_map(|line| line.trim().strip_prefix("tip: "));
+    let failure = Failure::usage(message.trim_start_matches("error: "));
+    failure.advised(&tip.map(|tip| format!("; {tip}")).unwrap_or_default())
+}
 
 /// Returns the failure of writing to standard output; a closed pipe has no message.
 pub(crate) fn of_output(error: &io::Error) -> Failure {
@@ -59,12 +97,18 @@ impl Program for Lockbox {
         Some(match error {
             // The detail is a sentence of its own.
             Error::Invalid(detail) => detail.clone(),
-            Error::Refused(refusal) => advised(refusal),
-            Error::Older(_) => format!("{error}; use --accept-older to go on with it"),
-            Error::Forked(_) => format!("{error}; use --accept-fork to go on with this one"),
-            Error::Replaced(_) => format!("{error}; use --accept-other to go on with this one"),
             _ => return None,
         })
+    }
+
+    fn remedy(error: &Error) -> String {
+        match error {
+            Error::Refused(refusal) => remedy(refusal),
+            Error::Older(_) => "; use --accept-older to go on with it".into(),
+            Error::Forked(_) => "; use --accept-fork to go on with this one".into(),
+            Error::Replaced(_) => "; use --accept-other to go on with this one".into(),
+            _ => String::new(),
+        }
     }
 
     /// Names the holder when the archive is in use.
@@ -76,14 +120,16 @@ impl Program for Lockbox {
         {
             let point = shown(&status.mount_point_path());
             let hidden = daemons::is_out_of_sight(&status) && daemons::mount_of(&status, &mounts::all()).is_none();
-            let how = if hidden {
-                "has it mounted in another namespace, as for 'lockbox exec', until the last program there ends"
+            let (how, remedy) = if hidden {
+                let how =
+                    "has it mounted in another namespace, as for 'lockbox exec', until the last program there ends";
+                (how.to_owned(), String::new())
             } else {
                 let end = advice("lockbox umount", status.mount_point_path().as_os_str().as_bytes());
-                &format!("serves it at {point}; use the files there, or end that with {end}")
+                (format!("serves it at {point}"), format!("; use the files there, or end that with {end}"))
             };
             let sentence = format!("{} is in use: process {} {how}", shown(path), status.pid);
-            return Failure::new(code(&error), sentence);
+            return Failure::new(code(&error), sentence).advised(&remedy);
         }
         // Any answer of that directory counts, as long as it still answers.
         if matches!(error, Error::NotArchive(_) | Error::Io { .. })
@@ -98,14 +144,12 @@ impl Program for Lockbox {
 /// Returns the failure of a command that was given the mount point in place of the archive.
 pub(crate) fn mount_point(path: &Path, mounted: &Mounted, code: u8) -> Failure {
     let archive = shown(&mounted.source);
-    Failure::new(
-        code,
-        format!("{} is where {archive} is mounted: name the archive, or use the files there", shown(path)),
-    )
+    Failure::new(code, format!("{} is where {archive} is mounted", shown(path)))
+        .advised(": name the archive, or use the files there")
 }
 
-/// Returns the refusal with its remedy, as one sentence.
-fn advised(refusal: &Refusal) -> String {
+/// Returns the remedy for a refusal, with the punctuation that joins it to the refusal.
+fn remedy(refusal: &Refusal) -> String {
     let remedy = match refusal {
         Refusal::Costly { .. } => "; raise the limit with --kdf-limit if you trust the archive",
         Refusal::EncryptedIdentity { .. } => "; decrypt it with age into a pipe, such as --identity <(age -d FILE)",
@@ -126,7 +170,7 @@ fn advised(refusal: &Refusal) -> String {
         Refusal::NameOfSchedule { .. } => ": choose another name",
         Refusal::Destination { .. } | Refusal::DamagedBackup { .. } | Refusal::FailedBackup { .. } => "",
     };
-    format!("{refusal}{remedy}")
+    remedy.to_owned()
 }
 
 /// Returns the remedy for a finding of `check`, when a command is one.
@@ -212,7 +256,6 @@ mod tests {
         let program = crate::Cli::command();
         let mut known = Vec::new();
         options(&program, &mut known);
-        let remedy = |refusal: &Refusal| advised(refusal)[refusal.to_string().len()..].to_owned();
         let hints = crate::suggestions::TABLE.iter().map(|(_, hint)| String::from(*hint));
         let advice = refusals
             .iter()

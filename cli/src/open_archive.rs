@@ -153,7 +153,7 @@ fn in_use_elsewhere(address: &Path, takes_over: bool, error: Error) -> Failure {
 pub(crate) fn in_the_way(address: &Path, takes_over: bool, error: &Error) -> Failure {
     match error {
         Error::InUse(why) if !takes_over => {
-            Failure::new(code(error), format!("{why}; --take-over goes on in its place"))
+            Failure::new(code(error), why).advised("; --take-over goes on in its place")
         }
         _ => Failure::at(address, error),
     }

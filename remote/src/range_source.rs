@@ -111,7 +111,7 @@ impl RemoteError {
                 Error::request(format!("cannot open {name}: No such file or directory"), io::ErrorKind::NotFound)
             }
             RemoteError::NoBucket(ref why) => {
-                Error::request(format!("cannot open {name}: {why}; {}", self.remedy()), io::ErrorKind::NotFound)
+                Error::advised_request(format!("cannot open {name}: {why}"), self.remedy(), io::ErrorKind::NotFound)
             }
             other => other.into_deferred_error(name),
         }
@@ -127,7 +127,8 @@ impl RemoteError {
             }
             RemoteError::NoSpace(why) => Error::NoSpace(format!("{name}: {why}")),
             RemoteError::Refused(StoreRefusal { why, .. }) => {
-                Error::request(format!("{server} cannot be asked: {why}; {remedy}"), io::ErrorKind::PermissionDenied)
+                let sentence = format!("{server} cannot be asked: {why}");
+                Error::advised_request(sentence, remedy, io::ErrorKind::PermissionDenied)
             }
             RemoteError::NoBucket(why) => stale(format!("{name} was removed from its server: {why}")),
             RemoteError::Denied(why) => {

@@ -82,7 +82,7 @@ fn refuse_missing_archive(target: &Path) -> Result<(), Failure> {
 }
 
 fn refuse_directory(name: String) -> Failure {
-    Failure::other(format!("{name} is a directory; use -r to copy it with all in it"))
+    Failure::other(format!("{name} is a directory")).advised("; use -r to copy it with all in it")
 }
 
 /// Copies from the host into an archive.

@@ -464,7 +464,8 @@ fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let bytes = keys::backup_header(place.site()).map_err(|error| secrets::failure(&place, error))?;
     let failed = |e: io::Error| match e.kind() {
         io::ErrorKind::AlreadyExists => {
-            Failure::other(format!("{} exists already and was not changed: choose another name", shown(&args.file)))
+            Failure::other(format!("{} exists already and was not changed", shown(&args.file)))
+                .advised(": choose another name")
         }
         _ => Failure::host(format!("cannot write {}", shown(&args.file)), &e),
     };
