@@ -35,6 +35,7 @@ mod store_failure;
 mod tests;
 mod throughput;
 mod transport;
+mod web_login;
 
 use std::path::PathBuf;
 use std::sync::Arc;
