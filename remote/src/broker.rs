@@ -93,9 +93,21 @@ impl BrokerScope {
 
 /// Variables of the environment with credentials, by protocol.
 const SECRET_VARIABLES: [(Cloud, &[&str]); 3] = [
-    (Cloud::S3, &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]),
+    (
+        Cloud::S3,
+        &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN"],
+    ),
     (Cloud::Google, &["GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY"]),
-    (Cloud::Azure, &["AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"]),
+    (
+        Cloud::Azure,
+        &[
+            "AZURE_STORAGE_CONNECTION_STRING",
+            "AZURE_STORAGE_KEY",
+            "AZURE_STORAGE_SAS_TOKEN",
+            "AZURE_CLIENT_SECRET",
+            "IDENTITY_HEADER",
+        ],
+    ),
 ];
 
 /// Region, endpoint and CA certificates of a profile of the AWS tools.
@@ -116,13 +128,14 @@ pub(crate) struct KeyPair {
     pub(crate) token: Option<String>,
 }
 
-/// Azure account with its key or its token.
+/// Azure account with its key, its SAS token or an access token.
 #[derive(Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
 pub(crate) struct AccountMessage {
     pub(crate) name: String,
     pub(crate) endpoint: String,
     pub(crate) key: Option<Vec<u8>>,
     pub(crate) token: Option<String>,
+    pub(crate) access: Option<String>,
 }
 
 /// Client of the broker, used by the fetcher.

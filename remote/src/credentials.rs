@@ -1,8 +1,8 @@
 //! Credentials for object stores from the sources of each cloud's tools: the environment, files
 //! such as those below `~/.aws`, a program. (For Azure see `azure.rs`.)
 //!
-//! Credentials never appear in arguments, mount options or logs. Instance metadata is not queried:
-//! it lies at a link-local address.
+//! Credentials never appear in arguments, mount options or logs. `identity/` has the credentials
+//! that a cloud gives to a machine or a workload.
 //!
 //! Files of settings name programs (`credential_process`), servers and keys. sudo(8) and su(1) may
 //! leave root with the HOME of a user. The files there would have root run that user's programs,
@@ -21,6 +21,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use lockbox::{Error, Result};
 use lockbox_terminal::display;
 use parking_lot::Mutex;
@@ -33,6 +34,7 @@ use zeroize::Zeroizing;
 
 use crate::broker::{Broker, KeyPair, RegionEndpoint};
 use crate::http::printable;
+use crate::identity::{self, AwsIdentity};
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// AWS profile: its place, and origin of the credentials.
@@ -69,6 +71,8 @@ enum CredentialOrigin {
     Static(rusty_s3::Credentials),
     /// A command line that prints JSON.
     Process(String),
+    /// Session of a workload, container or machine.
+    Identity(AwsIdentity),
     /// A public bucket.
     Anonymous,
 }
@@ -137,11 +141,19 @@ impl AwsProfile {
             endpoint: setting(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url"),
             ca_bundle: setting(&["AWS_CA_BUNDLE"], "ca_bundle").map(PathBuf::from),
         };
-        let known = environment().or_else(|| key(&secrets)).or_else(|| key(&config));
-        let origin = match (known, config.get("credential_process")) {
-            (Some(known), _) => CredentialOrigin::Static(known),
-            (None, Some(program)) => CredentialOrigin::Process((*program).to_owned()),
-            (None, None) => CredentialOrigin::Anonymous,
+        // The order of the AWS tools; a profile that is named precedes the role of a workload.
+        let mut role = AwsIdentity::role(variable, &place.region);
+        let origin = if let Some(known) = environment() {
+            CredentialOrigin::Static(known)
+        } else if let Some(role) = role.take_if(|_| named.is_none()) {
+            CredentialOrigin::Identity(role)
+        } else if let Some(known) = key(&secrets).or_else(|| key(&config)) {
+            CredentialOrigin::Static(known)
+        } else if let Some(program) = config.get("credential_process") {
+            CredentialOrigin::Process((*program).to_owned())
+        } else {
+            let identity = role.or_else(|| AwsIdentity::of_host(variable, file));
+            identity.map_or(CredentialOrigin::Anonymous, CredentialOrigin::Identity)
         };
         Ok(AwsProfile { place, origin })
     }
@@ -279,20 +291,42 @@ impl<T: PartialEq> CredentialCache<T> {
 /// Looks up the credentials of the AWS tools.
 pub(crate) fn aws_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
     match AwsProfile::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?.origin {
+        CredentialOrigin::Identity(identity) => {
+            let session = identity.session(&read_settings)?;
+            Ok(session.map(|key| credentials(&key.id, &key.secret, key.token.as_ref().map(|token| token.as_str()))))
+        }
+        origin => known_credentials(origin),
+    }
+}
+
+/// Returns credentials that no service has to be asked for.
+fn known_credentials(origin: CredentialOrigin) -> RemoteResult<Option<rusty_s3::Credentials>> {
+    match origin {
         CredentialOrigin::Static(known) => Ok(Some(known)),
         CredentialOrigin::Process(line) => run_process(&line).map(Some).map_err(RemoteError::Denied),
-        CredentialOrigin::Anonymous => Ok(None),
+        CredentialOrigin::Identity(_) | CredentialOrigin::Anonymous => Ok(None),
     }
 }
 
 /// Looks up HMAC keys of Google's tools, in the environment or the file that gsutil reads. Falls
 /// back to keys of the AWS tools only if their id marks them as Google's: keys of another cloud
-/// must not be sent to Google.
+/// must not be sent to Google. Without any it asks for an access token.
 pub(crate) fn google_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
-    match google_hmac_key(&variable, &read_settings) {
-        Some(known) => Ok(Some(known)),
-        None => Ok(aws_credentials()?.filter(|known| known.key().starts_with("GOOG"))),
+    if let Some(known) = google_hmac_key(&variable, &read_settings) {
+        return Ok(Some(known));
     }
+    let profile = AwsProfile::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?;
+    if let Some(known) = known_credentials(profile.origin)?.filter(|known| known.key().starts_with("GOOG")) {
+        return Ok(Some(known));
+    }
+    let token = identity::google_token(&variable, &read_settings, Timestamp::now().as_second())?;
+    Ok(token.map(|token| credentials("", "", Some(&token))))
+}
+
+/// Returns the access token of credentials that have no key: such requests are not signed, and the
+/// token is sent.
+pub(crate) fn access_token(credentials: &rusty_s3::Credentials) -> Option<&str> {
+    credentials.token().filter(|_| credentials.key().is_empty())
 }
 
 fn google_hmac_key(variable: Variable<'_>, file: File<'_>) -> Option<rusty_s3::Credentials> {
@@ -427,6 +461,7 @@ mod tests {
         match &profile.origin {
             CredentialOrigin::Static(known) => Some(known.key().to_owned()),
             CredentialOrigin::Process(line) => Some(run_process(line).unwrap().key().to_owned()),
+            CredentialOrigin::Identity(identity) => Some(format!("{identity:?}")),
             CredentialOrigin::Anonymous => None,
         }
     }
@@ -448,6 +483,14 @@ mod tests {
         let found = profile(&[]).unwrap();
         assert_eq!((found.place.region.as_str(), id(&found)), (REGION, None));
         assert!(profile(&[("HOME", "/h"), ("AWS_PROFILE", "none")]).is_err());
+        // A role of a workload precedes a default profile, and a container follows it.
+        let role = [("HOME", "/h"), ("AWS_ROLE_ARN", "arn:r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")];
+        let container = [("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/x")];
+        let id = |parts: &[&[(&str, &str)]]| id(&profile(&parts.concat()).unwrap()).unwrap();
+        assert!(id(&[&role, &container]).contains("sts.eu-central-1.amazonaws.com"));
+        assert_eq!(id(&[&role, &[("AWS_PROFILE", "other")]]), "made");
+        assert_eq!(id(&[&role[..1], &container]), "one");
+        assert!(id(&[&container]).contains("http://169.254.170.2/x"));
     }
 
     #[test]

@@ -572,7 +572,7 @@ fn answer_request(mut socket: &UnixStream, scope: &BrokerScope) -> io::Result<()
             let header = found.map(|login| login.map(|login| Zeroizing::new(login.header().to_owned())));
             serde_json::to_vec(&header.as_ref().map(|header| header.as_deref()).map_err(RemoteError::message))
         }
-        BrokerRequest::Account => serde_json::to_vec(&azure::account_message().map_err(|error| error.to_string())),
+        BrokerRequest::Account => serde_json::to_vec(&azure::account_message().map_err(|error| error.message())),
     }?;
     socket.write_all(&Zeroizing::new(answer))
 }
@@ -705,7 +705,7 @@ mod tests {
         ] {
             assert_eq!(requests.each_ref().map(|request| scope_of(address).allows(request)), expected, "{address}");
         }
-        assert_eq!(scope_of("file:///srv/a").foreign_secrets().count(), 8);
+        assert_eq!(scope_of("file:///srv/a").foreign_secrets().count(), 11);
         assert_eq!(scope_of("s3://bucket/a").foreign_secrets().filter(|name| name.starts_with("AWS_")).count(), 0);
         assert!(scope_of("s3://bucket/a").foreign_secrets().any(|name| name == "GS_SECRET_ACCESS_KEY"));
         let (ours, theirs) = UnixStream::pair().unwrap();

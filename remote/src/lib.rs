@@ -23,6 +23,7 @@ mod credentials;
 mod diagnostics;
 mod fetcher;
 mod http;
+mod identity;
 mod provenance;
 mod range_source;
 mod remote_file;

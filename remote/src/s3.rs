@@ -196,6 +196,12 @@ impl S3Signer<'_> {
         // Without credentials it is the address alone, and the time counts for nothing.
         let url = action.sign(Duration::ZERO);
         let Some(credentials) = self.credentials else { return (url, headers) };
+        if let Some(token) = credentials::access_token(credentials) {
+            // Without TLS each host on the way could use it.
+            let authorization = ("authorization", format!("Bearer {token}"));
+            let shown = (url.scheme() == "https").then_some(authorization);
+            return (url, headers.into_iter().chain(shown).collect());
+        }
         let (names, region) = match self.cloud {
             Cloud::Google => (&signing::GOOGLE, signing::GOOGLE_LOCATION),
             _ => (&signing::AMAZON, self.bucket.region()),

@@ -5,7 +5,7 @@
 //! - It counts only when it belongs to the user, and no other user can read it. For root the rules
 //!   of all settings hold as well (`credentials.rs`).
 //! - An entry counts for the host that it names. An entry `default` would send a password to any
-//!   server whose address a user was given, so it counts for none.
+//!   server that an address names, so it counts for none.
 //! - A login is sent over TLS alone, to the server that the address names, and to no target of a
 //!   redirect.
 //! - It is part of no address, message or log.
