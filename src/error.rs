@@ -1,9 +1,9 @@
 //! Errors, in few kinds chosen by how the caller reacts; timestamps and statistics shared by all
 //! layers.
 
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fmt, io};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -110,14 +110,32 @@ impl Error {
         }
     }
 
-    /// Creates the error of a remote request of which only the kind is known.
+    /// Creates the error of a request to a server. `context` is the whole sentence.
     pub fn request(context: impl Into<String>, kind: io::ErrorKind) -> Self {
-        let source = match kind {
-            // Uses the wording of the host's own files.
-            io::ErrorKind::NotFound => Errno::NOENT.into(),
-            other => other.into(),
-        };
-        Error::Io { context: context.into(), source: Arc::new(source) }
+        Error::Io { context: context.into(), source: Arc::new(io::Error::new(kind, FailedRequest { advice: None })) }
+    }
+
+    /// Like [`Error::request`], for a sentence that ends with `advice`, the next step of the user.
+    pub fn advised_request(sentence: impl fmt::Display, advice: &'static str, kind: io::ErrorKind) -> Self {
+        let source = Arc::new(io::Error::new(kind, FailedRequest { advice: Some(advice) }));
+        Error::Io { context: format!("{sentence}; {advice}"), source }
+    }
+
+    /// Returns the kind of a failed request to a server; None for any error of this host.
+    pub fn request_kind(&self) -> Option<io::ErrorKind> {
+        self.failed_request().map(|(kind, _)| kind)
+    }
+
+    /// Returns the next step after a failed request to a server, if there is one.
+    pub fn request_advice(&self) -> Option<&'static str> {
+        self.failed_request().and_then(|(_, request)| request.advice)
+    }
+
+    fn failed_request(&self) -> Option<(io::ErrorKind, &FailedRequest)> {
+        match self {
+            Error::Io { source, .. } => Some((source.kind(), source.get_ref()?.downcast_ref()?)),
+            _ => None,
+        }
     }
 
     /// Creates the error of a structure that failed to decode or authenticate.
@@ -128,6 +146,13 @@ impl Error {
     pub fn invalid(detail: impl Into<String>) -> Self {
         Error::Invalid(detail.into())
     }
+}
+
+/// Source of the errors of [`Error::request`], which distinguishes them from errors of this host.
+#[derive(Debug, thiserror::Error)]
+#[error("the request failed")]
+struct FailedRequest {
+    advice: Option<&'static str>,
 }
 
 /// Request that was refused although there is a remedy. Carries the facts; the calling program

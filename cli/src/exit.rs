@@ -11,8 +11,12 @@ use lockbox_host::daemons::{self, Holder};
 use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::remote;
-use lockbox_host::{OTHER, Program, USAGE, code, shown};
+use lockbox_host::{
+    DAMAGED, DENIED, IN_USE, MOUNT_FAILED, NO_ARCHIVE, NO_SOURCE, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, Program,
+    UNREACHABLE, USAGE, WRONG_KEY, code, shown,
+};
 use lockbox_terminal::advice;
+use serde_json::{Value, json};
 
 /// The compared objects differ; diff(1) has 1 for that, which is wrong usage here.
 pub(crate) const DIFFERENT: u8 = 3;
@@ -25,12 +29,47 @@ pub(crate) const NOT_RUNNABLE: u8 = 126;
 /// Shown at the end of the whole help.
 pub(crate) const HELP: &str = "\
 Exit codes: 0 success, 1 usage, 2 other error, 3 differences found, 10 wrong passphrase, 11 not an archive or unsupported version, \
-12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older, diverged or replaced archive, \
-20 invalid link, 21 no share daemon, 128 and the signal's number when interrupted";
+12 damaged, 13 in use, 14 no space, 15 mount failed, 16 older, diverged or replaced archive, 17 server does not answer, \
+18 server refuses, 19 no such archive or bucket, 20 invalid link, 21 no share daemon, 22 no such source, 128 and the signal's number \
+when interrupted";
 
 /// Code that shells show for a program that SIGPIPE ended: this one ignores the signal, and ends
 /// without a message as if it did not.
 const READER_GONE: u8 = 128 + 13;
+
+/// Returns a failure as `--json` prints it. The names of the kinds are promises.
+pub(crate) fn json(failure: &Failure) -> Value {
+    let kind = match failure.code {
+        USAGE => "usage",
+        DIFFERENT => "different",
+        WRONG_KEY => "wrong-key",
+        NOT_ARCHIVE => "not-archive",
+        DAMAGED => "damaged",
+        IN_USE => "in-use",
+        NO_SPACE => "no-space",
+        MOUNT_FAILED => "mount-failed",
+        OLDER => "older",
+        UNREACHABLE => "unreachable",
+        DENIED => "denied",
+        NO_ARCHIVE => "no-archive",
+        NO_LINK => "no-link",
+        NO_DAEMON => "no-daemon",
+        NO_SOURCE => "no-source",
+        129.. => "interrupted",
+        _ => "other",
+    };
+    let Failure { code, message, advice, .. } = failure;
+    json!({"error": {"kind": kind, "exit_code": code, "message": message, "advice": advice}})
+}
+
+/// Returns the failure that a rendered error of the command line describes: its first line, and its
+/// tip.
+pub(crate) fn of_usage(rendered: &str) -> Failure {
+    let message = rendered.lines().next().unwrap_or_default();
+    let tip = rendered.lines().find_map(|line| line.trim().strip_prefix("tip: "));
+    let failure = Failure::usage(message.trim_start_matches("error: "));
+    failure.advised(&tip.map(|tip| format!("; {tip}")).unwrap_or_default())
+}
 
 /// Returns the failure of writing to standard output; a closed pipe has no message.
 pub(crate) fn of_output(error: &io::Error) -> Failure {
@@ -58,12 +97,18 @@ impl Program for Lockbox {
         Some(match error {
             // The detail is a sentence of its own.
             Error::Invalid(detail) => detail.clone(),
-            Error::Refused(refusal) => advised(refusal),
-            Error::OlderCopy(_) => format!("{error}; use --accept-older to accept it"),
-            Error::ForkedCopy(_) => format!("{error}; use --accept-fork to accept this copy"),
-            Error::Replaced(_) => format!("{error}; use --accept-other to accept this archive"),
             _ => return None,
         })
+    }
+
+    fn remedy(error: &Error) -> String {
+        match error {
+            Error::Refused(refusal) => remedy(refusal),
+            Error::Older(_) => "; use --accept-older to go on with it".into(),
+            Error::Forked(_) => "; use --accept-fork to go on with this one".into(),
+            Error::Replaced(_) => "; use --accept-other to go on with this one".into(),
+            _ => String::new(),
+        }
     }
 
     /// Names the holder when the archive is in use.
@@ -75,14 +120,16 @@ impl Program for Lockbox {
         {
             let point = shown(&status.mount_point_path());
             let hidden = daemons::is_out_of_sight(&status) && daemons::mount_of(&status, &mounts::all()).is_none();
-            let how = if hidden {
-                "has it mounted in another namespace, as for 'lockbox exec', until the last program there ends"
+            let (how, remedy) = if hidden {
+                let how =
+                    "has it mounted in another namespace, as for 'lockbox exec', until the last program there ends";
+                (how.to_owned(), String::new())
             } else {
                 let end = advice("lockbox umount", status.mount_point_path().as_os_str().as_bytes());
-                &format!("serves it at {point}; use the files there, or end that with {end}")
+                (format!("serves it at {point}"), format!("; use the files there, or end that with {end}"))
             };
             let sentence = format!("{} is in use: process {} {how}", shown(path), status.pid);
-            return Failure::new(code(&error), sentence);
+            return Failure::new(code(&error), sentence).advised(&remedy);
         }
         // Any answer of that directory counts, as long as it still answers.
         if matches!(error, Error::NotArchive(_) | Error::Io { .. })
@@ -97,14 +144,12 @@ impl Program for Lockbox {
 /// Returns the failure of a command that was given the mount point in place of the archive.
 pub(crate) fn mount_point(path: &Path, mounted: &Mounted, code: u8) -> Failure {
     let archive = shown(&mounted.source);
-    Failure::new(
-        code,
-        format!("{} is where {archive} is mounted: name the archive, or use the files there", shown(path)),
-    )
+    Failure::new(code, format!("{} is where {archive} is mounted", shown(path)))
+        .advised(": name the archive, or use the files there")
 }
 
-/// Returns the refusal with its remedy, as one sentence.
-fn advised(refusal: &Refusal) -> String {
+/// Returns the remedy for a refusal, with the punctuation that joins it to the refusal.
+fn remedy(refusal: &Refusal) -> String {
     let remedy = match refusal {
         Refusal::KdfCost { .. } => "; raise the limit with --kdf-limit if you trust the archive",
         Refusal::EncryptedIdentity { .. } => "; decrypt it with age into a pipe, such as --identity <(age -d FILE)",
@@ -125,7 +170,7 @@ fn advised(refusal: &Refusal) -> String {
         Refusal::NameOfSchedule { .. } => ": choose another name",
         Refusal::Destination { .. } | Refusal::DamagedBackup { .. } | Refusal::FailedBackup { .. } => "",
     };
-    format!("{refusal}{remedy}")
+    remedy.to_owned()
 }
 
 /// Returns the remedy for a finding of `check`, when a command is one.
@@ -140,20 +185,41 @@ pub(crate) fn mending(finding: FindingKind) -> &'static str {
 }
 
 /// Fails with the code of the gravest problem, if there is any; each was shown before.
-pub(crate) fn of_problems(problems: &[Problem]) -> Result<(), Failure> {
-    let Some(worst) = gravest(problems) else { return Ok(()) };
+pub(crate) fn of_problems(problems: &[Problem], code: fn(&Error) -> u8) -> Result<(), Failure> {
+    let Some(worst) = gravest(problems, code) else { return Ok(()) };
     let count = problems.len();
     let objects = if count == 1 { "1 object was" } else { &format!("{count} objects were") };
     Err(Failure::new(worst, format!("{objects} not copied in full; see above")))
 }
 
-/// Returns the exit code of the gravest problem.
-pub(crate) fn gravest(problems: &[Problem]) -> Option<u8> {
+/// Returns the exit code of the gravest problem. `code`: that of one, [`source_code`] where files
+/// of the host are read.
+pub(crate) fn gravest(problems: &[Problem], code: fn(&Error) -> u8) -> Option<u8> {
     let codes = problems.iter().map(|problem| match &problem.cause {
         ProblemCause::Changed | ProblemCause::Itself => OTHER,
         ProblemCause::Failed(error) => code(error),
     });
-    codes.max()
+    // A missing source is less grave than damage, although its number is higher.
+    codes.max_by_key(|code| if *code == NO_SOURCE { OTHER } else { *code })
+}
+
+/// Returns the exit code for an error of a command that reads files of this host besides an open
+/// archive: a missing file is one of those.
+pub(crate) fn source_code(error: &Error) -> u8 {
+    match error {
+        Error::Io { source, .. } if error.request_kind().is_none() && source.kind() == io::ErrorKind::NotFound => {
+            NO_SOURCE
+        }
+        _ => code(error),
+    }
+}
+
+/// Returns the failure of such a command, for an error of the archive at `path` or of a source.
+pub(crate) fn source_failure(path: &Path, error: Error) -> Failure {
+    let code = source_code(&error);
+    let mut failure = Lockbox::failure(path, error);
+    failure.code = code;
+    failure
 }
 
 #[cfg(test)]
@@ -190,7 +256,6 @@ mod tests {
         let program = crate::Cli::command();
         let mut known = Vec::new();
         options(&program, &mut known);
-        let remedy = |refusal: &Refusal| advised(refusal)[refusal.to_string().len()..].to_owned();
         let hints = crate::help::HINTS.iter().map(|(_, hint)| String::from(*hint));
         let advice = refusals
             .iter()
@@ -210,6 +275,19 @@ mod tests {
             }
             assert!(!named.is_empty() || names > 0, "no remedy: {text}");
         }
+    }
+
+    #[test]
+    fn a_missing_source_is_neither_a_missing_archive_nor_graver_than_damage() {
+        let missing = || Error::io("cannot open x", io::Error::from_raw_os_error(2));
+        let gone = Error::request("cannot open s3://b/a", io::ErrorKind::NotFound);
+        assert_eq!(source_failure(Path::new("a.lbx"), missing()).code, NO_SOURCE);
+        assert_eq!((source_code(&gone), code(&gone)), (lockbox_host::NO_ARCHIVE, lockbox_host::NO_ARCHIVE));
+        assert_eq!(code(&missing()), OTHER, "the target of a copy");
+        let problem = |error| Problem { path: Vec::new(), cause: ProblemCause::Failed(error) };
+        let damaged = || Error::damaged("block=1");
+        assert_eq!(gravest(&[problem(missing())], source_code), Some(NO_SOURCE));
+        assert_eq!(gravest(&[problem(missing()), problem(damaged())], source_code), Some(code(&damaged())));
     }
 
     #[test]

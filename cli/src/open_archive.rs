@@ -1,6 +1,7 @@
 //! Opens the archive for a command; runs cheap checks before prompting.
 use std::cell::OnceCell;
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ use lockbox::storage::{ArchiveSource, FileStorage, LockMode};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};
 use lockbox_host::secrets::{Cache, Sources};
-use lockbox_host::{NOT_ARCHIVE, Program, Spinner, code, shown};
+use lockbox_host::{NO_ARCHIVE, NOT_ARCHIVE, Program, Spinner, code, shown};
 use lockbox_host::{located, mounts};
 use lockbox_terminal::display;
 use nix::unistd::{getegid, geteuid};
@@ -79,11 +80,17 @@ impl WriterArgs {
 }
 
 /// Returns the archive at a path of this host. A mount point is refused before it is opened: a
-/// daemon that is stopped would never answer.
-fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
-    match located::root_at(archive, &mounts::all()) {
-        Some(mounted) => Err(mount_point(archive, mounted, NOT_ARCHIVE)),
-        None => Ok(ArchiveLocation::file(archive)),
+/// daemon that is stopped would never answer. Later errors do not show which file was missing, so
+/// the archive is looked for here.
+pub(crate) fn of_host(archive: &Path) -> Result<ArchiveLocation, Failure> {
+    if let Some(mounted) = located::root_at(archive, &mounts::all()) {
+        return Err(mount_point(archive, mounted, NOT_ARCHIVE));
+    }
+    match archive.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Failure::new(NO_ARCHIVE, format!("cannot open {}: {error}", shown(archive))))
+        }
+        _ => Ok(ArchiveLocation::file(archive)),
     }
 }
 
@@ -146,7 +153,7 @@ fn in_use_elsewhere(address: &Path, takes_over: bool, error: Error) -> Failure {
 pub(crate) fn in_the_way(address: &Path, takes_over: bool, error: &Error) -> Failure {
     match error {
         Error::InUse(why) if !takes_over => {
-            Failure::new(code(error), format!("{why}; --take-over goes on in its place"))
+            Failure::new(code(error), why).advised("; --take-over goes on in its place")
         }
         _ => Failure::at(address, error),
     }

@@ -41,23 +41,19 @@ impl Program for MountProgram {
     const NAME: &'static str = "mount.lockbox";
     const NAMES_ARCHIVE: bool = false;
 
-    fn words(error: &Error) -> Option<String> {
-        Some(match error {
-            Error::OlderCopy(_) => format!("{error}; mount it with -o accept-older to accept it"),
-            Error::ForkedCopy(_) => format!("{error}; mount this one with -o accept-fork to accept it"),
-            Error::Replaced(_) => format!("{error}; mount this one with -o accept-other to accept it"),
-            Error::Refused(refusal) => format!("{refusal}{}", remedy(refusal)),
-            _ => return None,
-        })
-    }
-}
-
-/// Returns the remedy for a refusal; a mount meets no others.
-fn remedy(refusal: &Refusal) -> &'static str {
-    match refusal {
-        Refusal::KdfCost { .. } => "; raise the limit with -o kdf-limit=N if you trust the archive",
-        Refusal::EncryptedIdentity { .. } => "; decrypt it with age into a pipe, such as --identity <(age -d FILE)",
-        _ => "",
+    fn remedy(error: &Error) -> String {
+        let remedy = match error {
+            Error::OlderCopy(_) => "; mount it with -o accept-older to accept it",
+            Error::ForkedCopy(_) => "; mount this one with -o accept-fork to accept it",
+            Error::Replaced(_) => "; mount this one with -o accept-other to accept it",
+            // A mount meets no other refusals.
+            Error::Refused(Refusal::KdfCost { .. }) => "; raise the limit with -o kdf-limit=N if you trust the archive",
+            Error::Refused(Refusal::EncryptedIdentity { .. }) => {
+                "; decrypt it with age into a pipe, such as --identity <(age -d FILE)"
+            }
+            _ => "",
+        };
+        remedy.to_owned()
     }
 }
 

@@ -21,6 +21,14 @@ pub const IN_USE: u8 = 13;
 pub const NO_SPACE: u8 = 14;
 pub const MOUNT_FAILED: u8 = 15;
 pub const OLDER: u8 = 16;
+/// A server does not answer.
+pub const UNREACHABLE: u8 = 17;
+/// A server refuses the request, or may not be asked.
+pub const DENIED: u8 = 18;
+/// There is no archive, or no bucket, of this name.
+pub const NO_ARCHIVE: u8 = 19;
+/// A source that is to be copied or compared does not exist.
+pub const NO_SOURCE: u8 = 22;
 
 /// Returns the exit code for an error of the library.
 pub fn code(error: &Error) -> u8 {
@@ -34,7 +42,13 @@ pub fn code(error: &Error) -> u8 {
         Error::OlderCopy(_) | Error::ForkedCopy(_) | Error::Replaced(_) => OLDER,
         // As shells show a program that a signal ended.
         Error::Interrupted(signal) => 128 + signal,
-        _ => OTHER,
+        // A missing file of this host is an archive, a source or a target: the command knows which.
+        _ => match error.request_kind() {
+            Some(io::ErrorKind::TimedOut) => UNREACHABLE,
+            Some(io::ErrorKind::PermissionDenied) => DENIED,
+            Some(io::ErrorKind::NotFound) => NO_ARCHIVE,
+            _ => OTHER,
+        },
     }
 }
 
@@ -53,7 +67,13 @@ pub trait Program: Sized + 'static {
     const NAMES_ARCHIVE: bool;
 
     /// Returns the words of an error that are not just the library's; None for all others.
-    fn words(error: &Error) -> Option<String>;
+    fn words(_error: &Error) -> Option<String> {
+        None
+    }
+
+    /// Returns the next step of the user with the punctuation that joins it to the words; empty
+    /// when the program knows none.
+    fn remedy(error: &Error) -> String;
 
     /// Returns the failure of unlocking the archive at `path`.
     fn failure(path: &Path, error: Error) -> Failure<Self> {
@@ -66,7 +86,11 @@ pub trait Program: Sized + 'static {
 #[serde(bound = "")]
 pub struct Failure<P> {
     pub code: u8,
+    /// Whole sentence, with the next step if there is one.
     pub message: String,
+    /// The next step of the user alone.
+    #[serde(default)]
+    pub advice: Option<String>,
     /// The machine is at fault, not the archive, the user or the mount point.
     #[serde(default)]
     pub system: bool,
@@ -77,7 +101,17 @@ pub struct Failure<P> {
 impl<P> Failure<P> {
     pub fn new(code: u8, message: impl Into<String>) -> Failure<P> {
         let message = lockbox_terminal::without_numbers(message.into());
-        Failure { code, message, system: false, program: PhantomData }
+        Failure { code, message, advice: None, system: false, program: PhantomData }
+    }
+
+    /// Adds the next step of the user, with the punctuation that joins it to the message; nothing
+    /// when it is empty.
+    #[must_use]
+    pub fn advised(mut self, remedy: &str) -> Failure<P> {
+        self.message.push_str(remedy);
+        let advice = remedy.trim_start_matches([';', ':', ' ']);
+        self.advice = Some(advice.to_owned()).filter(|advice| !advice.is_empty());
+        self
     }
 
     pub fn usage(message: impl Into<String>) -> Failure<P> {
@@ -107,19 +141,12 @@ impl<P> Failure<P> {
 impl<P: Program> Failure<P> {
     /// Returns the error with its causes, without the host's numbers for them.
     pub fn sentence(error: &Error) -> String {
-        let mut text = P::words(error).unwrap_or_else(|| error.to_string());
-        let mut source = error.source().filter(|_| !is_whole(error));
-        while let Some(cause) = source {
-            text.push_str(": ");
-            text.push_str(&cause.to_string());
-            source = cause.source();
-        }
-        lockbox_terminal::without_numbers(text)
+        words::<P>(error) + &P::remedy(error)
     }
 
     /// Returns a failure that concerns the object with this name.
     pub fn of(name: impl fmt::Display, error: &Error) -> Failure<P> {
-        Failure::new(code(error), format!("{name}: {}", Failure::<P>::sentence(error)))
+        Failure::new(code(error), format!("{name}: {}", words::<P>(error))).advised_on(error)
     }
 
     /// Returns a failure that concerns the archive at `path`. The path is named unless the error or
@@ -130,15 +157,30 @@ impl<P: Program> Failure<P> {
             Error::Io { .. } | Error::NoSpace(_) | Error::ReadOnly(_) | Error::Invalid(_) => true,
             _ => false,
         };
-        let sentence = Failure::<P>::sentence(error);
-        Failure::new(code(error), if says_it { sentence } else { about::<P>(path, sentence) })
+        let words = words::<P>(error);
+        let words = if says_it { words } else { about::<P>(path, words) };
+        Failure::new(code(error), words).advised_on(error)
+    }
+
+    /// Adds the next step after an error; that of a request is in its words already.
+    fn advised_on(self, error: &Error) -> Failure<P> {
+        match error.request_advice() {
+            Some(advice) => Failure { advice: Some(advice.to_owned()), ..self },
+            None => self.advised(&P::remedy(error)),
+        }
     }
 }
 
-/// Returns whether the source of an error has only a kind, which repeats the sentence: that of a
-/// request.
-fn is_whole(error: &Error) -> bool {
-    matches!(error, Error::Io { source, .. } if source.raw_os_error().is_none() && source.get_ref().is_none())
+/// Returns the error with its causes, without its remedy.
+fn words<P: Program>(error: &Error) -> String {
+    let mut text = P::words(error).unwrap_or_else(|| error.to_string());
+    let mut source = error.source().filter(|_| error.request_kind().is_none());
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    lockbox_terminal::without_numbers(text)
 }
 
 pub(crate) fn about<P: Program>(path: &Path, sentence: String) -> String {
@@ -158,7 +200,7 @@ impl<P> From<secrets::Error> for Failure<P> {
 
 impl<P: Program> From<Error> for Failure<P> {
     fn from(error: Error) -> Failure<P> {
-        Failure::new(code(&error), Failure::<P>::sentence(&error))
+        Failure::new(code(&error), words::<P>(&error)).advised_on(&error)
     }
 }
 
@@ -184,8 +226,8 @@ mod tests {
         const NAME: &'static str = "named";
         const NAMES_ARCHIVE: bool = true;
 
-        fn words(error: &Error) -> Option<String> {
-            matches!(error, Error::OlderCopy(_)).then(|| format!("{error}; accept it"))
+        fn remedy(error: &Error) -> String {
+            if matches!(error, Error::OlderCopy(_)) { "; accept it".into() } else { String::new() }
         }
     }
 
@@ -197,7 +239,24 @@ mod tests {
         assert_eq!((failure.code, &*failure.message), (OTHER, "cannot open a.lbx: Permission denied"));
         let refused = Error::request("a server refuses; ask another", io::ErrorKind::PermissionDenied);
         assert_eq!(Failure::<Named>::sentence(&refused), "a server refuses; ask another");
+        assert_eq!(code(&refused), DENIED);
+        assert_eq!(code(&Error::request("no answer", io::ErrorKind::TimedOut)), UNREACHABLE);
+        assert_eq!(code(&Error::request("no bucket", io::ErrorKind::NotFound)), NO_ARCHIVE);
+        assert_eq!(code(&Error::io("cannot open a.lbx", io::Error::from_raw_os_error(2))), OTHER);
         assert_eq!(Failure::<Named>::from(Error::OlderCopy("facts".into())).message, "older copy: facts; accept it");
+    }
+
+    #[test]
+    fn the_next_step_is_a_part_of_the_message_and_a_value_of_its_own() {
+        let older = Failure::<Named>::from(Error::Older("facts".into()));
+        assert_eq!(older.advice.as_deref(), Some("accept it"));
+        let refused = Error::advised_request("a server refuses", "ask another", io::ErrorKind::PermissionDenied);
+        let refused = Failure::<Named>::at(Path::new("a.lbx"), &refused);
+        assert_eq!(
+            (&*refused.message, refused.advice.as_deref()),
+            ("a server refuses; ask another", Some("ask another"))
+        );
+        assert_eq!(Failure::<Named>::from(Error::WrongKey).advice, None);
     }
 
     #[test]

@@ -18,8 +18,9 @@ pub mod remote;
 pub mod secrets;
 mod unlock;
 
-pub use failure::{DAMAGED, IN_USE, MOUNT_FAILED, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, USAGE, WRONG_KEY};
+pub use failure::{DAMAGED, DENIED, IN_USE, MOUNT_FAILED, NO_ARCHIVE, NO_SOURCE, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER};
 pub use failure::{Failure, Program, code, is_full};
+pub use failure::{UNREACHABLE, USAGE, WRONG_KEY};
 pub use located::place_names;
 pub use secrets::Spinner;
 pub use unlock::{Credentials, Prompter, gather, unlock, unlock_damaged, unlock_limits};

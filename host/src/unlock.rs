@@ -329,8 +329,8 @@ mod tests {
         const NAME: &'static str = "test";
         const NAMES_ARCHIVE: bool = false;
 
-        fn words(_: &Error) -> Option<String> {
-            None
+        fn remedy(_: &Error) -> String {
+            String::new()
         }
     }
 

@@ -21,6 +21,7 @@ use crate::RemoteOptions;
 use crate::address::{Cloud, check_scheme};
 use crate::broker::{AccountMessage, Broker};
 use crate::credentials::{self, CredentialCache, File, Variable, section, variable};
+use crate::identity;
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::signing::{HttpHeader, hmac_sha256, percent_encode};
 use crate::store_failure::StoreFailure;
@@ -47,13 +48,31 @@ pub(crate) struct AzureAccount {
 #[derive(PartialEq)]
 pub(crate) enum AccountSecret {
     Key(Zeroizing<Vec<u8>>),
+    /// SAS token: a part of the query.
     Token(Zeroizing<String>),
+    /// Access token of Entra ID: a header.
+    Access(Zeroizing<String>),
 }
 
 impl AzureAccount {
     /// Errors: `Invalid` when the environment names none, or one that cannot be.
     fn of_environment() -> Result<AzureAccount> {
         AzureAccount::of(&variable, &credentials::read_settings)
+    }
+
+    /// Resolves the account, and asks for an access token if it has no other secret.
+    ///
+    /// # Errors
+    /// `Denied` for an invalid environment; failures of the identity that it names.
+    fn with_secret() -> RemoteResult<AzureAccount> {
+        let account = AzureAccount::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?;
+        let secret = match account.secret {
+            None if account.endpoint.starts_with("https://") => {
+                identity::azure_token(&variable, &credentials::read_settings)?.map(AccountSecret::Access)
+            }
+            secret => secret,
+        };
+        Ok(AzureAccount { secret, ..account })
     }
 
     /// Resolves the account with the precedence of the Azure tools: connection string, then key,
@@ -171,14 +190,19 @@ impl<'a> AccountSettings<'a> {
 pub(crate) fn account_lookup(
     broker: Option<Broker>,
 ) -> impl Fn() -> RemoteResult<Option<AzureAccount>> + Send + Sync + 'static {
-    move || account(broker.as_ref()).map(Some).map_err(|error| RemoteError::Denied(error.to_string()))
+    move || match &broker {
+        None => AzureAccount::with_secret().map(Some),
+        Some(_) => account(broker.as_ref()).map(Some).map_err(|error| RemoteError::Denied(error.to_string())),
+    }
 }
 
 fn account(broker: Option<&Broker>) -> Result<AzureAccount> {
     let Some(broker) = broker else { return AzureAccount::of_environment() };
     let settings = broker.account().map_err(Error::invalid)?;
     let key = settings.key.clone().map(|key| AccountSecret::Key(Zeroizing::new(key)));
-    let secret = key.or_else(|| settings.token.clone().map(|token| AccountSecret::Token(Zeroizing::new(token))));
+    let token = settings.token.clone().map(|token| AccountSecret::Token(Zeroizing::new(token)));
+    let access = settings.access.clone().map(|token| AccountSecret::Access(Zeroizing::new(token)));
+    let secret = key.or(token).or(access);
     Ok(AzureAccount { name: settings.name.clone(), endpoint: settings.endpoint.clone(), secret })
 }
 
@@ -188,16 +212,19 @@ pub(crate) fn endpoint(broker: Option<&Broker>) -> Result<String> {
     Ok(account(broker)?.endpoint)
 }
 
-/// Reads the account of the environment in the form that is sent between processes. Errors:
-/// `Invalid` when the environment names none, or an invalid one.
-pub(crate) fn account_message() -> Result<AccountMessage> {
-    let AzureAccount { name, endpoint, secret } = AzureAccount::of_environment()?;
-    let (key, token) = match secret {
-        Some(AccountSecret::Key(key)) => (Some(key.to_vec()), None),
-        Some(AccountSecret::Token(token)) => (None, Some(token.to_string())),
-        None => (None, None),
-    };
-    Ok(AccountMessage { name, endpoint, key, token })
+/// Resolves the account of the environment with its secret, in the form that is sent between
+/// processes.
+/// Errors: as of [`account_lookup`].
+pub(crate) fn account_message() -> RemoteResult<AccountMessage> {
+    let AzureAccount { name, endpoint, secret } = AzureAccount::with_secret()?;
+    let mut message = AccountMessage { name, endpoint, key: None, token: None, access: None };
+    match secret {
+        Some(AccountSecret::Key(key)) => message.key = Some(key.to_vec()),
+        Some(AccountSecret::Token(token)) => message.token = Some(token.to_string()),
+        Some(AccountSecret::Access(token)) => message.access = Some(token.to_string()),
+        None => {}
+    }
+    Ok(message)
 }
 
 impl AzureAccount {
@@ -293,6 +320,9 @@ impl AzureSigner<'_> {
         }
         let mut headers = headers.to_vec();
         headers.push(("x-ms-version", VERSION.into()));
+        if let Some(AccountSecret::Access(token)) = self.secret {
+            headers.push(("authorization", format!("Bearer {}", token.as_str())));
+        }
         if let Some(AccountSecret::Key(key)) = self.secret {
             headers.push(("x-ms-date", httpdate::fmt_http_date(SystemTime::now())));
             let account = &self.container.name;
@@ -357,6 +387,7 @@ mod tests {
         let secret = match secret {
             Some(AccountSecret::Key(key)) => format!("key {}", String::from_utf8_lossy(&key)),
             Some(AccountSecret::Token(token)) => format!("token {}", *token),
+            Some(AccountSecret::Access(_)) => "an access token".into(),
             None => "none".into(),
         };
         (name, endpoint, secret)

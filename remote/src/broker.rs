@@ -20,6 +20,7 @@ use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,15 +49,17 @@ pub(crate) enum BrokerRequest {
     Keys { google: bool },
     /// The account of Azure.
     Account,
+    /// Login of the web server of the scope.
+    Login,
 }
 
 /// Requests that the broker answers for one archive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum BrokerScope {
     /// None: a directory of this host.
     Nothing,
-    /// Addresses of hosts.
-    Hosts,
+    /// Addresses of hosts, and the login of this one.
+    Web(String),
     /// Addresses of hosts, and the credentials of this protocol.
     Store(Cloud),
 }
@@ -65,17 +68,18 @@ impl BrokerScope {
     pub(crate) fn of(address: Option<&Address>) -> BrokerScope {
         match address {
             Some(Address::Bucket { cloud, .. }) => BrokerScope::Store(*cloud),
-            Some(Address::Web(_)) => BrokerScope::Hosts,
+            Some(Address::Web(url)) => BrokerScope::Web(url.host_str().unwrap_or_default().to_owned()),
             Some(Address::Directory(_)) | None => BrokerScope::Nothing,
         }
     }
 
-    pub(crate) fn allows(self, request: &BrokerRequest) -> bool {
+    pub(crate) fn allows(&self, request: &BrokerRequest) -> bool {
         match *request {
-            BrokerRequest::Addresses { .. } => self != BrokerScope::Nothing,
-            BrokerRequest::Place | BrokerRequest::Keys { google: false } => self == BrokerScope::Store(Cloud::S3),
-            BrokerRequest::Keys { google: true } => self == BrokerScope::Store(Cloud::Google),
-            BrokerRequest::Account => self == BrokerScope::Store(Cloud::Azure),
+            BrokerRequest::Addresses { .. } => *self != BrokerScope::Nothing,
+            BrokerRequest::Place | BrokerRequest::Keys { google: false } => *self == BrokerScope::Store(Cloud::S3),
+            BrokerRequest::Keys { google: true } => *self == BrokerScope::Store(Cloud::Google),
+            BrokerRequest::Account => *self == BrokerScope::Store(Cloud::Azure),
+            BrokerRequest::Login => matches!(self, BrokerScope::Web(_)),
         }
     }
 
@@ -89,17 +93,31 @@ impl BrokerScope {
 
 /// Variables of the environment with credentials, by protocol.
 const SECRET_VARIABLES: [(Cloud, &[&str]); 3] = [
-    (Cloud::S3, &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]),
+    (
+        Cloud::S3,
+        &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN"],
+    ),
     (Cloud::Google, &["GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY"]),
-    (Cloud::Azure, &["AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"]),
+    (
+        Cloud::Azure,
+        &[
+            "AZURE_STORAGE_CONNECTION_STRING",
+            "AZURE_STORAGE_KEY",
+            "AZURE_STORAGE_SAS_TOKEN",
+            "AZURE_CLIENT_SECRET",
+            "IDENTITY_HEADER",
+        ],
+    ),
 ];
 
-/// Region and endpoint of a profile of the AWS tools.
+/// Region, endpoint and CA certificates of a profile of the AWS tools.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RegionEndpoint {
     pub(crate) region: String,
     /// None for the endpoint of the region.
     pub(crate) endpoint: Option<String>,
+    /// PEM file with the CA certificates of the server, in place of the system's.
+    pub(crate) ca_bundle: Option<PathBuf>,
 }
 
 /// Access key pair with an optional session token.
@@ -110,13 +128,14 @@ pub(crate) struct KeyPair {
     pub(crate) token: Option<String>,
 }
 
-/// Azure account with its key or its token.
+/// Azure account with its key, its SAS token or an access token.
 #[derive(Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
 pub(crate) struct AccountMessage {
     pub(crate) name: String,
     pub(crate) endpoint: String,
     pub(crate) key: Option<Vec<u8>>,
     pub(crate) token: Option<String>,
+    pub(crate) access: Option<String>,
 }
 
 /// Client of the broker, used by the fetcher.
@@ -170,6 +189,14 @@ impl Broker {
         let reply: io::Result<Result<_, String>> = self.request(&BrokerRequest::Keys { google }, None);
         reply
             .map_err(|error| RemoteError::Denied(format!("cannot request credentials: {error}")))?
+            .map_err(RemoteError::Denied)
+    }
+
+    /// Requests the value of the header `Authorization` for the web server of the scope.
+    pub(crate) fn login(&self) -> RemoteResult<Option<String>> {
+        let reply: io::Result<Result<_, String>> = self.request(&BrokerRequest::Login, None);
+        reply
+            .map_err(|error| RemoteError::Denied(format!("cannot ask for a login: {error}")))?
             .map_err(RemoteError::Denied)
     }
 

@@ -1,8 +1,8 @@
 //! Credentials for object stores from the sources of each cloud's tools: the environment, files
 //! such as those below `~/.aws`, a program. (For Azure see `azure.rs`.)
 //!
-//! Credentials never appear in arguments, mount options or logs. Instance metadata is not queried:
-//! it lies at a link-local address.
+//! Credentials never appear in arguments, mount options or logs. `identity/` has the credentials
+//! that a cloud gives to a machine or a workload.
 //!
 //! Files of settings name programs (`credential_process`), servers and keys. sudo(8) and su(1) may
 //! leave root with the HOME of a user. The files there would have root run that user's programs,
@@ -14,28 +14,32 @@ use std::env;
 use std::fs::{self, Metadata};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use lockbox::{Error, Result};
+use lockbox_terminal::display;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::Deserialize;
+use ureq::tls::{PemItem, RootCerts, parse_pem};
 use zeroize::Zeroizing;
 
 use crate::broker::{Broker, KeyPair, RegionEndpoint};
+use crate::http::printable;
+use crate::identity::{self, AwsIdentity};
 use crate::range_source::{RemoteError, RemoteResult};
 
-/// AWS profile: region, endpoint, and origin of the credentials.
+/// AWS profile: its place, and origin of the credentials.
 struct AwsProfile {
-    region: String,
-    /// None for the endpoint of the region.
-    endpoint: Option<String>,
+    place: RegionEndpoint,
     origin: CredentialOrigin,
 }
 
@@ -45,9 +49,7 @@ struct AwsProfile {
 /// `Invalid` when the named profile is not in the files.
 pub(crate) fn region_endpoint(broker: Option<&Broker>) -> Result<RegionEndpoint> {
     match broker {
-        None => {
-            AwsProfile::of_environment().map(|AwsProfile { region, endpoint, .. }| RegionEndpoint { region, endpoint })
-        }
+        None => AwsProfile::of_environment().map(|profile| profile.place),
         Some(broker) => {
             let cached = broker.region_endpoint().map_err(|error| Error::io("cannot request the profile", error))?;
             cached.map_err(Error::invalid)
@@ -69,6 +71,8 @@ enum CredentialOrigin {
     Static(rusty_s3::Credentials),
     /// A command line that prints JSON.
     Process(String),
+    /// Session of a workload, container or machine.
+    Identity(AwsIdentity),
     /// A public bucket.
     Anonymous,
 }
@@ -121,8 +125,8 @@ impl AwsProfile {
             return Err(Error::invalid(format!("AWS_PROFILE names {name}, which the files of profiles do not have")));
         }
         let (config, secrets) = (config.unwrap_or_default(), secrets.unwrap_or_default());
-        let setting = |names: [&str; 2], key: &str| {
-            names.into_iter().find_map(variable).or_else(|| config.get(key).map(|value| (*value).to_owned()))
+        let setting = |names: &[&str], key: &str| {
+            names.iter().find_map(|name| variable(name)).or_else(|| config.get(key).map(|value| (*value).to_owned()))
         };
         let key = |table: &BTreeMap<String, &str>| {
             let pair = (table.get("aws_access_key_id")?, table.get("aws_secret_access_key")?);
@@ -132,17 +136,52 @@ impl AwsProfile {
             let (id, secret) = (variable("AWS_ACCESS_KEY_ID")?, Zeroizing::new(variable("AWS_SECRET_ACCESS_KEY")?));
             Some(credentials(&id, &secret, variable("AWS_SESSION_TOKEN").as_deref()))
         };
-        let known = environment().or_else(|| key(&secrets)).or_else(|| key(&config));
-        let origin = match (known, config.get("credential_process")) {
-            (Some(known), _) => CredentialOrigin::Static(known),
-            (None, Some(program)) => CredentialOrigin::Process((*program).to_owned()),
-            (None, None) => CredentialOrigin::Anonymous,
+        let place = RegionEndpoint {
+            region: setting(&["AWS_REGION", "AWS_DEFAULT_REGION"], "region").unwrap_or_else(|| REGION.to_owned()),
+            endpoint: setting(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url"),
+            ca_bundle: setting(&["AWS_CA_BUNDLE"], "ca_bundle").map(PathBuf::from),
         };
-        Ok(AwsProfile {
-            region: setting(["AWS_REGION", "AWS_DEFAULT_REGION"], "region").unwrap_or_else(|| REGION.to_owned()),
-            endpoint: setting(["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url"),
-            origin,
+        // The order of the AWS tools; a profile that is named precedes the role of a workload.
+        let mut role = AwsIdentity::role(variable, &place.region);
+        let origin = if let Some(known) = environment() {
+            CredentialOrigin::Static(known)
+        } else if let Some(role) = role.take_if(|_| named.is_none()) {
+            CredentialOrigin::Identity(role)
+        } else if let Some(known) = key(&secrets).or_else(|| key(&config)) {
+            CredentialOrigin::Static(known)
+        } else if let Some(program) = config.get("credential_process") {
+            CredentialOrigin::Process((*program).to_owned())
+        } else {
+            let identity = role.or_else(|| AwsIdentity::of_host(variable, file));
+            identity.map_or(CredentialOrigin::Anonymous, CredentialOrigin::Identity)
+        };
+        Ok(AwsProfile { place, origin })
+    }
+}
+
+/// Reads the CA certificates of a PEM file, which replace the system's.
+///
+/// # Errors
+/// `Invalid` when it has none, cannot be read, or, for root, could have been written by another
+/// user.
+pub(crate) fn read_ca_bundle(path: &Path) -> Result<RootCerts> {
+    let wrong = |why: &str| {
+        let path = display(path.as_os_str().as_bytes());
+        Error::invalid(format!("{path}, which AWS_CA_BUNDLE or ca_bundle names, {why}"))
+    };
+    if geteuid().is_root() && !is_owned_by_root(path) && path.exists() {
+        return Err(wrong("could have been written by another user; root uses files of its own"));
+    }
+    let text = fs::read(path).map_err(|error| wrong(&printable(&format!("cannot be read: {error}"))))?;
+    let certificates: Vec<_> = parse_pem(&text)
+        .filter_map(|item| match item {
+            Ok(PemItem::Certificate(certificate)) => Some(certificate),
+            _ => None,
         })
+        .collect();
+    match certificates.is_empty() {
+        true => Err(wrong("has no certificate")),
+        false => Ok(RootCerts::from(certificates)),
     }
 }
 
@@ -252,20 +291,42 @@ impl<T: PartialEq> CredentialCache<T> {
 /// Looks up the credentials of the AWS tools.
 pub(crate) fn aws_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
     match AwsProfile::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?.origin {
+        CredentialOrigin::Identity(identity) => {
+            let session = identity.session(&read_settings)?;
+            Ok(session.map(|key| credentials(&key.id, &key.secret, key.token.as_ref().map(|token| token.as_str()))))
+        }
+        origin => known_credentials(origin),
+    }
+}
+
+/// Returns credentials that no service has to be asked for.
+fn known_credentials(origin: CredentialOrigin) -> RemoteResult<Option<rusty_s3::Credentials>> {
+    match origin {
         CredentialOrigin::Static(known) => Ok(Some(known)),
         CredentialOrigin::Process(line) => run_process(&line).map(Some).map_err(RemoteError::Denied),
-        CredentialOrigin::Anonymous => Ok(None),
+        CredentialOrigin::Identity(_) | CredentialOrigin::Anonymous => Ok(None),
     }
 }
 
 /// Looks up HMAC keys of Google's tools, in the environment or the file that gsutil reads. Falls
 /// back to keys of the AWS tools only if their id marks them as Google's: keys of another cloud
-/// must not be sent to Google.
+/// must not be sent to Google. Without any it asks for an access token.
 pub(crate) fn google_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
-    match google_hmac_key(&variable, &read_settings) {
-        Some(known) => Ok(Some(known)),
-        None => Ok(aws_credentials()?.filter(|known| known.key().starts_with("GOOG"))),
+    if let Some(known) = google_hmac_key(&variable, &read_settings) {
+        return Ok(Some(known));
     }
+    let profile = AwsProfile::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?;
+    if let Some(known) = known_credentials(profile.origin)?.filter(|known| known.key().starts_with("GOOG")) {
+        return Ok(Some(known));
+    }
+    let token = identity::google_token(&variable, &read_settings, Timestamp::now().as_second())?;
+    Ok(token.map(|token| credentials("", "", Some(&token))))
+}
+
+/// Returns the access token of credentials that have no key: such requests are not signed, and the
+/// token is sent.
+pub(crate) fn access_token(credentials: &rusty_s3::Credentials) -> Option<&str> {
+    credentials.token().filter(|_| credentials.key().is_empty())
 }
 
 fn google_hmac_key(variable: Variable<'_>, file: File<'_>) -> Option<rusty_s3::Credentials> {
@@ -383,7 +444,7 @@ mod tests {
     use super::*;
 
     const CONFIG: &str = "# all\n[default]\nregion = eu-central-1\n[profile other]\nregion=us-west-2\nendpoint_url = https://store.example.org\n\
-        credential_process = printf '{\"Version\":1,\"AccessKeyId\":\"made\",\"SecretAccessKey\":\"s\"}'\n";
+        ca_bundle = /h/ca.pem\ncredential_process = printf '{\"Version\":1,\"AccessKeyId\":\"made\",\"SecretAccessKey\":\"s\"}'\n";
     const SECRETS: &str = "[default]\naws_access_key_id = one\naws_secret_access_key = first\n";
 
     fn profile(variables: &[(&str, &str)]) -> Result<AwsProfile> {
@@ -400,6 +461,7 @@ mod tests {
         match &profile.origin {
             CredentialOrigin::Static(known) => Some(known.key().to_owned()),
             CredentialOrigin::Process(line) => Some(run_process(line).unwrap().key().to_owned()),
+            CredentialOrigin::Identity(identity) => Some(format!("{identity:?}")),
             CredentialOrigin::Anonymous => None,
         }
     }
@@ -408,19 +470,46 @@ mod tests {
     fn credentials_come_from_the_environment_then_from_the_profile() {
         let found = profile(&[("HOME", "/h")]).unwrap();
         assert_eq!(
-            (found.region.as_str(), &found.endpoint, id(&found).as_deref()),
+            (found.place.region.as_str(), &found.place.endpoint, id(&found).as_deref()),
             ("eu-central-1", &None, Some("one"))
         );
         let found = profile(&[("HOME", "/h"), ("AWS_PROFILE", "other")]).unwrap();
-        assert_eq!(found.endpoint.as_deref(), Some("https://store.example.org"));
-        assert_eq!((found.region.as_str(), id(&found).as_deref()), ("us-west-2", Some("made")));
+        assert_eq!(found.place.endpoint.as_deref(), Some("https://store.example.org"));
+        assert_eq!((found.place.region.as_str(), id(&found).as_deref()), ("us-west-2", Some("made")));
         let named =
             [("HOME", "/h"), ("AWS_ACCESS_KEY_ID", "env"), ("AWS_SECRET_ACCESS_KEY", "x"), ("AWS_REGION", "here")];
         let found = profile(&named).unwrap();
-        assert_eq!((found.region.as_str(), id(&found).as_deref()), ("here", Some("env")));
+        assert_eq!((found.place.region.as_str(), id(&found).as_deref()), ("here", Some("env")));
         let found = profile(&[]).unwrap();
-        assert_eq!((found.region.as_str(), id(&found)), (REGION, None));
+        assert_eq!((found.place.region.as_str(), id(&found)), (REGION, None));
         assert!(profile(&[("HOME", "/h"), ("AWS_PROFILE", "none")]).is_err());
+        // A role of a workload precedes a default profile, and a container follows it.
+        let role = [("HOME", "/h"), ("AWS_ROLE_ARN", "arn:r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")];
+        let container = [("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/x")];
+        let id = |parts: &[&[(&str, &str)]]| id(&profile(&parts.concat()).unwrap()).unwrap();
+        assert!(id(&[&role, &container]).contains("sts.eu-central-1.amazonaws.com"));
+        assert_eq!(id(&[&role, &[("AWS_PROFILE", "other")]]), "made");
+        assert_eq!(id(&[&role[..1], &container]), "one");
+        assert!(id(&[&container]).contains("http://169.254.170.2/x"));
+    }
+
+    #[test]
+    fn a_ca_bundle_is_that_of_the_environment_then_of_the_profile() {
+        let found = |variables: &[(&str, &str)]| profile(variables).unwrap().place.ca_bundle;
+        assert_eq!(found(&[("HOME", "/h")]), None);
+        let other = [("HOME", "/h"), ("AWS_PROFILE", "other")];
+        assert_eq!(found(&other), Some("/h/ca.pem".into()));
+        assert_eq!(found(&[&other[..], &[("AWS_CA_BUNDLE", "/env.pem")]].concat()), Some("/env.pem".into()));
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("ca.pem");
+        let message = || read_ca_bundle(&file).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message().contains("cannot be read"), "{}", message());
+        fs::write(&file, "no certificate").unwrap();
+        assert!(message().contains("has no certificate"), "{}", message());
+        if geteuid().is_root() {
+            chown(&file, Some(1234), None).unwrap();
+            assert!(message().contains("written by another user"), "{}", message());
+        }
     }
 
     #[test]

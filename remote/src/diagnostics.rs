@@ -5,8 +5,9 @@
 //! that cannot hold. A store is probed with temporary objects: the contract OBJECTS-1 to 3, and the
 //! clock.
 
-use std::thread;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fs, io, thread};
 
 use lockbox::Result;
 
@@ -16,7 +17,7 @@ use crate::hex;
 use crate::http::{HttpSource, RangeResponse};
 use crate::range_source::{FileVersion, RemoteError, RemoteResult};
 use crate::remote_file::with_retry;
-use crate::{RemoteOptions, azure, object_store, s3};
+use crate::{DirectoryTrust, RemoteOptions, azure, object_store, s3};
 
 /// Result of one check of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,11 +64,24 @@ pub fn probe_address(
     if let Address::Bucket { cloud, .. } = address {
         findings.push(probe_credentials(*cloud));
     }
-    match object_store(address, options, None)? {
-        None => probe_web(&HttpSource::new(address, options)?, address, &mut findings),
-        Some(objects) => probe_store(&*objects, options.timeout, &mut findings, goes_on)?,
+    // The directory of a new archive is created for the probe, as it is for the archive.
+    let missing = match address {
+        Address::Directory(url) => url.to_file_path().ok().filter(|path| is_missing(path)),
+        Address::Web(_) | Address::Bucket { .. } => None,
+    };
+    let probed = match object_store(address, options, missing.as_ref().map(|_| DirectoryTrust::Trusted))? {
+        None => HttpSource::new(address, options).map(|http| probe_web(&http, address, &mut findings)),
+        Some(objects) => probe_store(&*objects, options.timeout, &mut findings, goes_on),
+    };
+    if let Some(path) = missing {
+        // It stays if a writer put objects in meanwhile.
+        let _ = fs::remove_dir(path);
     }
-    Ok(findings)
+    probed.map(|()| findings)
+}
+
+fn is_missing(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Checks whether credentials are found; never displays them.

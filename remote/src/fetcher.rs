@@ -35,8 +35,9 @@ use crate::broker::{Broker, BrokerRequest, BrokerScope, MAX_SOCKETS, receive, se
 use crate::bucket::{BucketWriter, CLEAN_INTERVAL, Follower};
 use crate::cache::create_private_dir;
 use crate::credentials::{self, variable};
-use crate::range_source::RequestStats;
+use crate::range_source::{RemoteError, RequestStats};
 use crate::s3;
+use crate::web_login;
 
 /// Maximum concurrent readers: the event loops of a large mount, and its background threads. A
 /// reader that waits for an unreachable store occupies one.
@@ -497,7 +498,13 @@ impl FetcherReach {
             _ => {
                 let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(variable);
                 let named = named.flat_map(|list| list.split(':').map(PathBuf::from).collect::<Vec<_>>());
-                read.extend(CA_PATHS.iter().map(PathBuf::from).chain(named));
+                let bundle = match &address {
+                    Some(Address::Bucket { cloud: Cloud::S3, .. }) => {
+                        credentials::region_endpoint(options.broker.as_ref()).ok().and_then(|place| place.ca_bundle)
+                    }
+                    _ => None,
+                };
+                read.extend(CA_PATHS.iter().map(PathBuf::from).chain(named).chain(bundle));
             }
         }
         read.retain(|path| Path::new(path).exists());
@@ -551,9 +558,10 @@ pub fn serve_broker(control: UnixStream) -> io::Result<()> {
             continue;
         }
         let count = Arc::clone(&active);
+        let scope = scope.clone();
         let work = move || {
             // The client may have exited.
-            let _ = answer_request(&socket, scope);
+            let _ = answer_request(&socket, &scope);
             count.fetch_sub(1, Ordering::SeqCst);
         };
         thread::Builder::new().name("question".into()).spawn(work)?;
@@ -561,7 +569,7 @@ pub fn serve_broker(control: UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-fn answer_request(mut socket: &UnixStream, scope: BrokerScope) -> io::Result<()> {
+fn answer_request(mut socket: &UnixStream, scope: &BrokerScope) -> io::Result<()> {
     let mut question = Vec::new();
     socket.take(MAX_REQUEST).read_to_end(&mut question)?;
     let request = serde_json::from_slice(&question)?;
@@ -581,7 +589,13 @@ fn answer_request(mut socket: &UnixStream, scope: BrokerScope) -> io::Result<()>
             let found = s3::credential_lookup(cloud, None)().map(|keys| keys.as_ref().map(credentials::to_key_pair));
             serde_json::to_vec(&found.map_err(|error| error.message()))
         }
-        BrokerRequest::Account => serde_json::to_vec(&azure::account_message().map_err(|error| error.to_string())),
+        BrokerRequest::Login => {
+            let BrokerScope::Web(host) = scope else { return Err(io::ErrorKind::PermissionDenied.into()) };
+            let found = web_login::login_lookup(host.clone(), None)();
+            let header = found.map(|login| login.map(|login| Zeroizing::new(login.header().to_owned())));
+            serde_json::to_vec(&header.as_ref().map(|header| header.as_deref()).map_err(RemoteError::message))
+        }
+        BrokerRequest::Account => serde_json::to_vec(&azure::account_message().map_err(|error| error.message())),
     }?;
     socket.write_all(&Zeroizing::new(answer))
 }
@@ -703,17 +717,18 @@ mod tests {
             BrokerRequest::Keys { google: false },
             BrokerRequest::Keys { google: true },
             BrokerRequest::Account,
+            BrokerRequest::Login,
         ];
         for (address, expected) in [
-            ("file:///srv/a", [false; 5]),
-            ("https://host.example/a.lbx", [true, false, false, false, false]),
-            ("s3://bucket/a", [true, true, true, false, false]),
-            ("gs://bucket/a", [true, false, false, true, false]),
-            ("az://bucket/a", [true, false, false, false, true]),
+            ("file:///srv/a", [false; 6]),
+            ("https://host.example/a.lbx", [true, false, false, false, false, true]),
+            ("s3://bucket/a", [true, true, true, false, false, false]),
+            ("gs://bucket/a", [true, false, false, true, false, false]),
+            ("az://bucket/a", [true, false, false, false, true, false]),
         ] {
             assert_eq!(requests.each_ref().map(|request| scope_of(address).allows(request)), expected, "{address}");
         }
-        assert_eq!(scope_of("file:///srv/a").foreign_secrets().count(), 8);
+        assert_eq!(scope_of("file:///srv/a").foreign_secrets().count(), 11);
         assert_eq!(scope_of("s3://bucket/a").foreign_secrets().filter(|name| name.starts_with("AWS_")).count(), 0);
         assert!(scope_of("s3://bucket/a").foreign_secrets().any(|name| name == "GS_SECRET_ACCESS_KEY"));
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -721,7 +736,7 @@ mod tests {
         let broker = Broker::new(ours);
         broker.set_scope(scope_of("https://host.example/a.lbx")).unwrap();
         broker.addresses("127.0.0.1", 80, None).unwrap();
-        assert!(broker.region_endpoint().is_err() && broker.account().is_err());
+        assert!(broker.region_endpoint().is_err() && broker.account().is_err() && broker.login().is_ok());
         assert!(s3::credential_lookup(Cloud::S3, Some(broker.clone()))().is_err());
         broker.set_scope(BrokerScope::Store(Cloud::S3)).unwrap();
         assert!(s3::credential_lookup(Cloud::S3, Some(broker.clone()))().is_err(), "the scope does not change");

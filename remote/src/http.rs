@@ -25,12 +25,14 @@ use crate::RemoteOptions;
 use crate::address::{Address, Cloud, check_scheme};
 use crate::azure::{AzureContainer, AzureRequest};
 use crate::broker::Broker;
+use crate::credentials::CredentialCache;
 use crate::provenance::{self, RequestKind};
 pub(crate) use crate::provenance::{date, text};
 use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
 use crate::s3::S3Bucket;
 use crate::signing::HttpHeader;
 use crate::transport::{self, STALL};
+use crate::web_login::{self, WebLogin};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Total time limit of a request (REMOTE-4); [`MIN_BYTES_PER_SECOND`] adds the time for its body. A
@@ -58,6 +60,7 @@ enum Target {
         address: Url,
         /// Target of the last successful redirects.
         current: Mutex<Url>,
+        logins: CredentialCache<WebLogin>,
     },
     Bucket {
         signer: S3Bucket,
@@ -75,7 +78,9 @@ impl HttpSource {
         let target = match address {
             Address::Web(url) => {
                 check_scheme(url, options.allow_http)?;
-                Target::Web { address: url.clone(), current: Mutex::new(url.clone()) }
+                let host = url.host_str().unwrap_or_default().to_owned();
+                let logins = CredentialCache::new(web_login::login_lookup(host, options.broker.clone()));
+                Target::Web { address: url.clone(), current: Mutex::new(url.clone()), logins }
             }
             Address::Directory(_) => return Err(Error::invalid("a directory needs no network requests")),
             Address::Bucket { cloud: Cloud::Azure, bucket, key } => {
@@ -85,14 +90,18 @@ impl HttpSource {
                 Target::Bucket { signer: S3Bucket::new(*cloud, bucket, options)?, key: key.clone() }
             }
         };
-        Ok(HttpSource { agent: agent(options), target, allow_http: options.allow_http })
+        let roots = match &target {
+            Target::Bucket { signer, .. } => signer.roots(),
+            Target::Web { .. } | Target::Container { .. } => RootCerts::PlatformVerifier,
+        };
+        Ok(HttpSource { agent: agent(options, roots), target, allow_http: options.allow_http })
     }
 
     /// Creates a source for an object of a known bucket.
     #[cfg(test)]
     pub(crate) fn of_bucket(signer: S3Bucket, key: &str, options: &RemoteOptions) -> HttpSource {
         let target = Target::Bucket { signer, key: key.to_owned() };
-        HttpSource { agent: agent(options), target, allow_http: options.allow_http }
+        HttpSource { agent: agent(options, RootCerts::PlatformVerifier), target, allow_http: options.allow_http }
     }
 
     /// Requests a range, conditional on `version` if it is given, and returns the response after
@@ -117,30 +126,45 @@ impl HttpSource {
                 let response = provenance::check_azure(RequestKind::Read, self.send(&url, &headers, length)?)?;
                 if is_about_the_object(response.status()) { Ok(response) } else { Err(signer.failure(&response)) }
             }),
-            Target::Web { address, current } => {
+            Target::Web { address, current, logins } => logins.with(|login| {
                 let known = current.lock().clone();
-                let response = self.follow(&known, &headers, length, current);
+                let ask = |from: &Url| self.follow(from, address, login, &headers, length, current);
+                let mut response = ask(&known);
                 let is_good = response.as_ref().is_ok_and(|response| response.status() == StatusCode::PARTIAL_CONTENT);
                 // The target of a redirect may be temporary and no longer valid.
                 if known != *address && !is_good {
                     current.lock().clone_from(address);
-                    return self.follow(address, &headers, length, current);
+                    response = ask(address);
                 }
-                response
-            }
+                let response = response?;
+                match refusal(&response) {
+                    Some(_) if login.is_none() && response.status() == StatusCode::UNAUTHORIZED => {
+                        Err(RemoteError::Denied("it asks for a login, and ~/.netrc has none for it".into()))
+                    }
+                    Some(error) => Err(error),
+                    None => Ok(response),
+                }
+            }),
         }
     }
 
     fn follow(
         &self,
         from: &Url,
+        address: &Url,
+        login: Option<&WebLogin>,
         headers: &[HttpHeader],
         length: u64,
         current: &Mutex<Url>,
     ) -> RemoteResult<Response<Body>> {
         let mut url = from.clone();
         for _ in 0..=MAX_REDIRECTIONS {
-            let response = self.send(&url, headers, length)?;
+            let mut headers = headers.to_vec();
+            // Another server, or a host on the way, does not see it.
+            if let Some(login) = login.filter(|_| url.scheme() == "https" && url.origin() == address.origin()) {
+                headers.push(("authorization", login.header().to_owned()));
+            }
+            let response = self.send(&url, &headers, length)?;
             if !response.status().is_redirection() {
                 *current.lock() = url;
                 return provenance::check_web(response);
@@ -296,13 +320,14 @@ fn fill(response: Response<Body>, out: &mut [u8]) -> RemoteResult<()> {
     Ok(())
 }
 
-pub(crate) fn agent(options: &RemoteOptions) -> Agent {
-    agent_with_proxy(options, ureq::Proxy::try_from_env())
+/// Creates the HTTP client of one archive. `roots`: CA certificates of its server.
+pub(crate) fn agent(options: &RemoteOptions, roots: RootCerts) -> Agent {
+    agent_with_proxy(options, roots, ureq::Proxy::try_from_env())
 }
 
-fn agent_with_proxy(options: &RemoteOptions, proxy: Option<ureq::Proxy>) -> Agent {
+fn agent_with_proxy(options: &RemoteOptions, roots: RootCerts, proxy: Option<ureq::Proxy>) -> Agent {
     let tls = TlsConfig::builder()
-        .root_certs(RootCerts::PlatformVerifier)
+        .root_certs(roots)
         .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
         .build();
     let config = Agent::config_builder()
@@ -437,7 +462,10 @@ pub(crate) fn transport_error(error: &ureq::Error) -> RemoteError {
     match tls {
         // The verifier returns `General` if it finds no certificates on this system.
         Some(InvalidCertificate(_) | InvalidCertRevocationList(_) | NoCertificatesPresented | General(_)) => {
-            RemoteError::Denied("its certificate is not trusted; set SSL_CERT_FILE to a trusted one".into())
+            RemoteError::Denied(
+                "its certificate is not trusted; SSL_CERT_FILE, or for s3:// AWS_CA_BUNDLE, names a file of trusted ones"
+                    .into(),
+            )
         }
         // Its words have the address, and that may be a secret.
         _ if matches!(error, ureq::Error::BadUri(_)) => {
@@ -492,7 +520,8 @@ mod tests {
     #[test]
     fn addresses_that_no_proxy_is_asked_for_are_looked_at_here() {
         let proxy = ureq::Proxy::builder(ureq::ProxyProtocol::Http).host("127.0.0.1").port(9).no_proxy("localhost");
-        let agent = agent_with_proxy(&RemoteOptions::default(), Some(proxy.build().unwrap()));
+        let agent =
+            agent_with_proxy(&RemoteOptions::default(), RootCerts::PlatformVerifier, Some(proxy.build().unwrap()));
         let request = |url: &str| transport_error(&agent.get(url).call().unwrap_err());
         assert!(matches!(request("http://localhost:9/"), RemoteError::Denied(why) if why.contains("allow-private")));
         // The proxy itself may be at home.

@@ -23,6 +23,7 @@ mod credentials;
 mod diagnostics;
 mod fetcher;
 mod http;
+mod identity;
 mod provenance;
 mod range_source;
 mod remote_file;
@@ -34,6 +35,7 @@ mod store_failure;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod web_login;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,6 +57,7 @@ pub use fetcher::{
     Access, FetcherConnection, FetcherControl, FetcherReach, VersionPoller, open_in_fetcher, serve_broker,
     serve_fetcher,
 };
+use range_source::RemoteError;
 pub use range_source::RequestStats;
 use remote_file::RemoteFile;
 
@@ -119,7 +122,7 @@ fn open_with_follower(address: &Address, options: &RemoteOptions) -> Result<(Arc
         return Ok((follower.file().clone(), Some(follower)));
     }
     match address {
-        Address::Directory(_) => Err(Error::request(format!("cannot open {address}"), std::io::ErrorKind::NotFound)),
+        Address::Directory(_) => Err(RemoteError::NotFound.into_error(&address.to_string())),
         Address::Web(_) | Address::Bucket { .. } => Ok((Arc::new(RemoteFile::open(address, options)?), None)),
     }
 }

@@ -106,9 +106,11 @@ impl RemoteError {
     /// Converts an error of an open: a missing file is `NotFound`.
     pub(crate) fn into_error(self, name: &str) -> Error {
         match self {
-            RemoteError::NotFound => Error::request(format!("cannot open {name}"), io::ErrorKind::NotFound),
+            RemoteError::NotFound => {
+                Error::request(format!("cannot open {name}: No such file or directory"), io::ErrorKind::NotFound)
+            }
             RemoteError::NoBucket(ref why) => {
-                Error::request(format!("cannot open {name}: {why}; {}", self.remedy()), io::ErrorKind::NotFound)
+                Error::advised_request(format!("cannot open {name}: {why}"), self.remedy(), io::ErrorKind::NotFound)
             }
             other => other.into_deferred_error(name),
         }
@@ -124,7 +126,8 @@ impl RemoteError {
             }
             RemoteError::NoSpace(why) => Error::NoSpace(format!("{name}: {why}")),
             RemoteError::Refused(StoreRefusal { why, .. }) => {
-                Error::request(format!("cannot access {server}: {why}; {remedy}"), io::ErrorKind::PermissionDenied)
+                let sentence = format!("cannot access {server}: {why}");
+                Error::advised_request(sentence, remedy, io::ErrorKind::PermissionDenied)
             }
             RemoteError::NoBucket(why) => stale(format!("{name} was removed from its server: {why}")),
             RemoteError::Denied(why) => {

@@ -15,12 +15,13 @@ use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, S3Action, UrlStyle};
 use ureq::http::Response;
+use ureq::tls::RootCerts;
 use ureq::{Body, RequestBuilder};
 use url::Url;
 
 use crate::RemoteOptions;
 use crate::address::{Cloud, check_scheme};
-use crate::broker::Broker;
+use crate::broker::{Broker, RegionEndpoint};
 use crate::credentials::{self, CredentialCache, variable};
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
@@ -35,6 +36,7 @@ pub(crate) struct S3Bucket {
     bucket: Bucket,
     cloud: Cloud,
     credentials: CredentialCache<rusty_s3::Credentials>,
+    roots: RootCerts,
 }
 
 /// Signs requests to a bucket with the credentials of one attempt.
@@ -47,6 +49,7 @@ pub(crate) struct S3Signer<'a> {
 impl S3Bucket {
     /// Errors: `Invalid` for an endpoint or a name that cannot be.
     pub(crate) fn new(cloud: Cloud, name: &str, options: &RemoteOptions) -> Result<S3Bucket> {
+        let mut roots = RootCerts::PlatformVerifier;
         let (endpoint, style, region) = match cloud {
             Cloud::Google => {
                 // Google's own libraries read this variable.
@@ -57,14 +60,26 @@ impl S3Bucket {
                     signing::GOOGLE_LOCATION.to_owned(),
                 )
             }
-            _ => aws_endpoint(name, options.broker.as_ref())?,
+            _ => {
+                let place = credentials::region_endpoint(options.broker.as_ref())?;
+                if let Some(bundle) = &place.ca_bundle {
+                    roots = credentials::read_ca_bundle(bundle)?;
+                }
+                aws_endpoint(name, place)
+            }
         };
         let bucket = build_bucket(cloud, name, &endpoint, style, region, options)?;
-        Ok(S3Bucket::of(cloud, bucket, CredentialCache::new(credential_lookup(cloud, options.broker.clone()))))
+        let credentials = CredentialCache::new(credential_lookup(cloud, options.broker.clone()));
+        Ok(S3Bucket { roots, ..S3Bucket::of(cloud, bucket, credentials) })
+    }
+
+    /// Returns the CA certificates that the store's server is trusted by.
+    pub(crate) fn roots(&self) -> RootCerts {
+        self.roots.clone()
     }
 
     pub(crate) fn of(cloud: Cloud, bucket: Bucket, credentials: CredentialCache<rusty_s3::Credentials>) -> S3Bucket {
-        S3Bucket { bucket, cloud, credentials }
+        S3Bucket { bucket, cloud, credentials, roots: RootCerts::PlatformVerifier }
     }
 
     /// Calls `ask` with a signer; see [`CredentialCache::with`].
@@ -120,15 +135,14 @@ fn regional_endpoint(region: &str, name: &str) -> (String, UrlStyle) {
     (format!("https://s3.{region}.amazonaws.com{china}"), style)
 }
 
-fn aws_endpoint(name: &str, broker: Option<&Broker>) -> Result<(String, UrlStyle, String)> {
-    let region = credentials::region_endpoint(broker)?;
-    Ok(match region.endpoint {
-        Some(endpoint) => (endpoint, UrlStyle::Path, region.region),
+fn aws_endpoint(name: &str, place: RegionEndpoint) -> (String, UrlStyle, String) {
+    match place.endpoint {
+        Some(endpoint) => (endpoint, UrlStyle::Path, place.region),
         None => {
-            let (endpoint, style) = regional_endpoint(&region.region, name);
-            (endpoint, style, region.region)
+            let (endpoint, style) = regional_endpoint(&place.region, name);
+            (endpoint, style, place.region)
         }
-    })
+    }
 }
 
 impl S3Signer<'_> {
@@ -204,6 +218,12 @@ impl S3Signer<'_> {
 
     fn sign(&self, method: &str, url: Url, headers: Vec<HttpHeader>, body: &[u8]) -> (Url, Vec<HttpHeader>) {
         let Some(credentials) = self.credentials else { return (url, headers) };
+        if let Some(token) = credentials::access_token(credentials) {
+            // Without TLS each host on the way could use it.
+            let authorization = ("authorization", format!("Bearer {token}"));
+            let shown = (url.scheme() == "https").then_some(authorization);
+            return (url, headers.into_iter().chain(shown).collect());
+        }
         let (names, region) = match self.cloud {
             Cloud::Google => (&signing::GOOGLE, signing::GOOGLE_LOCATION),
             _ => (&signing::AMAZON, self.bucket.region()),

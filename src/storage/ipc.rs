@@ -353,11 +353,12 @@ pub fn code_of(error: &Error) -> (u32, String) {
         Error::NotArchive(sentence) => (4, sentence.clone()),
         Error::Unsupported(sentence) => (5, sentence.clone()),
         Error::NoSpace(sentence) => (6, sentence.clone()),
-        Error::Io { context, source } => {
-            let kind = KINDS.iter().position(|kind| *kind == source.kind()).unwrap_or(0);
-            (KINDS_FROM + kind as u32, context.clone())
+        // An error of the host keeps its cause, and does not become one of a server.
+        Error::Io { context, source } if error.request_kind().is_none() => (KINDS_FROM, format!("{context}: {source}")),
+        other => {
+            let kind = KINDS.iter().position(|kind| Some(*kind) == other.request_kind()).unwrap_or(0);
+            (KINDS_FROM + kind as u32, other.to_string())
         }
-        other => (KINDS_FROM, other.to_string()),
     }
 }
 
@@ -470,5 +471,9 @@ mod tests {
             let (code, sentence) = code_of(&error);
             assert_eq!(format!("{:?}", error_of(code, sentence)), format!("{error:?}"));
         }
+        let (code, sentence) = code_of(&Error::io("cannot open a cache", io::Error::from_raw_os_error(13)));
+        let error = error_of(code, sentence);
+        assert_eq!(error.to_string(), "cannot open a cache: Permission denied (os error 13)");
+        assert_eq!(error.request_kind(), Some(io::ErrorKind::Other), "no server refused it");
     }
 }

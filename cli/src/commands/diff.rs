@@ -9,12 +9,12 @@ use lockbox::archive::Archive;
 use lockbox::exchange::{DiffRoot, MetadataDifference, TreeDifference, compare_trees, components};
 use lockbox::fs::mode;
 use lockbox::keys;
-use lockbox_host::{Program, remote};
+use lockbox_host::remote;
 use lockbox_terminal::display;
 use serde_json::json;
 
 use crate::commands::ls::type_name;
-use crate::exit::{self, DIFFERENT, Failure, Lockbox};
+use crate::exit::{self, DIFFERENT, Failure};
 use crate::open_archive::OpeningArgs;
 use crate::output::{self, Output, put_name};
 use crate::paths::{Named, is_same};
@@ -67,9 +67,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     written?;
     out.finish()?;
     let archive = if first.path.is_some() { &first.file } else { &second.file };
-    let problems = problems.map_err(|error| Lockbox::failure(archive, error))?;
+    let problems = problems.map_err(|error| exit::source_failure(archive, error))?;
     output::complain_of(&problems);
-    match exit::gravest(&problems) {
+    match exit::gravest(&problems, exit::source_code) {
         Some(code) => Err(Failure::new(code, "not everything could be compared; see above")),
         None if any => Err(Failure::new(DIFFERENT, "")),
         None => Ok(()),

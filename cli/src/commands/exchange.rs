@@ -13,7 +13,7 @@ use lockbox::exchange::{
     self, ExtractOptions, ExtractReport, FileTotals, ImportOptions, ImportReport, MirrorChange, MirrorPlan, Progress,
     TarImportOptions,
 };
-use lockbox_host::{Program, shown};
+use lockbox_host::{Program, code, shown};
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
@@ -98,7 +98,7 @@ pub(crate) fn add(args: &AddArgs) -> Result<(), Failure> {
     if args.json {
         output::print_json(&summary(args, &report))?;
     }
-    exit::of_problems(&report.problems)
+    exit::of_problems(&report.problems, exit::source_code)
 }
 
 /// Copies files into an archive, closes it, and reports the files that could not be copied. `verb`:
@@ -184,7 +184,7 @@ pub(crate) fn plan(
     options: &ImportOptions,
 ) -> Result<MirrorPlan, Failure> {
     let plan = exchange::plan_mirror(archive.file_system(), sources, options, None)
-        .map_err(|error| Lockbox::failure(&named.archive, error))?;
+        .map_err(|error| exit::source_failure(&named.archive, error))?;
     match refusal(brakes, &plan) {
         None => Ok(plan),
         Some(sentence) => {
@@ -229,7 +229,7 @@ fn tell(args: &AddArgs, named: &ArchiveArgs, options: &ImportOptions) -> Result<
     let mut changes = Vec::new();
     let mut changed = |change, path: &[u8]| changes.push((change, path.to_vec()));
     let plan = exchange::plan_mirror(archive.file_system(), &args.sources, options, Some(&mut changed))
-        .map_err(|error| Lockbox::failure(&named.archive, error))?;
+        .map_err(|error| exit::source_failure(&named.archive, error))?;
     let words = changes.iter().map(|(change, path)| {
         let word = match change {
             MirrorChange::Add => "add",
@@ -303,7 +303,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> Result<(), Failure> {
         summary["problems"] = output::problems(&report.problems).into();
         output::print_json(&summary)?;
     }
-    exit::of_problems(&report.problems)
+    exit::of_problems(&report.problems, code)
 }
 
 /// Copies files out of an archive, and reports the files that could not be copied. `verb`:

@@ -9,7 +9,7 @@ use lockbox::exchange::{
 };
 use lockbox::format::ROOT_INO;
 use lockbox::fs::FileSystem;
-use lockbox_host::{Program, shown};
+use lockbox_host::{Program, code, shown};
 use lockbox_terminal::display;
 
 use crate::commands::exchange::{copy_in, copy_out};
@@ -82,15 +82,17 @@ fn refuse_missing_archive(target: &Path) -> Result<(), Failure> {
 }
 
 fn refuse_directory(name: String) -> Failure {
-    Failure::other(format!("{name} is a directory; use -r to copy it with all in it"))
+    Failure::other(format!("{name} is a directory")).advised("; use -r to copy it with all in it")
 }
 
 /// Copies from the host into an archive.
 fn into(args: &CopyArgs, sources: &[OsString], archive: PathBuf, target: &[u8]) -> Result<(), Failure> {
     let sources: Vec<PathBuf> = sources.iter().map(PathBuf::from).collect();
     for source in &sources {
-        let found = source.symlink_metadata();
-        let found = found.map_err(|e| Failure::host(format!("cannot read {}", shown(source)), &e))?;
+        let found = source.symlink_metadata().map_err(|error| {
+            let error = Error::io(format!("cannot read {}", shown(source)), error);
+            Failure::new(exit::source_code(&error), Failure::sentence(&error))
+        })?;
         if found.is_dir() && !args.recursive {
             return Err(refuse_directory(shown(source)));
         }
@@ -110,7 +112,7 @@ fn into(args: &CopyArgs, sources: &[OsString], archive: PathBuf, target: &[u8]) 
         mirror: None,
     };
     let report = copy_in(&named, archive, &interrupt, "copied", &sources, &options)?;
-    exit::of_problems(&report.problems)
+    exit::of_problems(&report.problems, exit::source_code)
 }
 
 /// Copies from an archive to the host.
@@ -143,7 +145,7 @@ fn out_of(args: &CopyArgs, sources: &[OsString], target: &Path) -> Result<(), Fa
     let (opened, interrupt) = named.read_watched(&SnapshotViewArgs::default())?;
     refuse_directories(args, opened.file_system(), &paths)?;
     let report = copy_out(&named, &opened, &interrupt, "copied", &paths, &options)?;
-    exit::of_problems(&report.problems)
+    exit::of_problems(&report.problems, code)
 }
 
 /// Copies within an archive.

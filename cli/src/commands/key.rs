@@ -464,7 +464,8 @@ fn backup(args: &BackupArgs) -> Result<(), Failure> {
     let bytes = keys::backup_header(place.source()).map_err(|error| secrets::failure(&place, error))?;
     let failed = |e: io::Error| match e.kind() {
         io::ErrorKind::AlreadyExists => {
-            Failure::other(format!("{} already exists and was not changed; choose another name", shown(&args.file)))
+            Failure::other(format!("{} already exists and was not changed", shown(&args.file)))
+                .advised(": choose another name")
         }
         _ => Failure::host(format!("cannot write {}", shown(&args.file)), &e),
     };
@@ -510,6 +511,7 @@ pub(crate) fn forget(args: &ForgetArgs) -> Result<(), Failure> {
         }
     }
     for path in &args.archives {
+        open_archive::of_host(path)?;
         let archive = keys::identify(path).map_err(|error| Lockbox::failure(path, error))?;
         let outcome = if keyring.forget(&archive)? { "is forgotten" } else { "was not kept" };
         out.line(&format!("The key of {} {outcome}.", shown(path)))?;

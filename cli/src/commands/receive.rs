@@ -320,7 +320,7 @@ fn failure(error: &Error, unpacking: Option<&lockbox::Error>, args: &Args, kept:
             Some(why) => return Failure::new(code(why), failure.message),
             None => {}
         },
-        Error::Exists(_) if !args.force => failure.message.push_str("; use --force to replace it"),
+        Error::Exists(_) if !args.force => failure = failure.advised("; use --force to replace it"),
         _ => {
             if let Some(told) = kept.sentence() {
                 failure.message.push_str(&format!("; {told}"));

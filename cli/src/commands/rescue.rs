@@ -7,7 +7,7 @@ use lockbox::Error;
 use lockbox::rescue::{
     self, LaterCommits, RescueOptions, RescueProgress, RescueReport, RescueState, RescuedObject, SnapshotCondition,
 };
-use lockbox_host::{DAMAGED, Program, shown};
+use lockbox_host::{DAMAGED, Program, code, shown};
 use lockbox_terminal::display;
 use serde_json::json;
 
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Ok(());
     }
     // A full host takes precedence: on another one more can be rescued.
-    let code = exit::gravest(&report.problems).unwrap_or(DAMAGED).max(DAMAGED);
+    let code = exit::gravest(&report.problems, code).unwrap_or(DAMAGED).max(DAMAGED);
     Err(Failure::new(
         code,
         format!("{}: some files could not be rescued, or may not be the newest; see the list", shown(path)),

@@ -46,10 +46,44 @@ fn an_existing_file_is_never_overwritten_by_create() {
 }
 
 #[test]
+fn with_json_an_error_is_an_object_on_standard_error() {
+    let place = Place::new();
+    let error = |arguments: &[&str]| {
+        let ended = place.run(arguments);
+        assert!(ended.out.is_empty() && ended.complaint.lines().count() == 1, "{ended:?}");
+        let object: serde_json::Value = serde_json::from_str(&ended.complaint).unwrap();
+        let error = object["error"].clone();
+        assert_eq!(error["exit_code"], ended.code);
+        (
+            error["kind"].as_str().unwrap().to_owned(),
+            error["message"].as_str().unwrap().to_owned(),
+            error["advice"].clone(),
+        )
+    };
+    let (kind, message, advice) = error(&["ls", "--json", "a.lbx"]);
+    assert_eq!((&*kind, &*message), ("no-archive", "cannot open a.lbx: No such file or directory"));
+    assert!(advice.is_null());
+    let (kind, message, advice) = error(&["ls", "--json", "a.lbx", "--recursively"]);
+    assert!(kind == "usage" && message.starts_with("unexpected argument '--recursively'"), "{message}");
+    assert!(advice.as_str().is_some_and(|advice| message.ends_with(advice)), "{message} {advice}");
+    let (kind, message, advice) = error(&["ls", "--json", "--remote=allow-private,timeout=1s", "http://127.0.0.1:1/a"]);
+    assert!(kind == "other" && message.contains("allow-http") && advice.is_null(), "{message} {advice}");
+    place.archive("a.lbx");
+    let (kind, message, advice) = error(&["diff", "--json", "a.lbx", "none"]);
+    assert_eq!((&*kind, &*message), ("no-source", "cannot read none: No such file or directory"));
+    assert!(advice.is_null());
+    let (kind, message, advice) = error(&["snapshot", "restore", "--json", "a.lbx", "none"]);
+    assert!(kind == "other" && message.starts_with("the archive has no snapshot 'none'"), "{message}");
+    assert_eq!(advice, "'lockbox snapshot ls' lists its snapshots");
+    // Without the option it is a line for people, and an argument after -- is not the option.
+    fails(&place.run(&["ls", "b.lbx", "--", "--json"]), 19, "cannot open b.lbx: No such file or directory");
+}
+
+#[test]
 fn a_missing_archive_is_named() {
     let place = Place::new();
     for command in ["ls", "info", "check", "passwd"] {
-        fails(&place.run(&[command, "a.lbx"]), 2, "cannot open a.lbx: No such file or directory");
+        fails(&place.run(&[command, "a.lbx"]), 19, "cannot open a.lbx: No such file or directory");
     }
 }
 

@@ -157,7 +157,7 @@ fn what_cannot_be_read_is_named_and_the_rest_is_added() {
     let place = Place::new();
     place.archive("a.lbx");
     let ended = place.run(&["add", "a.lbx", "missing", "pass"]);
-    assert_eq!(ended.code, 2);
+    assert_eq!(ended.code, 22);
     assert!(
         ended.complaint.starts_with("lockbox: missing: cannot read: No such file or directory\n"),
         "{}",

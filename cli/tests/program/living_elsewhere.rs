@@ -25,6 +25,8 @@ pub(crate) struct Store {
     pub(crate) silent: AtomicBool,
     /// How many requests are answered from now on, when not all are.
     pub(crate) answers: Mutex<Option<usize>>,
+    /// Status and code with which each request is refused.
+    refusal: Mutex<Option<(u16, &'static str)>>,
 }
 
 impl Store {
@@ -82,8 +84,11 @@ impl Store {
         // Whoever made it proves by this that it has what was sent.
         let hash = field("content-md5").unwrap_or_default();
         let is_silent = method == "PUT" && key.contains("/log/") && self.silent.load(Ordering::Relaxed);
-        let (status, mut more, content) =
-            self.carry_out(spoken, method, &key, query, field("range"), condition.is_some(), body);
+        let refusal = *self.refusal.lock().unwrap();
+        let (status, mut more, content) = match refusal {
+            Some((status, code)) => (status, String::new(), format!("<Error><Code>{code}</Code></Error>").into_bytes()),
+            None => self.carry_out(spoken, method, &key, query, field("range"), condition.is_some(), body),
+        };
         if method == "PUT" && status < 400 {
             more += &format!("x-goog-hash: md5={hash}\r\nContent-MD5: {hash}\r\nETag: \"0x8D4BCC2E4835CD0\"\r\n");
         }
@@ -201,7 +206,7 @@ pub(crate) struct Home {
     pub(crate) place: Place,
     pub(crate) address: String,
     pub(crate) store: Arc<Store>,
-    endpoint: String,
+    pub(crate) endpoint: String,
 }
 
 impl Home {
@@ -386,7 +391,7 @@ fn what_is_there_is_not_made_again_and_what_is_not_is_not_changed() {
     for home in homes() {
         let address = home.address.as_str();
         let none = home.run(&["mkdir", &home.within("/a")]);
-        assert_eq!(none.code, 2, "{}", none.complaint);
+        assert_eq!(none.code, 19, "{}", none.complaint);
         assert!(home.store.objects.lock().unwrap().is_empty() && !home.place.path("objects").exists());
         home.create();
         let before = home.store.objects.lock().unwrap().clone();
@@ -404,6 +409,47 @@ fn what_is_there_is_not_made_again_and_what_is_not_is_not_changed() {
     assert!(file.code == 1 && file.complaint.contains("--take-over is for archives in object stores"), "{file:?}");
     let web = place.run(&[&["create", "https://example.invalid/a.lbx"][..], &CREATE].concat());
     assert!(web.code == 2 && web.complaint.contains("a web server can only be read"), "{web:?}");
+}
+
+#[test]
+fn a_script_can_tell_the_failures_of_a_store_apart() {
+    let home = Home::bucket();
+    home.create();
+    let address = home.address.as_str();
+    fs::write(home.place.path("file"), "x").unwrap();
+    let commands = [&["ls", address][..], &["mkdir", &home.within("/a")], &["add", address, "file"]];
+    let expect = |code: i32, words: &str| {
+        for command in commands {
+            let ended = home.run(command);
+            assert!(ended.code == code && ended.complaint.contains(words), "{command:?}: {ended:?}");
+        }
+    };
+    for (refusal, code, words) in [
+        ((403, "InvalidAccessKeyId"), 18, "cannot be asked"),
+        ((403, "SignatureDoesNotMatch"), 18, "cannot be asked"),
+        ((404, "NoSuchBucket"), 19, "bucket"),
+    ] {
+        *home.store.refusal.lock().unwrap() = Some(refusal);
+        expect(code, words);
+    }
+    *home.store.refusal.lock().unwrap() = None;
+    *home.store.answers.lock().unwrap() = Some(0);
+    expect(17, "does not answer");
+    *home.store.answers.lock().unwrap() = None;
+    assert_eq!(home.run(&["ls", "s3://bucket/another"]).code, 19);
+    // A missing file of this host is a source, also with an archive in a store.
+    for command in [
+        &["add", address, "missing"][..],
+        &["add", address, "missing", "--mirror"],
+        &["add", address, "missing", "--mirror", "--dry-run"],
+        &["cp", "missing", &home.within("/")],
+        &["diff", &home.within("/"), "missing"],
+    ] {
+        let ended = home.run(command);
+        assert!(ended.code == 22 && ended.complaint.contains("missing"), "{command:?}: {ended:?}");
+    }
+    // And a missing directory to copy to is neither.
+    assert_eq!(home.run(&["cp", &home.within("/file"), "missing/file"]).code, 2);
 }
 
 /// What `edit` runs: it says that it is there, and waits until it may end.

@@ -27,4 +27,5 @@ mod snapshots;
 mod support;
 mod tars;
 mod terminal;
+mod web_servers;
 mod wrong_usages;

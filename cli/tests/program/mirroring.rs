@@ -144,7 +144,7 @@ fn a_mirror_brakes_before_most_is_deleted_and_at_an_empty_source() {
     assert!(ended.complaint.contains("4 of 5 entries"), "{}", ended.complaint);
     // A source that is not there, such as a disk that is not plugged in.
     let ended = place.run(&["add", "a.lbx", "tree", "missing", "--mirror", "--from-empty", "--delete-most"]);
-    assert_eq!((ended.code, &ended.complaint[..]), (2, "lockbox: cannot read missing: No such file or directory\n"));
+    assert_eq!((ended.code, &ended.complaint[..]), (22, "lockbox: cannot read missing: No such file or directory\n"));
     fs::create_dir_all(place.path("other/tree")).unwrap();
     let ended = place.run(&["add", "a.lbx", "tree", "other/tree", "--mirror", "--from-empty", "--delete-most"]);
     assert_eq!((ended.code, &ended.complaint[..]), (2, "lockbox: two sources would get the name tree\n"));

@@ -156,7 +156,7 @@ fn nobody_is_overtaken_by_who_rewrites_without_being_told_to_or_without_the_key(
     }
     let home = Home::directory();
     let none = home.run(&["compact", &home.address]);
-    assert!(none.code == 2 && !home.place.path("objects").exists(), "{none:?}");
+    assert!(none.code == 19 && !home.place.path("objects").exists(), "{none:?}");
     for arguments in [&["compact", "https://host.invalid/a"][..], &["key", "rekey", "https://host.invalid/a"]] {
         let web = home.run(arguments);
         assert!(web.code == 2 && web.complaint.contains("a web server can only be read"), "{web:?}");
@@ -174,7 +174,7 @@ fn without_the_stores_word_the_archive_is_the_old_one_or_the_new_one() {
         let before = listed(&home);
         home.store.silent.store(true, Ordering::Relaxed);
         let ended = home.run(&[arguments, &["--take-over", &home.address]].concat());
-        assert!(ended.code == 2 && ended.complaint.contains("does not answer"), "{ended:?}");
+        assert!(ended.code == 17 && ended.complaint.contains("does not answer"), "{ended:?}");
         home.store.silent.store(false, Ordering::Relaxed);
         assert_eq!(listed(&home), before);
         home.good(&["mkdir", "--take-over", &home.within("/after")]);
@@ -297,7 +297,7 @@ fn a_store_that_does_not_answer_lost_nothing_that_is_rescued() {
     *home.store.answers.lock().unwrap() = Some(9);
     let ended = home.run(&["rescue", &home.address, "--to=lost", "--partial"]);
     *home.store.answers.lock().unwrap() = None;
-    assert!(ended.code == 2 && ended.complaint.contains("does not answer"), "{ended:?}");
+    assert!(ended.code == 17 && ended.complaint.contains("does not answer"), "{ended:?}");
     assert!(ended.out.is_empty() && !home.place.path("lost/partial").exists());
     home.good(&["rescue", &home.address, "--to=all"]);
 }

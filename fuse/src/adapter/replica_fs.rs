@@ -10,13 +10,17 @@
 //!     [`MAX_RETAINED`] such versions are retained, because each has memory of its own; open inodes
 //!     of older ones are stale (ESTALE). While it is unknown whether the newest version has the
 //!     inode, it stays at its version.
+//! MOMENT-4  The first request after an idle period waits for a poll of the store that began after
+//!     it, for [`FIRST_ANSWER_LIMIT`] at most. Polls of an idle mount are rare, so without this the
+//!     first answer could be as old as the time between two of them.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
@@ -25,7 +29,7 @@ use fuser::{
 };
 use lockbox::Error;
 use lockbox::fs::FileSystem;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::context::{Adapter, RemovedCapabilities};
 use super::snapshots::effective_snapshot_dir;
@@ -36,6 +40,77 @@ use crate::options::SnapshotDir;
 
 /// Maximum number of old versions that are retained for open, removed inodes.
 const MAX_RETAINED: usize = 4;
+
+/// Time limit of the first answer after an idle period: a store that does not answer delays it
+/// once. Some round trips of a distant store, with a new connection.
+const FIRST_ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// Holds requests after an idle period until the store was polled (MOMENT-4).
+#[derive(Default)]
+pub struct IdleGate {
+    /// Set in all phases but [`IdlePhase::Open`], so that requests of a mount in use take no lock.
+    is_closed: AtomicBool,
+    phase: Mutex<IdlePhase>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum IdlePhase {
+    #[default]
+    Open,
+    /// No request came for a period.
+    Closed,
+    /// A request waits for a poll to begin.
+    Requested,
+    /// A poll began after the request.
+    Polling,
+}
+
+impl IdleGate {
+    fn set(&self, phase: &mut IdlePhase, to: IdlePhase) {
+        *phase = to;
+        self.is_closed.store(to != IdlePhase::Open, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    /// Has the next request wait.
+    pub fn close(&self) {
+        let mut phase = self.phase.lock();
+        if *phase == IdlePhase::Open {
+            self.set(&mut phase, IdlePhase::Closed);
+        }
+    }
+
+    /// Waits until a request needs a poll, which then begins; returns false after `timeout`.
+    pub fn wait_for_request(&self, timeout: Duration) -> bool {
+        let mut phase = self.phase.lock();
+        self.changed.wait_while_for(&mut phase, |phase| *phase != IdlePhase::Requested, timeout);
+        let is_requested = *phase == IdlePhase::Requested;
+        if is_requested {
+            self.set(&mut phase, IdlePhase::Polling);
+        }
+        is_requested
+    }
+
+    /// Ends the wait after the requested poll, also after a failed one.
+    pub fn open(&self) {
+        self.set(&mut self.phase.lock(), IdlePhase::Open);
+    }
+
+    /// Waits for the poll, if one is needed. After `limit` this and later requests go on without.
+    fn pass(&self, limit: Duration) {
+        if !self.is_closed.load(Ordering::Acquire) {
+            return;
+        }
+        let mut phase = self.phase.lock();
+        if *phase == IdlePhase::Closed {
+            self.set(&mut phase, IdlePhase::Requested);
+        }
+        if self.changed.wait_while_for(&mut phase, |phase| *phase != IdlePhase::Open, limit).timed_out() {
+            self.set(&mut phase, IdlePhase::Open);
+        }
+    }
+}
 
 impl Adapter {
     /// Returns an adapter for another version of the archive. Everything except the file system is
@@ -85,12 +160,24 @@ pub struct CurrentVersion {
     open: Mutex<HashMap<u64, OpenInode>>,
     /// Value of the mount option.
     snapshot_dir: SnapshotDir,
+    idle: IdleGate,
 }
 
 impl CurrentVersion {
     pub fn new(adapter: Adapter, snapshot_dir: SnapshotDir) -> CurrentVersion {
         let newest = RwLock::new(Arc::new(Version { adapter, number: 0 }));
-        CurrentVersion { newest, open: Mutex::default(), snapshot_dir }
+        CurrentVersion { newest, open: Mutex::default(), snapshot_dir, idle: IdleGate::default() }
+    }
+
+    /// Returns the gate that holds the first request after an idle period.
+    pub fn idle(&self) -> &IdleGate {
+        &self.idle
+    }
+
+    /// Returns the version that answers a request of the kernel about this inode (MOMENT-4).
+    fn requested_version(&self, number: INodeNo) -> Arc<Version> {
+        self.idle.pass(FIRST_ANSWER_LIMIT);
+        self.version_for(number)
     }
 
     fn newest(&self) -> Arc<Version> {
@@ -176,7 +263,7 @@ macro_rules! delegate {
     ($($request:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[allow(clippy::too_many_arguments)]
         fn $request(&self, request: &Request, number: INodeNo, $($argument: $type),*) {
-            self.0.version_for(number).adapter.$request(request, number, $($argument),*);
+            self.0.requested_version(number).adapter.$request(request, number, $($argument),*);
         }
     )*};
 }
@@ -188,7 +275,7 @@ impl fuser::Filesystem for ReplicaFs {
     }
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let version = self.0.version_for(number);
+        let version = self.0.requested_version(number);
         if !is_live(number.0) {
             return version.adapter.open(request, number, flags, reply);
         }
@@ -214,7 +301,7 @@ impl fuser::Filesystem for ReplicaFs {
         flush: bool,
         reply: ReplyEmpty,
     ) {
-        let version = self.0.version_for(number);
+        let version = self.0.requested_version(number);
         if is_live(number.0) {
             self.0.remove_handle(number);
         }
@@ -222,7 +309,7 @@ impl fuser::Filesystem for ReplicaFs {
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let version = self.0.version_for(number);
+        let version = self.0.requested_version(number);
         let _in_flight = version.adapter.begin_request();
         match version.adapter.begin_listing(number, flags) {
             Ok(handle) => {
@@ -291,7 +378,7 @@ mod tests {
     use std::ops::Range;
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
 
     use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
     use lockbox::crypto::Passphrase;
@@ -484,6 +571,33 @@ mod tests {
         far.away.store(false, Ordering::Relaxed);
         assert_eq!(shown.read(goes), (0, Some(b"1000".to_vec())));
         assert_eq!(shown.read(stays), (1, Some(b"1200".to_vec())));
+    }
+
+    #[test]
+    fn the_first_requests_after_an_idle_period_wait_for_one_poll() {
+        const LONG: Duration = Duration::from_secs(600);
+        let gate = IdleGate::default();
+        gate.pass(LONG);
+        gate.close();
+        assert!(!gate.wait_for_request(Duration::ZERO));
+        let is_polled = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    gate.pass(LONG);
+                    assert!(is_polled.load(Ordering::Relaxed));
+                });
+            }
+            assert!(gate.wait_for_request(LONG));
+            is_polled.store(true, Ordering::Relaxed);
+            gate.open();
+        });
+        assert!(!gate.wait_for_request(Duration::ZERO), "one poll is enough");
+        // A store that does not answer delays the first request and no later one.
+        gate.close();
+        gate.pass(Duration::ZERO);
+        gate.pass(LONG);
+        assert!(!gate.wait_for_request(Duration::ZERO));
     }
 
     #[test]

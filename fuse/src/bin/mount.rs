@@ -24,7 +24,7 @@ use lockbox_host::mounts::CreatedMountpoint;
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::remote::{self, ArchiveLocation};
 use lockbox_host::secrets::{Cache, Sources, desktop};
-use lockbox_host::{OTHER, Program, USAGE, proc};
+use lockbox_host::{NO_ARCHIVE, OTHER, Program, USAGE, proc};
 use lockbox_terminal::{display, say};
 use nix::errno::Errno;
 use nix::sys::statvfs::FsFlags;
@@ -132,7 +132,8 @@ Mount options, after -o and separated by commas:
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
   too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed,
-  16 older, diverged or replaced archive
+  16 older, diverged or replaced archive, 17 server does not answer,
+  18 server refuses, 19 no such archive or bucket
   Called by a path in /sbin or /usr/sbin, as mount(8) does: its codes
   0 mounted, 1 usage, 2 system error, 32 failed";
 
@@ -407,7 +408,10 @@ fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf
     }
     match name.canonicalize() {
         Err(e) if e.kind() == io::ErrorKind::NotFound && options.nofail => Ok(None),
-        Err(e) => Err(Failure::other(format!("cannot open {}: {e}", name.display()))),
+        Err(e) => {
+            let code = if e.kind() == io::ErrorKind::NotFound { NO_ARCHIVE } else { OTHER };
+            Err(Failure::new(code, format!("cannot open {}: {e}", name.display())))
+        }
         Ok(path) => {
             let place = ArchiveLocation::file(&path);
             Ok(Some((path, place)))

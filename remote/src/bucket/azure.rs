@@ -13,6 +13,7 @@ use lockbox::Result;
 use md5::{Digest, Md5};
 use parking_lot::Mutex;
 use ureq::http::{Response, StatusCode};
+use ureq::tls::RootCerts;
 use ureq::{Agent, Body};
 
 use super::objects::{
@@ -53,7 +54,7 @@ impl AzureStore {
 
     pub(super) fn of(container: AzureContainer, prefix: &str, options: &RemoteOptions) -> AzureStore {
         AzureStore {
-            agent: http::agent(options),
+            agent: http::agent(options, RootCerts::PlatformVerifier),
             container,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
             marker_after: Mutex::new(None),

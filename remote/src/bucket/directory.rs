@@ -40,7 +40,11 @@ impl DirectoryStore {
     /// # Errors
     /// I/O errors of the host. For a writer, creates a missing directory, but not its parents.
     pub(crate) fn open(path: &Path, writer: Option<DirectoryTrust>) -> Result<DirectoryStore> {
-        let failed = |error: Errno| Error::io(format!("cannot open {}", path.display()), error.into());
+        let failed = |error: Errno| match error {
+            // The store of this address is missing, and no file of a command.
+            Errno::NOENT => RemoteError::NotFound.into_error(&path.display().to_string()),
+            _ => Error::io(format!("cannot open {}", path.display()), error.into()),
+        };
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let follow = if writer == Some(DirectoryTrust::Untrusted) { OFlags::NOFOLLOW } else { OFlags::empty() };
         let opened = match rustix::fs::open(path, flags | follow, Mode::empty()) {

@@ -39,7 +39,7 @@ impl S3Store {
 
     pub(super) fn of(bucket: S3Bucket, prefix: &str, options: &RemoteOptions) -> S3Store {
         S3Store {
-            agent: http::agent(options),
+            agent: http::agent(options, bucket.roots()),
             bucket,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
         }

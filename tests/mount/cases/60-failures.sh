@@ -25,7 +25,7 @@ case_a_wrong_password_is_refused() {
 }
 
 case_a_missing_archive_is_refused() {
-    refused 2 'no such file'
+    refused 19 'no such file'
 }
 
 case_other_files_are_no_archives() {

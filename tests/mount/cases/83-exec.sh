@@ -66,7 +66,7 @@ case_a_program_in_an_archive_ends_with_its_own_code() {
     expect 127 'cannot run no-such-program: No such file' run_in box no-such-program
     expect 126 'cannot run /etc/passwd: Permission denied' run_in box /etc/passwd
     expect 10 'wrong passphrase' lockbox exec --passcommand 'echo wrong' "$WORK/box.lbx" -- true
-    expect 2 'No such file' lockbox exec --passfile "$PASSFILE" "$WORK/none.lbx" -- true
+    expect 19 'No such file' lockbox exec --passfile "$PASSFILE" "$WORK/none.lbx" -- true
     # Without a terminal nobody is asked, and standard input is the program's.
     expect 1 'standard input is not for the passphrase' setsid --wait lockbox exec "$WORK/box.lbx" -- true
     expect 1 'standard input is not for the passphrase' lockbox exec --passfd 0 "$WORK/box.lbx" -- true

@@ -121,14 +121,14 @@ case_an_archive_on_a_web_server_is_read_by_every_command_that_reads() {
     expect 2 'can only be read' lockbox compact "${remote[@]}" "$URL/a.lbx"
     expect 2 'can only be read' lockbox snapshot create "${remote[@]}" "$URL/a.lbx" second
     expect 10 'wrong passphrase' lockbox ls --passfile <(echo other) --passfile-any --remote allow-private "$URL/a.lbx"
-    expect 2 'cannot open .*No such file' lockbox ls "${remote[@]}" "$URL/b.lbx"
-    expect 2 'needs allow-private' lockbox ls --passfile "$PASSFILE" "$URL/a.lbx"
+    expect 19 'cannot open .*No such file' lockbox ls "${remote[@]}" "$URL/b.lbx"
+    expect 18 'needs allow-private' lockbox ls --passfile "$PASSFILE" "$URL/a.lbx"
     expect 2 'every user of this machine' lockbox ls "${remote[@]}" "https://user:password@127.0.0.1/a.lbx"
     mount.lockbox "$URL/b.lbx" "$WORK/out" -o "nofail,allow-private,passfile=$PASSFILE"
-    expect 2 'cannot open .*No such file' mount.lockbox "$URL/b.lbx" "$WORK/out" -o "allow-private,passfile=$PASSFILE"
+    expect 19 'cannot open .*No such file' mount.lockbox "$URL/b.lbx" "$WORK/out" -o "allow-private,passfile=$PASSFILE"
     echo nothing >"$WORK/www/b.lbx"
     expect 11 'not a lockbox archive' lockbox ls "${remote[@]}" "$URL/b.lbx"
-    SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt expect 2 'certificate is not trusted' lockbox ls "${remote[@]}" "$URL/a.lbx"
+    SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt expect 18 'certificate is not trusted' lockbox ls "${remote[@]}" "$URL/a.lbx"
 }
 
 case_an_archive_on_a_web_server_is_mounted_and_its_daemon_reaches_no_network() {
@@ -255,7 +255,7 @@ case_a_server_that_is_away_is_waited_for_and_then_an_error() {
     serve
     wait "$reader"
     lockbox umount "$WORK/box"
-    expect 15\|2 'does not answer|refused' mount.lockbox https://127.0.0.1:1/a.lbx "$WORK/box" -o "allow-private,timeout=1s,passfile=$PASSFILE"
+    expect 15\|17 'does not answer|refused' mount.lockbox https://127.0.0.1:1/a.lbx "$WORK/box" -o "allow-private,timeout=1s,passfile=$PASSFILE"
 }
 
 case_a_server_without_ranges_is_refused_by_name() {

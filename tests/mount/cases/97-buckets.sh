@@ -56,7 +56,7 @@ case_a_backup_in_an_object_store_is_made_brought_up_to_date_and_read() {
     back_up "$URL" "$WORK/back.lbx" | shows 'the changes were copied'
     same "$(lockbox cat --passfile "$PASSFILE" "$WORK/back.lbx" more)" later
     expect 2 'a web server can only be read' back_up "$BOX" https://example.org/a.lbx
-    expect 2 'No such file' lockbox ls --passfile "$PASSFILE" "$URL/none"
+    expect 19 'No such file' lockbox ls --passfile "$PASSFILE" "$URL/none"
     expect 11 'in a file, use its path' lockbox ls --passfile "$PASSFILE" "file://$BOX"
     # Who has the objects and the page about them has the archive.
     "$python" "$(dirname "$READER")/lockbox_bucket.py" "$STORE" "$WORK/together.lbx"

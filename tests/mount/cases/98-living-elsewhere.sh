@@ -96,7 +96,7 @@ case_a_mount_that_was_taken_over_from_is_read_only_and_says_why() {
     expect 2 'can only be read' lockbox mkdir --passfile "$PASSFILE" --remote unsent "$URL:/other"
     lockbox remote unsent --forget "$URL"
     same "$(lockbox remote unsent)" ''
-    expect 2 'all data written on this machine was sent' lockbox ls --passfile "$PASSFILE" --remote unsent "$URL"
+    expect 19 'all data written on this machine was sent' lockbox ls --passfile "$PASSFILE" --remote unsent "$URL"
     # The other way round: a mount that takes over.
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     mkdir "$WORK/dir2"
@@ -381,7 +381,7 @@ case_a_portals_answer_in_the_stores_place_acknowledges_nothing() {
     lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
     for status in 200 204 302 403 404 412 507; do
         stand_between GET "$status"
-        expect 2 "does not answer: the response is not from this store .status $status." \
+        expect 17 "does not answer: the response is not from this store .status $status." \
             lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
     done
 }
@@ -416,7 +416,7 @@ case_credentials_that_expire_under_a_mount_are_read_anew() {
     same "$(found file)" after
     # The program that goes on with the next ones has them from the start.
     echo 'first second' >"$WORK/objects/.refused"
-    expect 2 'cannot access .*: it refuses' lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+    expect 18 'cannot access .*: it refuses' lockbox ls --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
     give_credentials third
     lockbox umount "$WORK/reader"
     lockbox umount "$WORK/dir"
