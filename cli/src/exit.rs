@@ -104,8 +104,8 @@ impl Program for Lockbox {
     fn remedy(error: &Error) -> String {
         match error {
             Error::Refused(refusal) => remedy(refusal),
-            Error::Older(_) => "; use --accept-older to go on with it".into(),
-            Error::Forked(_) => "; use --accept-fork to go on with this one".into(),
+            Error::OlderCopy(_) => "; use --accept-older to go on with it".into(),
+            Error::ForkedCopy(_) => "; use --accept-fork to go on with this one".into(),
             Error::Replaced(_) => "; use --accept-other to go on with this one".into(),
             _ => String::new(),
         }

@@ -10,7 +10,7 @@ use lockbox::archive::{Archive, OpenOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::exchange::resolve;
 use lockbox::fs::{Attributes, Creator, FileSystem, mode};
-use lockbox::keys::{self, Secrets, RollbackOptions, UnlockedKey};
+use lockbox::keys::{self, RollbackOptions, Secrets, UnlockedKey};
 use lockbox::storage::{ArchiveSource, FileStorage, LockMode};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};

@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_next_step_is_a_part_of_the_message_and_a_value_of_its_own() {
-        let older = Failure::<Named>::from(Error::Older("facts".into()));
+        let older = Failure::<Named>::from(Error::OlderCopy("facts".into()));
         assert_eq!(older.advice.as_deref(), Some("accept it"));
         let refused = Error::advised_request("a server refuses", "ask another", io::ErrorKind::PermissionDenied);
         let refused = Failure::<Named>::at(Path::new("a.lbx"), &refused);

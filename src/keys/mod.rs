@@ -17,7 +17,8 @@ pub use change::{
 };
 pub(crate) use change::{LEAST_MEMORY, listed};
 pub use rollback::{
-    Fingerprint, PlaceName, RollbackGuard, RollbackOptions, is_known_place, remember_place, seen_directory, state_directory,
+    Fingerprint, PlaceName, RollbackGuard, RollbackOptions, is_known_place, remember_place, seen_directory,
+    state_directory,
 };
 pub use slots::{KeyKind, NewKey, Secrets, UnlockLimits};
 

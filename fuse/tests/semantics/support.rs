@@ -81,7 +81,7 @@ impl Mount {
                 &bucket.create_empty().unwrap(),
                 &passphrase,
                 &create,
-                &keys::SeenOptions::default(),
+                &keys::RollbackOptions::default(),
             )
             .unwrap();
             bucket.publish().unwrap();
