@@ -400,7 +400,7 @@ impl ArchiveArgs {
     }
 
     fn source(&self) -> Result<ArchiveSource<'_>, Failure> {
-        self.place().map(ArchiveLocation::site)
+        self.place().map(ArchiveLocation::source)
     }
 
     fn place(&self) -> Result<&ArchiveLocation, Failure> {
