@@ -260,6 +260,11 @@ const SMALL_FILES_BYTES: u64 = 8 * MAX_DATA as u64;
 /// processor, 10 ms.
 pub(super) const COMMIT_WAIT_BYTES: u64 = 4 << 20;
 
+/// Freed bytes beyond which a writer makes a commit that begins to give them back, if they are also
+/// a share of the data in use ([`Volume::has_freed`]). Such a commit costs some milliseconds, the
+/// writing of so much data a hundred and more.
+pub(super) const FREED_BYTES: u64 = 32 << 20;
+
 /// Consecutive attempts that find every file taken by a commit or locked, after which the writer
 /// continues without writing back.
 const MAX_FRUITLESS: u32 = 8;
