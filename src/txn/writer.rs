@@ -171,6 +171,12 @@ impl Writer {
         self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit || self.allocator.list_entries() > LIST_LIMIT
     }
 
+    /// Three quarters of that.
+    pub(super) fn commit_is_near(&self) -> bool {
+        self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit / 4 * 3
+            || self.allocator.list_entries() > LIST_LIMIT / 4 * 3
+    }
+
     /// Returns the blocks of pages that only the next commit begins to give back.
     pub(super) fn freed_blocks(&self) -> u64 {
         self.freed_blocks.load(Ordering::Relaxed)

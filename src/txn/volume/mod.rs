@@ -372,6 +372,12 @@ impl Volume {
         self.writer.commit_is_due()
     }
 
+    /// Returns whether a commit is due soon. A caller that locks nothing makes one then, of little
+    /// dirty data; one that is due is made by any operation, of all there is.
+    pub(crate) fn commit_is_near(&self) -> bool {
+        self.writer.commit_is_near()
+    }
+
     pub(crate) fn is_committing(&self) -> bool {
         self.committer.is_running()
     }
