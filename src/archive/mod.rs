@@ -79,10 +79,10 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Dirty data may use a quarter of the memory, at most 32 MiB, because one fsync may wait for
-    /// all of it.
+    /// Dirty data may use a quarter of the memory, and less while programs sync
+    /// (`DirtyThrottle`), because one fsync may wait for all of it.
     fn file_system_options(&self) -> FsOptions {
-        let max_dirty_bytes = (self.memory / 4).clamp(4 << 20, 32 << 20);
+        let max_dirty_bytes = (self.memory / 4).max(4 << 20);
         FsOptions { max_dirty_bytes, sync: self.sync, pack: self.pack, compress: self.compress }
     }
 }

@@ -108,13 +108,24 @@ impl Reclaim {
         self.handles.release(ino);
     }
 
-    /// Releases a handle; the last one of an orphan queues it for reclaim.
+    /// Releases a handle. The last one of an orphan queues it and runs one step of its reclaim,
+    /// which is all of it up to 64 MiB. So the backlog stays small, however fast programs replace
+    /// files.
     pub(super) fn release(&self, ino: Ino) -> Result<()> {
-        if self.handles.release(ino) {
-            let state = self.volume.state();
-            if self.volume.view(&state).get(orphan_key(ino), |_| Ok(()))?.is_some() {
-                self.enqueue(ino);
-            }
+        if !self.handles.release(ino) {
+            return Ok(());
+        }
+        let state = self.volume.state();
+        if self.volume.view(&state).get(orphan_key(ino), |_| Ok(()))?.is_none() {
+            return Ok(());
+        }
+        drop(state);
+        self.enqueue(ino);
+        if let Some(taken) = self.queue.dequeue_inode(ino)
+            && let Err(error) = self.run_step(&taken, |file| file.try_lock())
+        {
+            // It is queued again, and background work reports the error.
+            tracing::debug!(%error, inode = ino.0, "cannot reclaim a released file yet");
         }
         Ok(())
     }

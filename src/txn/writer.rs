@@ -2,7 +2,7 @@
 //! of a commit freezes it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -80,6 +80,8 @@ pub(super) struct Writer {
     dirty_nodes: AtomicI64,
     /// Dirty nodes beyond which an operation first waits for a commit.
     dirty_limit: i64,
+    /// Blocks of the pages in [`Open::freed`].
+    freed_blocks: AtomicU64,
     stale_pages: StalePages,
 }
 
@@ -103,6 +105,7 @@ impl Writer {
             refused: AtomicBool::new(false),
             dirty_nodes: AtomicI64::new(0),
             dirty_limit: (memory / 8 / DIRTY_NODE_BYTES).max(64) as i64,
+            freed_blocks: AtomicU64::new(0),
             stale_pages: StalePages::default(),
         }
     }
@@ -166,6 +169,17 @@ impl Writer {
     /// The next operation commits before it begins.
     pub(super) fn commit_is_due(&self) -> bool {
         self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit || self.allocator.list_entries() > LIST_LIMIT
+    }
+
+    /// Three quarters of that.
+    pub(super) fn commit_is_near(&self) -> bool {
+        self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit / 4 * 3
+            || self.allocator.list_entries() > LIST_LIMIT / 4 * 3
+    }
+
+    /// Returns the blocks of pages that only the next commit begins to give back.
+    pub(super) fn freed_blocks(&self) -> u64 {
+        self.freed_blocks.load(Ordering::Relaxed)
     }
 
     pub(super) fn stale_pages(&self) -> &StalePages {
@@ -256,7 +270,10 @@ impl OpenTransaction<'_> {
             // still see it.
             match open.born.remove(&run.address) {
                 Some((born, _)) => unnamed.push(born),
-                None => open.freed.push(run),
+                None => {
+                    self.writer.freed_blocks.fetch_add(run.blocks, Ordering::Relaxed);
+                    open.freed.push(run);
+                }
             }
         }
         allocator.set_list_entries((open.born.len() + open.freed.len() + open.superseded.len()) as u64);
@@ -292,7 +309,7 @@ impl OpenTransaction<'_> {
     pub(super) fn log_entry(&mut self, capacity: usize) -> Result<Option<LogEntry>> {
         let Writer { medium, log_source, .. } = self.writer;
         // Freed blocks return by commits alone.
-        if self.open.freed.iter().map(|run| run.blocks).sum::<u64>() > MOST_FREED {
+        if self.writer.freed_blocks() > MOST_FREED {
             return Ok(None);
         }
         let state = medium.versions.published();
@@ -325,6 +342,7 @@ impl OpenTransaction<'_> {
         let versions = &medium.versions;
         let open = &mut *self.open;
         let empty = !std::mem::take(&mut open.changed);
+        self.writer.freed_blocks.store(0, Ordering::Relaxed);
         let generation = refused.filter(|_| empty).unwrap_or_else(|| {
             let generation = open.generation;
             open.generation = generation.next();

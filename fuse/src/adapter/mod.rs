@@ -222,8 +222,10 @@ impl fuser::Filesystem for Adapter {
         reply_empty(renamed, reply);
     }
 
-    /// Forgets lookups; the request has no reply.
+    /// Forgets lookups; the request has no reply, and may be one of many in a batch. Releasing a
+    /// replaced file reclaims it, which may wait for a commit.
     fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
+        let _long = self.fs.may_wait().then(|| self.scheduler.begin_long_work());
         if self.snapshot_inode(number).is_some() {
             self.cache.views.forget(number.0, lookups);
         } else if let Err(error) = self.cache.unlinked.forget(&self.fs, ino(number)) {

@@ -113,7 +113,8 @@ impl LoopScheduler {
         state.loops.saturating_sub(state.working)
     }
 
-    /// Announces long work on a thread that is not an event loop, until the guard is dropped.
+    /// Announces long work that no request in flight announces, until the guard is dropped: on
+    /// another thread, or for a request without a reply.
     pub fn begin_long_work(&self) -> LongWork<'_> {
         self.state.lock().long += 1;
         LongWork(self)

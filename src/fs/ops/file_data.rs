@@ -113,12 +113,14 @@ impl FileSystem {
     }
 
     /// Writes back some dirty data when the limit is near, concurrently with other writers; waits
-    /// for their writeback over the limit. The caller has no file locked.
+    /// for their writeback over the limit. Commits when much of what was written before waits to be
+    /// free. The caller has no file locked.
     pub fn throttle_dirty(&self) {
         // Accepted data stays dirty; the next commit reports the error.
         if let Err(error) = self.dirty_throttle.throttle() {
             tracing::warn!(%error, "staged data could not be written out early");
         }
+        self.release_freed();
     }
 
     pub(super) fn write_locked(&self, file: &LockedFile<'_>, range: Range<u64>, data: &[u8]) -> Result<()> {

@@ -17,6 +17,7 @@ pub use snapshots::SnapshotView;
 pub(super) use xattr::{BIRTH, load_value};
 
 use super::extents::FRAME;
+use super::writeback::FREED_BYTES;
 use super::{FileSystem, Statistics, SyncProfile, Usage, inode};
 use crate::error::{CacheStats, Error, Result};
 use crate::format::values::InodeValue;
@@ -62,6 +63,7 @@ impl FileSystem {
         if self.options.sync == SyncProfile::Never {
             return Ok(PendingSync(None));
         }
+        self.dirty_throttle.record_sync();
         self.begin_commit().map_err(|error| self.deliver_error(error))
     }
 
@@ -77,10 +79,10 @@ impl FileSystem {
     /// Errors of [`FileSystem::sync`].
     pub fn sync_in_background(&self) -> Result<()> {
         if self.options.sync == SyncProfile::Never {
-            Ok(())
-        } else {
-            self.wait_commit(self.begin_commit()?, Volume::commit_wanted)
+            return Ok(());
         }
+        self.dirty_throttle.record_periodic_commit();
+        self.wait_commit(self.begin_commit()?, Volume::commit_wanted)
     }
 
     /// Returns the error for a caller that wrote data, or asked for its durability.
@@ -100,6 +102,21 @@ impl FileSystem {
         wait(&self.volume, wanted)?;
         self.write_buffer.drop_published();
         Ok(())
+    }
+
+    /// Makes a commit when replaced data waits for one, so that an archive grows with what is live
+    /// and not with the rate of writes, and before an operation has to make one. One caller does;
+    /// the others continue, and wait when too much is dirty. The next caller of `sync` or `write`
+    /// gets the error.
+    pub(super) fn release_freed(&self) {
+        let is_due = self.volume.has_freed(FREED_BYTES) || self.volume.commit_is_near();
+        if !is_due || self.volume.is_committing() || self.volume.is_short() {
+            return;
+        }
+        let released = self.begin_commit().and_then(|begun| self.wait_commit(begun, Volume::commit_wanted));
+        if let Err(error) = released {
+            tracing::debug!(%error, "replaced data is not free yet");
+        }
     }
 
     /// Commits like [`FileSystem::sync`] but under every profile: for the end of a mount, and on
@@ -146,7 +163,10 @@ impl FileSystem {
     /// Returns whether a change may have to wait for a commit or for writeback: an estimate for
     /// scheduling threads.
     pub fn may_wait(&self) -> bool {
-        self.options.sync == SyncProfile::Always || self.dirty_throttle.is_near_limit() || self.volume.commit_is_due()
+        self.options.sync == SyncProfile::Always
+            || self.dirty_throttle.is_near_limit()
+            || self.volume.commit_is_near()
+            || self.volume.has_freed(FREED_BYTES)
     }
 
     /// Returns the generation of the newest durable commit.

@@ -2,8 +2,10 @@
 
 use super::support::{CREATOR, fresh};
 use crate::env::{Environment, SeededEnvironment};
+use crate::error::Error;
 use crate::format::ROOT_INO;
-use crate::fs::mode;
+use crate::fs::writeback::FREED_BYTES;
+use crate::fs::{RenameMode, mode};
 
 const SMALL: u64 = 4096;
 const FILE: u64 = 8 << 20;
@@ -38,4 +40,43 @@ fn synced_overwrites_never_take_twice_what_is_live() {
     }
     assert!(most <= 2 * FILE, "{:.2} times the content", most as f64 / FILE as f64);
     assert!(fs.read(file, 0, FILE as usize).unwrap() == bytes);
+}
+
+/// Nothing is synced: the writes themselves make the replaced data free.
+#[test]
+fn replaced_data_that_is_not_synced_takes_a_bounded_space() {
+    let (storage, fs) = fresh(9);
+    let dice = SeededEnvironment::new(10);
+    let mut bytes = vec![0; (1 << 20) + 20 * 4096];
+    dice.fill_random(&mut bytes).unwrap();
+    let live = 24 << 20;
+    let file = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+    let mut most = 0;
+    for round in 0..20 {
+        for at in (0..live).step_by(1 << 20) {
+            fs.write(file, at, &bytes[round * 4096..][..1 << 20]).unwrap();
+            most = most.max(storage.allocated());
+        }
+    }
+    // Pages that the open commit, the last one and the one before it freed, and dirty data twice.
+    let bound = live + 3 * FREED_BYTES + fs.options.max_dirty_bytes * 2;
+    assert!(most <= bound, "{most} of {bound}");
+}
+
+#[test]
+fn a_file_replaced_while_open_is_gone_with_its_last_handle() {
+    let (_, fs) = fresh(11);
+    for round in 0..1000_u32 {
+        let made = fs.create_and_open(ROOT_INO, b"new", 0o600, CREATOR).unwrap().ino;
+        fs.write(made, 0, &round.to_le_bytes().repeat(5000)).unwrap();
+        let old = fs.lookup(ROOT_INO, b"file").ok().map(|old| old.ino);
+        old.iter().for_each(|old| fs.open(*old).unwrap());
+        fs.rename(ROOT_INO, b"new", ROOT_INO, b"file", RenameMode::Replace).unwrap();
+        fs.release(made).unwrap();
+        if let Some(old) = old {
+            fs.release(old).unwrap();
+            assert!(matches!(fs.attributes(old), Err(Error::Stale)), "round {round}");
+        }
+    }
+    assert!(!fs.has_pending_reclaim().unwrap());
 }

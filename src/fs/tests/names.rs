@@ -548,7 +548,12 @@ fn an_orphan_that_cannot_be_reclaimed_stops_neither_the_others_nor_closing() {
     }
     fs.volume.operate(1, true, |op| op.insert(Key::new(damaged.0, kind::INODE, 0), b"?")).unwrap();
     fs.release(damaged).unwrap();
+    let busy = fs.write_buffer.file(whole);
+    let locked = busy.lock();
     fs.release(whole).unwrap();
+    drop(locked);
+    drop(busy);
+    assert!(fs.attributes(whole).is_ok(), "a locked file is left to background work");
     assert!(matches!(fs.maintain(), Err(Error::Damaged(_))));
     fs.maintain().unwrap();
     assert!(matches!(fs.attributes(whole), Err(Error::Stale)));

@@ -118,9 +118,6 @@ fn what_is_about_to_be_closed_or_reclaimed_can_be_written_to() {
         }
         fs.sync().unwrap();
         let let_go = |of: &[(Vec<u8>, Ino)]| of.iter().for_each(|(_, ino)| fs.release(*ino).unwrap());
-        if locked {
-            let_go(&files);
-        }
         let (content, held) = (noise(1, (accepted / 2) as usize), Barrier::new(2));
         let refused = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -128,6 +125,9 @@ fn what_is_about_to_be_closed_or_reclaimed_can_be_written_to() {
                 let entries: Vec<_> = files.iter().map(|(_, ino)| fs.write_buffer.file(*ino)).collect();
                 let locks: Vec<_> =
                     if locked { entries.iter().map(|entry| entry.lock()).collect() } else { Vec::new() };
+                if locked {
+                    let_go(&files);
+                }
                 held.wait();
                 while !fs.volume.is_short() && !refused.load(Ordering::Acquire) {
                     std::thread::yield_now();

@@ -14,7 +14,7 @@ use crate::format::values::NO_TRIM;
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::extents::FRAME;
 use crate::fs::reclaim::STEP;
-use crate::fs::writeback::COMMIT_WAIT_BYTES;
+use crate::fs::writeback::{COMMIT_WAIT_BYTES, SYNCED_BYTES};
 use crate::fs::{FileSystem, FsOptions, SetAttributes, extents, inode, mode};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
@@ -204,6 +204,46 @@ fn an_fsync_does_not_wait_for_who_writes_another_file() {
     assert_eq!(fs.read(other, 0, 100).unwrap(), b"of another file");
     assert!(fs.read(slow, (parts - 1) * FRAME, content.len()).unwrap() == content);
     assert_sound(&fs);
+}
+
+/// Frames are written back in turn: one that was written once does not keep its memory while others
+/// are rewritten for each piece.
+#[test]
+fn no_frame_stays_dirty_while_others_are_written_back_again_and_again() {
+    let storage = Arc::new(MemoryStorage::new());
+    let options = FsOptions { max_dirty_bytes: 1 << 20, ..OPTIONS };
+    let fs = create_with(storage, Arc::new(SeededEnvironment::new(30)), options);
+    let file = make(&fs, b"file");
+    let (frames, content) = (32, noise(30, BLOCK));
+    fs.write(file, frames * FRAME, &content).unwrap();
+    let dice = SeededEnvironment::new(31);
+    for _ in 0..4 * options.max_dirty_bytes / BLOCK as u64 {
+        fs.write(file, dice.next_u64() % (frames * 32) * BLOCK as u64, &content).unwrap();
+    }
+    let (_, dirty) = fs.write_buffer.dirty_ranges(file);
+    assert!(dirty.iter().all(|range| range.end <= frames * FRAME), "the oldest piece is dirty: {:?}", dirty.last());
+    assert_sound(&fs);
+}
+
+/// A program that syncs may have to wait for all dirty data.
+#[test]
+fn less_is_dirty_while_programs_sync() {
+    let storage = Arc::new(MemoryStorage::new());
+    let options = FsOptions { max_dirty_bytes: 64 << 20, compress: false, ..OPTIONS };
+    let fs = create_with(storage, Arc::new(SeededEnvironment::new(32)), options);
+    let (file, content) = (make(&fs, b"file"), noise(32, FRAME as usize - 1));
+    let fill = || {
+        (0..400).for_each(|part| fs.write(file, part * FRAME, &content).unwrap());
+        fs.write_buffer.total_bytes()
+    };
+    let all = 400 * content.len() as u64;
+    // The support's own sync, when the archive was created, is followed by periodic commits.
+    (0..2).for_each(|_| fs.sync_in_background().unwrap());
+    assert_eq!(fill(), all, "no program syncs");
+    fs.sync().unwrap();
+    assert!(fill() <= SYNCED_BYTES);
+    (0..2).for_each(|_| fs.sync_in_background().unwrap());
+    assert_eq!(fill(), all, "none syncs any more");
 }
 
 /// While a batch of a file is being written, the file takes writes, and a change of the data below

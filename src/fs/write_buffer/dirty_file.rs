@@ -33,6 +33,10 @@ struct SealedLayer {
 #[derive(Default)]
 pub(super) struct DirtyContent {
     active: Layer,
+    /// Frame at which sealing goes on. Frames are sealed in turn, so that each collects pieces for as
+    /// long as the others: were the first ones always sealed, random writes would rewrite them for
+    /// each piece, while those at the end took the memory.
+    next: u64,
     /// Covers exactly the reserved groups of the frames of `active`.
     reserved: Option<Reservation>,
     sealed: Vec<SealedLayer>,
@@ -114,15 +118,15 @@ impl DirtyContent {
         }
     }
 
-    /// Moves the first frames, up to about `pieces` pieces and `most` bytes, into a sealed layer,
-    /// with their reserved space.
+    /// Moves the next frames, up to about `pieces` pieces and `most` bytes, into a sealed layer, with
+    /// their reserved space.
     pub(super) fn seal(
         &mut self,
         batch: &Arc<WritebackBatch>,
         pieces: u64,
         most: u64,
     ) -> Option<(Arc<Layer>, Option<Reservation>)> {
-        let layer = Arc::new(self.active.take_first(pieces, most));
+        let layer = Arc::new(self.active.take(&mut self.next, pieces, most));
         if layer.is_empty() {
             return None;
         }

@@ -284,12 +284,18 @@ impl Layer {
         })
     }
 
-    /// Moves the first frames out until they have at least `pieces` pieces, or `most` bytes.
-    pub(crate) fn take_first(&mut self, pieces: u64, most: u64) -> Layer {
+    /// Moves frames out until they have at least `pieces` pieces, or `most` bytes: from frame `next`
+    /// on, and after the last one from the first. Sets `next` to the frame after them.
+    pub(crate) fn take(&mut self, next: &mut u64, pieces: u64, most: u64) -> Layer {
         let mut taken = Layer::default();
         let mut count = 0;
         while count < pieces && taken.bytes < most {
-            let Some((number, frame)) = self.frames.pop_first() else { break };
+            let after = self.frames.range(*next..).next();
+            let Some(number) = after.or_else(|| self.frames.first_key_value()).map(|(number, _)| *number) else {
+                break;
+            };
+            let Some(frame) = self.frames.remove(&number) else { break };
+            *next = number + 1; // numbers are offsets in units of a frame
             count += frame.pieces.len() as u64;
             let bytes = frame.bytes();
             self.bytes -= bytes;
@@ -395,8 +401,25 @@ mod tests {
         layer.invalidate_count(9);
         layer.remove(3 * FRAME..4 * FRAME);
         assert_eq!(count(&mut layer), (500, 2));
-        assert_eq!(layer.take_first(10, u64::MAX).frames().len(), 10);
+        let mut next = 0;
+        assert_eq!(layer.take(&mut next, 10, u64::MAX).frames().len(), 10);
         assert_eq!(count(&mut layer), (445, 0));
-        assert_eq!(layer.take_first(u64::MAX, 15).frames().len(), 2);
+        assert_eq!(layer.take(&mut next, u64::MAX, 15).frames().len(), 2);
+    }
+
+    #[test]
+    fn frames_are_taken_in_turn() {
+        let mut layer = Layer::default();
+        let mut next = 0;
+        let mut take = |layer: &mut Layer, pieces| {
+            layer.take(&mut next, pieces, u64::MAX).frames().keys().copied().collect::<Vec<_>>()
+        };
+        (0..5).for_each(|number| layer.put(number * FRAME, &[1]));
+        assert_eq!(take(&mut layer, 2), [0, 1]);
+        (0..2).for_each(|number| layer.put(number * FRAME, &[2]));
+        assert_eq!(take(&mut layer, 2), [2, 3]);
+        assert_eq!(take(&mut layer, 2), [0, 4]);
+        assert_eq!(take(&mut layer, u64::MAX), [1]);
+        assert!(layer.is_empty() && take(&mut layer, 1).is_empty());
     }
 }

@@ -244,7 +244,7 @@ impl WriteBuffer {
         (sealed, older)
     }
 
-    /// Registers the batch and seals the first frames of `files`, ascending, for it: up to about
+    /// Registers the batch and seals the next frames of `files`, ascending, for it: up to about
     /// `pieces` pieces and `bytes` bytes.
     pub(super) fn seal_some(
         &self,

@@ -260,6 +260,19 @@ const SMALL_FILES_BYTES: u64 = 8 * MAX_DATA as u64;
 /// processor, 10 ms.
 pub(super) const COMMIT_WAIT_BYTES: u64 = 4 << 20;
 
+/// Maximum dirty bytes while programs sync: a program that syncs now and then waits for as much.
+/// 8,192 pieces of 4 KiB take some 0.2 s.
+pub(super) const SYNCED_BYTES: u64 = 32 << 20;
+
+/// Periodic commits after a sync during which the bound stays: the one that may follow at once, and
+/// one interval.
+const SYNCED_COMMITS: u64 = 2;
+
+/// Freed bytes beyond which a writer makes a commit that begins to give them back, if they are also
+/// a share of the data in use ([`Volume::has_freed`]). Such a commit costs some milliseconds, the
+/// writing of so much data a hundred and more.
+pub(super) const FREED_BYTES: u64 = 32 << 20;
+
 /// Consecutive attempts that find every file taken by a commit or locked, after which the writer
 /// continues without writing back.
 const MAX_FRUITLESS: u32 = 8;
@@ -283,6 +296,8 @@ pub(super) struct DirtyThrottle {
     lock: Mutex<()>,
     /// Number of callers that wait for a commit.
     awaited: AtomicU64,
+    /// Periodic commits until no program counts as one that syncs.
+    synced: AtomicU64,
 }
 
 pub(super) struct CommitWait<'a>(&'a AtomicU64);
@@ -300,7 +315,15 @@ impl DirtyThrottle {
         writeback: Arc<Writeback>,
         most: u64,
     ) -> DirtyThrottle {
-        DirtyThrottle { volume, write_buffer, writeback, most, lock: Mutex::new(()), awaited: AtomicU64::new(0) }
+        DirtyThrottle {
+            volume,
+            write_buffer,
+            writeback,
+            most,
+            lock: Mutex::new(()),
+            awaited: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn begin_commit_wait(&self) -> CommitWait<'_> {
@@ -308,8 +331,25 @@ impl DirtyThrottle {
         CommitWait(&self.awaited)
     }
 
+    /// Records that a program requests durability.
+    pub(super) fn record_sync(&self) {
+        self.synced.store(SYNCED_COMMITS, Ordering::Relaxed);
+    }
+
+    /// Records a periodic commit.
+    pub(super) fn record_periodic_commit(&self) {
+        let next = self.synced.load(Ordering::Relaxed).saturating_sub(1);
+        self.synced.store(next, Ordering::Relaxed);
+    }
+
     fn bound(&self) -> u64 {
-        if self.awaited.load(Ordering::Relaxed) > 0 { self.most.min(COMMIT_WAIT_BYTES) } else { self.most }
+        if self.awaited.load(Ordering::Relaxed) > 0 {
+            self.most.min(COMMIT_WAIT_BYTES)
+        } else if self.synced.load(Ordering::Relaxed) > 0 {
+            self.most.min(SYNCED_BYTES)
+        } else {
+            self.most
+        }
     }
 
     /// Returns whether a write may have to write back dirty data first.

@@ -109,6 +109,10 @@ pub(crate) struct Volume {
     pinned: Mutex<BTreeMap<Generation, Tag>>,
 }
 
+/// Freed pages become free when the commit after theirs is durable, and one may be in flight: so
+/// three times the share waits at most, a tenth of the pages in use.
+const FREED_SHARE: u64 = 32;
+
 impl Volume {
     fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Volume {
         let Start { record, next_generation, space, memory, session, fallback, lost, lost_pages, line, log } = start;
@@ -366,6 +370,23 @@ impl Volume {
 
     pub(crate) fn commit_is_due(&self) -> bool {
         self.writer.commit_is_due()
+    }
+
+    /// Returns whether a commit is due soon. A caller that locks nothing makes one then, of little
+    /// dirty data; one that is due is made by any operation, of all there is.
+    pub(crate) fn commit_is_near(&self) -> bool {
+        self.writer.commit_is_near()
+    }
+
+    pub(crate) fn is_committing(&self) -> bool {
+        self.committer.is_running()
+    }
+
+    /// Returns whether the pages that were freed since the last commit take more than `least` bytes
+    /// and more than a 32nd of the pages in use.
+    pub(crate) fn has_freed(&self, least: u64) -> bool {
+        let freed = self.writer.freed_blocks();
+        freed * BLOCK > least && freed > self.allocator.used_blocks() / FREED_SHARE
     }
 
     /// Runs `f` alone among writers on a working copy and publishes the result when it is `Ok`;
