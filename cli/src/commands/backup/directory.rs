@@ -121,7 +121,7 @@ pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
         output::complain("no snapshot was pruned, because not everything could be copied");
     }
     tell(args, &report, &snapshot, time, &removed, verified)?;
-    exit::of_problems(&report.problems)?;
+    exit::of_problems(&report.problems, exit::source_code)?;
     let files = report.copied.files + report.unchanged + report.updated;
     Ok(Measured { copied_bytes: report.copied.bytes, files: Some(files) })
 }
