@@ -113,8 +113,8 @@ impl FileSystem {
     }
 
     /// Writes back some dirty data when the limit is near, concurrently with other writers; waits
-    /// for their writeback over the limit. Commits when much of what was written before waits to be
-    /// free. The caller has no file locked.
+    /// for their writeback over the limit. Commits when much replaced data waits for a commit. The
+    /// caller has no file locked.
     pub fn throttle_dirty(&self) {
         // Accepted data stays dirty; the next commit reports the error.
         if let Err(error) = self.dirty_throttle.throttle() {

@@ -104,10 +104,10 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Makes a commit when replaced data waits for one, so that an archive grows with what is live
-    /// and not with the rate of writes, and before an operation has to make one. One caller does;
-    /// the others continue, and wait when too much is dirty. The next caller of `sync` or `write`
-    /// gets the error.
+    /// Makes a commit when much replaced data waits for one, so that the archive grows with the
+    /// live data and not with the rate of writes; also when a commit is nearly due, before an
+    /// operation makes it and flushes all dirty data. One caller commits, the others continue. The
+    /// next caller of `sync` or `write` gets the error.
     pub(super) fn release_freed(&self) {
         let is_due = self.volume.has_freed(FREED_BYTES) || self.volume.commit_is_near();
         if !is_due || self.volume.is_committing() || self.volume.is_short() {

@@ -33,9 +33,9 @@ struct SealedLayer {
 #[derive(Default)]
 pub(super) struct DirtyContent {
     active: Layer,
-    /// Frame at which sealing goes on. Frames are sealed in turn, so that each collects pieces for as
-    /// long as the others: were the first ones always sealed, random writes would rewrite them for
-    /// each piece, while those at the end took the memory.
+    /// Frame at which sealing continues. Frames are sealed in turn, so that each collects pieces
+    /// for as long as the others. If the first ones were always sealed, random writes would
+    /// rewrite them for each piece, while the last ones took the memory.
     next: u64,
     /// Covers exactly the reserved groups of the frames of `active`.
     reserved: Option<Reservation>,
@@ -118,8 +118,8 @@ impl DirtyContent {
         }
     }
 
-    /// Moves the next frames, up to about `pieces` pieces and `most` bytes, into a sealed layer, with
-    /// their reserved space.
+    /// Moves the next frames, up to about `pieces` pieces and `most` bytes, into a sealed layer,
+    /// with their reserved space.
     pub(super) fn seal(
         &mut self,
         batch: &Arc<WritebackBatch>,

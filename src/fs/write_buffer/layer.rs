@@ -284,8 +284,8 @@ impl Layer {
         })
     }
 
-    /// Moves frames out until they have at least `pieces` pieces, or `most` bytes: from frame `next`
-    /// on, and after the last one from the first. Sets `next` to the frame after them.
+    /// Moves frames out until they have at least `pieces` pieces, or `most` bytes: from frame
+    /// `next` on, and after the last one from the first. Sets `next` to the frame after them.
     pub(crate) fn take(&mut self, next: &mut u64, pieces: u64, most: u64) -> Layer {
         let mut taken = Layer::default();
         let mut count = 0;
