@@ -269,7 +269,8 @@ impl ArchiveArgs {
             None => self.unlock(&self.opening.sources)?,
             Some(passphrase) => {
                 let _working = Spinner::deriving(self.opening.sources.passphrase.advises());
-                let opened = keys::unlock_with(self.source()?, &Secrets::from(passphrase), &self.opening.limit.limits());
+                let opened =
+                    keys::unlock_with(self.source()?, &Secrets::from(passphrase), &self.opening.limit.limits());
                 opened.map_err(|error| Lockbox::failure(&self.archive, error))?
             }
         };

@@ -41,6 +41,7 @@ use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions, RetentionPolicy};
 use lockbox::control::{self, SocketName, Status};
 use lockbox::error::Timestamp;
+use lockbox::fs::FileSystem;
 use lockbox::keys::UnlockedKey;
 use lockbox_host::daemons::{Holder, holder};
 use lockbox_host::mounts::{self, Mounted};
@@ -124,7 +125,7 @@ pub fn serve(
         .spool_request
         .clone()
         .zip(place.fetcher_shutdown.clone())
-        .map(|(leave, end)| RemoteShutdown { stop_waiting: leave, stop_fetcher: end });
+        .map(|(leave, end)| RemoteShutdown { stop_waiting: end_syncs_before(leave, &fs), stop_fetcher: end });
     let mut end = Shutdown::new(Arc::clone(&slot), inbox, remote);
     let point_owner = mount::required_owner(owner, &config.options);
     let host = ArchiveHost { directory: host, point_owner, remote_status: place.traffic_query.clone(), replica };
@@ -226,6 +227,19 @@ fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation,
         .ok();
     let namespace = daemons::mount_namespace();
     Ok(Preparation { listening, agent, process_info, own_status, namespace, watchdog, seen })
+}
+
+/// Returns `leave`, which makes barriers succeed without the store, such that no caller of a sync
+/// takes that for durability (LIVING-6).
+fn end_syncs_before(leave: remote::SpoolRequest, fs: &Arc<FileSystem>) -> remote::SpoolRequest {
+    // Not kept beyond the close of the archive.
+    let fs = Arc::downgrade(fs);
+    Arc::new(move |is_forced| {
+        if let Some(fs) = fs.upgrade() {
+            fs.end_syncs();
+        }
+        leave(is_forced);
+    })
 }
 
 /// Starts the control socket, the mount, the event loops and the signal thread.

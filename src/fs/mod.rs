@@ -65,6 +65,8 @@ pub struct FileSystem {
     reclaim: Arc<Reclaim>,
     repack: Repacker,
     shutdown_gate: ShutdownGate,
+    /// Callers of `sync` get an error: see [`FileSystem::end_syncs`].
+    syncs_ended: AtomicBool,
     /// `Some` for a remote archive.
     readahead: Option<Readahead>,
 }
@@ -97,6 +99,7 @@ impl FileSystem {
             write_buffer,
             writeback,
             shutdown_gate: ShutdownGate::default(),
+            syncs_ended: AtomicBool::new(false),
             readahead,
         });
         if fs.volume.read_only() {

@@ -90,8 +90,9 @@ pub(crate) struct Shutdown {
 }
 
 pub(crate) struct RemoteShutdown {
-    /// Called before the archive is closed: no caller waits for the store any more, and data that
-    /// it does not accept is kept on this machine.
+    /// Called before the archive is closed: a caller that still waits for the store, because the
+    /// connection could not be aborted, gets an error, and data that the store does not accept is
+    /// kept on this machine.
     pub(crate) stop_waiting: remote::SpoolRequest,
     /// Ends the fetcher process once the archive is closed, before the end of the mount is
     /// reported.
@@ -176,7 +177,7 @@ impl Shutdown {
         self.slot.lock().as_ref().is_some_and(Archive::is_unlinked)
     }
 
-    /// Ends all waits for a remote store: no caller is left.
+    /// Ends all waits for a remote store.
     fn stop_waiting(&self, is_forced: bool) {
         if let Some(remote) = &self.remote {
             (remote.stop_waiting)(is_forced);

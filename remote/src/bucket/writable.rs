@@ -21,8 +21,9 @@
 //!     their readers.
 //! LIVING-6  After `spool_on_timeout` (a mount that ends) a barrier waits for the store once more.
 //!     Objects that the store does not take are then spooled in replay order (SPOOL-1 to 3), and
-//!     the barrier succeeds: no caller is left that could report them as durable to others. The
-//!     rollback state does not count them ([`Storage::pending_upload_bytes`]).
+//!     the barrier succeeds: the mount has ended all successful replies to syncs before
+//!     (`FileSystem::end_syncs`). The rollback state does not count them
+//!     ([`Storage::pending_upload_bytes`]).
 //! LIVING-7  Expired objects are removed without a lock, while commits go on: BUCKET-4 holds for
 //!     them whatever this writer or a later one does, since a durable record declared them dead a
 //!     grace period ago, and neither its own reads nor its next records use them. Their tombstones

@@ -16,6 +16,8 @@ pub(crate) use snapshots::ChangedInode;
 pub use snapshots::SnapshotView;
 pub(super) use xattr::{BIRTH, load_value};
 
+use std::sync::atomic::Ordering;
+
 use super::extents::FRAME;
 use super::writeback::FREED_BYTES;
 use super::{FileSystem, Statistics, SyncProfile, Usage, inode};
@@ -36,8 +38,17 @@ impl FileSystem {
     fn finish_change(&self) -> Result<()> {
         if self.options.sync == SyncProfile::Always {
             self.volume.commit()?;
+            return self.check_syncs();
         }
         Ok(())
+    }
+
+    /// Fails after [`FileSystem::end_syncs`].
+    fn check_syncs(&self) -> Result<()> {
+        match self.syncs_ended.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(Error::io("the mount ends before the store has the data", rustix::io::Errno::IO.into())),
+        }
     }
 }
 
@@ -69,7 +80,16 @@ impl FileSystem {
 
     /// Waits until that caller's commit is durable, and leads it if no thread does.
     pub fn finish_sync(&self, begun: PendingSync) -> Result<()> {
-        self.wait_commit(begun, Volume::sync_wanted).map_err(|error| self.deliver_error(error))
+        let waited = begun.0.is_some();
+        self.wait_commit(begun, Volume::sync_wanted).map_err(|error| self.deliver_error(error))?;
+        if waited { self.check_syncs() } else { Ok(()) }
+    }
+
+    /// Ends the replies to callers of [`FileSystem::sync`] with success, before a barrier may
+    /// succeed with data that the store does not have (LIVING-6): whoever still waits gets an
+    /// error. [`FileSystem::make_durable`] and the close of the archive go on.
+    pub fn end_syncs(&self) {
+        self.syncs_ended.store(true, Ordering::Release);
     }
 
     /// Syncs in the background, where there is no caller to report errors to: the next caller of

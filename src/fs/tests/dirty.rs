@@ -82,6 +82,23 @@ fn saving_commits_in_every_profile() {
     }
 }
 
+/// At the end of a mount a barrier may succeed without the store: then no caller hears of it, while the data is committed all the same.
+#[test]
+fn a_sync_after_their_end_fails_and_commits_go_on() {
+    let storage = SimulatedStorage::new();
+    let environment = Arc::new(SeededEnvironment::new(52));
+    let fs = create_with(storage.clone(), environment.clone(), OPTIONS);
+    let file = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+    fs.write(file, 0, &[1; 50_000]).unwrap();
+    let waiting = fs.begin_sync().unwrap();
+    fs.end_syncs();
+    assert!(matches!(fs.finish_sync(waiting), Err(crate::Error::Io { .. })));
+    assert!(fs.sync().is_err());
+    fs.make_durable().unwrap();
+    let crashed = open_on(storage.crash(&mut |_| Fate::Drop), environment);
+    assert_eq!(crashed.read(file, 0, 50_000).unwrap(), [1; 50_000]);
+}
+
 /// With `sync=always` each change alone is on the medium when its call returns, without any fsync.
 #[test]
 fn every_change_is_durable_with_sync_always() {
