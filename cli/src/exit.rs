@@ -104,9 +104,9 @@ impl Program for Lockbox {
     fn remedy(error: &Error) -> String {
         match error {
             Error::Refused(refusal) => remedy(refusal),
-            Error::OlderCopy(_) => "; use --accept-older to go on with it".into(),
-            Error::ForkedCopy(_) => "; use --accept-fork to go on with this one".into(),
-            Error::Replaced(_) => "; use --accept-other to go on with this one".into(),
+            Error::OlderCopy(_) => "; use --accept-older to accept it".into(),
+            Error::ForkedCopy(_) => "; use --accept-fork to accept this copy".into(),
+            Error::Replaced(_) => "; use --accept-other to accept this archive".into(),
             _ => String::new(),
         }
     }

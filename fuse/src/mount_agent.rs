@@ -8,10 +8,10 @@
 //! - Standard input is a socket. An order is one byte, the reply a line of JSON. The first message
 //!   sets the mount's numbers.
 //! - Standard output is a second socket, for queries about groups, capabilities and pending signals
-//!   of the processes that make requests ([`ProcessInfoClient`]). The sandbox removes /proc of other processes,
-//!   because root could read the memory of the whole machine there. A flush occupies the order
-//!   connection for as long as the event loops accept pages, and the event loops make these
-//!   queries: hence a second socket.
+//!   of the processes that make requests ([`ProcessInfoClient`]). The sandbox removes /proc of
+//!   other processes, because root could read the memory of the whole machine there. A flush
+//!   occupies the order connection for as long as the event loops accept pages, and the event
+//!   loops make these queries: hence a second socket.
 //! - With `lock-on-suspend` the agent subscribes to logind, and relays its sleep signals: see
 //!   [`SleepRelay`].
 //! - The agent receives the listener of the daemon's system call filter, and answers and logs the
@@ -346,7 +346,8 @@ impl ProcessInfoClient {
         ProcessInfoClient(Mutex::new(connection))
     }
 
-    /// Returns groups, capabilities and signals of a thread; empty if /proc or the agent does not answer.
+    /// Returns groups, capabilities and signals of a thread; empty if /proc or the agent does not
+    /// answer.
     pub(crate) fn status(&self, thread: u32) -> ProcessStatus {
         request_status(&mut self.0.lock(), thread).unwrap_or_default()
     }

@@ -33,8 +33,8 @@ use ureq::tls::{PemItem, RootCerts, parse_pem};
 use zeroize::Zeroizing;
 
 use crate::broker::{Broker, KeyPair, RegionEndpoint};
-use crate::http::printable;
 use crate::identity::{self, AwsIdentity};
+pub(crate) use crate::identity::{File, Variable};
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// AWS profile: its place, and origin of the credentials.
@@ -78,11 +78,6 @@ enum CredentialOrigin {
 }
 
 const REGION: &str = "us-east-1";
-
-/// Reads a variable of the environment.
-pub(crate) type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
-/// Reads a file as text.
-pub(crate) type File<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 pub(crate) fn variable(name: &str) -> Option<String> {
     let value = match name {

@@ -154,7 +154,8 @@ pub struct FetcherControl {
     process: Weak<FetcherProcess>,
     /// Last request byte.
     last_request: Mutex<u8>,
-    /// Closed to start spooling, after a byte if that is forced; set if the archive is open for writing.
+    /// Closed to start spooling, after a byte if that is forced; set if the archive is open for
+    /// writing.
     spool_signal: Option<UnixStream>,
 }
 

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockbox::{Error, Result};
-use lockbox_terminal::display;
 use parking_lot::Mutex;
 use ureq::config::Config;
 use ureq::http::{Response, StatusCode, Uri, header};
@@ -28,6 +27,7 @@ use crate::broker::Broker;
 use crate::credentials::CredentialCache;
 use crate::provenance::{self, RequestKind};
 pub(crate) use crate::provenance::{date, text};
+pub(crate) use crate::range_source::printable;
 use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
 use crate::s3::S3Bucket;
 use crate::signing::HttpHeader;
@@ -473,12 +473,6 @@ pub(crate) fn transport_error(error: &ureq::Error) -> RemoteError {
         }
         _ => RemoteError::Transient(printable(&error.to_string())),
     }
-}
-
-/// Strips type names and host error numbers, and escapes control characters of untrusted text.
-pub(crate) fn printable(text: &str) -> String {
-    let text = text.strip_prefix("io: ").unwrap_or(text);
-    display(lockbox_terminal::without_numbers(text.to_owned()).as_bytes())
 }
 
 #[cfg(test)]

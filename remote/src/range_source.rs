@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockbox::Error;
+use lockbox_terminal::display;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -348,6 +349,12 @@ impl<T: RangeSource + ?Sized> RangeSource for Metered<T> {
     fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
         self.metrics.count_read(self.inner.read_range(version, range), Vec::len)
     }
+}
+
+/// Strips type names and host error numbers, and escapes control characters of untrusted text.
+pub(crate) fn printable(text: &str) -> String {
+    let text = text.strip_prefix("io: ").unwrap_or(text);
+    display(lockbox_terminal::without_numbers(text.to_owned()).as_bytes())
 }
 
 #[cfg(test)]

@@ -462,7 +462,7 @@ fn a_request_that_no_daemon_would_read_is_not_sent() {
     let paths = vec![TreePath(vec![b'a'; 4000]); 9];
     let request = Request::SnapshotRestore { name: SnapshotName::default(), paths, to: None };
     let asked = send_request(&socket_path(runtime.path(), &name()), me(), &request);
-    assert!(matches!(&asked, Err(Error::Invalid(text)) if text.contains("at once")), "{asked:?}");
+    assert!(matches!(&asked, Err(Error::Invalid(text)) if text.contains("too many names")), "{asked:?}");
     assert!(TreePath(vec![0; 12 << 10]).fits() && !TreePath(vec![0; (12 << 10) + 1]).fits());
 }
 

@@ -373,8 +373,8 @@ mod tests {
         let mut groups: Vec<&str> = text.split('-').collect();
         groups.swap(0, 1);
         assert!(refusal(&groups.join("-")).contains("do not match"));
-        assert!(refusal(&text[..61]).contains("53 were given"));
-        assert!(refusal("").contains("0 were given"));
+        assert!(refusal(&text[..61]).contains("this one has 53"));
+        assert!(refusal("").contains("this one has 0"));
         assert_eq!(refusal("correct horse"), "invalid argument: a recovery code consists of digits");
         assert!(RecoveryCode::parse(&[0xff]).is_err());
         // 65,536 x 11 is a multiple, but not a valid group.

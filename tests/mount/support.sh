@@ -308,9 +308,12 @@ alone() {
         mkdir /mnt/work /mnt/bin
         mount --bind "$3" /mnt/work
         mount --bind "$SCRATCH_DIR/bin" /mnt/bin
-        # A directory that another case removes takes the mount with it.
-        awk "/ - fuse\.lockbox / { print \$5 }" /proc/self/mountinfo | while read -r point; do umount -i -l "$point" || true; done
-        ! grep " - fuse\.lockbox " /proc/self/mountinfo
+        # A directory that another case removes takes the mount with it, and one that it renames is tried by its new name.
+        mounts_of_others_gone() {
+            awk "/ - fuse\.lockbox / { print \$5 }" /proc/self/mountinfo | while read -r point; do umount -i -l "$point" || true; done
+            ! grep --text " - fuse\.lockbox " /proc/self/mountinfo
+        }
+        await mounts_of_others_gone
         mount -t tmpfs none /run
         mount -t tmpfs -o mode=1777 none /tmp
         if id "$TEST_USER" >/dev/null 2>&1; then

@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Wait until a busy mount is not used any more, for TIME at most: a number and s, m, h or d; without it for ever
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "lazy", value_parser = time)]
     wait: Option<Option<Duration>>,
-    /// End a busy mount within seconds: open files fail, and what its store does not take is kept on this machine
+    /// End a busy mount within seconds: open files fail, and this machine keeps unsent data
     #[arg(long, conflicts_with_all = ["all", "lazy", "wait"])]
     force: bool,
     /// End it although the archive's file was removed or replaced, which loses all that only the

@@ -227,6 +227,6 @@ fn a_lost_copy_of_the_header_is_named_by_check_and_mended_by_it_or_by_the_next_w
     spoil(&place, 320..353);
     let purged = place.run(&["purge", "a.lbx"]);
     assert!(purged.code == 0 && purged.complaint.starts_with(said), "{}", purged.complaint);
-    assert!(purged.complaint.contains("a part of a block (4 bytes)"), "{}", purged.complaint);
+    assert!(purged.complaint.contains("a partial block of 4 bytes"), "{}", purged.complaint);
     place.good(&["check", "--full", "a.lbx"]);
 }

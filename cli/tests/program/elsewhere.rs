@@ -216,7 +216,7 @@ fn doctor_tries_a_directory_of_objects_and_leaves_it_as_it_was() {
     // The place of a new archive, which is created for as long as it is tried.
     let (code, found, told) = states(&place, &format!("file://{}", place.path("new").display()));
     assert_eq!((code, only(&found, "ok").len()), (0, all.len()), "{told}");
-    assert!(told.contains("there is none yet") && !place.path("new").exists(), "{told}");
+    assert!(told.contains("no archive there yet") && !place.path("new").exists(), "{told}");
     let missing = run(&place, &["doctor", &format!("file://{}", place.path("none/new").display())]);
     assert_eq!(missing.code, 19);
     assert!(missing.complaint.contains("new: No such file") && !place.path("none").exists(), "{}", missing.complaint);

@@ -239,7 +239,9 @@ impl Home {
         // Before what is no option.
         let is_asked = |argument: &&str| ["s3://", "gs://", "az://"].iter().any(|scheme| argument.starts_with(scheme));
         if !self.endpoint.is_empty() && arguments.iter().any(is_asked) {
-            command.args(["--remote", "allow-http,allow-private,timeout=1s"]);
+            // A store that drops connections is waited for as long as this.
+            let timeout = if self.store.answers.lock().unwrap().is_some() { "1s" } else { "60s" };
+            command.args(["--remote", &format!("allow-http,allow-private,timeout={timeout}")]);
         }
         command
     }
@@ -425,8 +427,8 @@ fn a_script_can_tell_the_failures_of_a_store_apart() {
         }
     };
     for (refusal, code, words) in [
-        ((403, "InvalidAccessKeyId"), 18, "cannot be asked"),
-        ((403, "SignatureDoesNotMatch"), 18, "cannot be asked"),
+        ((403, "InvalidAccessKeyId"), 18, "cannot access"),
+        ((403, "SignatureDoesNotMatch"), 18, "cannot access"),
         ((404, "NoSuchBucket"), 19, "bucket"),
     ] {
         *home.store.refusal.lock().unwrap() = Some(refusal);

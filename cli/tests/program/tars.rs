@@ -304,7 +304,7 @@ fn hostile_tars_are_refused_and_leave_nothing() {
         ("the tar is cut off", vec![file("fine"), member("large", b'0', "", 0o77_777_777_777, b"short")]),
         ("the tar is cut off", vec![pax(&["size=9223372036854770000"]), file("huge")]),
         ("its size is impossible", vec![pax(&["size=9223372036854775807"]), file("huge")]),
-        ("its record size is not a valid number", vec![pax(&["size=-1"]), file("fine")]),
+        ("its record size is not a number", vec![pax(&["size=-1"]), file("fine")]),
         ("more than any real one", vec![member("x", b'x', "", 0o77_777_777_777, b"")]),
         ("more than any real one", vec![member("x", b'L', "", 1 << 30, b"")]),
         ("a pax header is malformed", vec![member("x", b'x', "", 7, b"9999 a="), file("fine")]),

@@ -77,7 +77,7 @@ const TABLE: &[(&[&str], i32, &str)] = &[
     // What is there already.
     (&["extract", "a.lbx", "--to", "out"], 2, "one already exists in out; use --force to replace it\n"),
     (&["create", "a.lbx"], 2, "a.lbx already exists and was not changed\n"),
-    (&["header", "backup", "a.lbx", "out/one"], 2, "out/one already exists and was not changed; choose another name\n"),
+    (&["header", "backup", "a.lbx", "out/one"], 2, "out/one already exists and was not changed: choose another name\n"),
     (
         &["key", "add", "a.lbx", "--new-keyfile", "out/one", "--generate"],
         2,

@@ -61,8 +61,8 @@ pub(crate) enum SuspendReply {
 /// them page by page.
 const WRITEBACK_TIME: Duration = Duration::from_secs(10);
 
-/// Time of a forced end for programs to close their files, and then for the writeback. The store has
-/// another second ([`remote::SpoolRequest`]), so that all takes less than five.
+/// Time of a forced end for programs to close their files, and then for the writeback. The store
+/// has another second ([`remote::SpoolRequest`]), so that all takes less than five.
 const FORCED_GRACE: Duration = Duration::from_secs(1);
 
 /// Time for the event loops of a mount that failed to start to end.

@@ -445,8 +445,8 @@ impl BucketStore {
         left.into_inner()
     }
 
-    /// Removes objects in batches. Returns those that may remain, and the first error. A store
-    /// without batches is remembered.
+    /// Removes objects in batches. Returns the objects that may remain, and the first error.
+    /// Remembers a store without batches.
     fn remove_batches(
         &self,
         incarnation: &Incarnation,

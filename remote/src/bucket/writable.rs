@@ -25,8 +25,8 @@
 //!     (`FileSystem::end_syncs`). The rollback state does not count them
 //!     ([`Storage::pending_upload_bytes`]).
 //! LIVING-7  Expired objects are removed without a lock, while commits go on: BUCKET-4 holds for
-//!     them whatever this writer or a later one does, since a durable record declared them dead a
-//!     grace period ago, and neither its own reads nor its next records use them. Their tombstones
+//!     them under every later action of any writer, since a durable record declared them dead a
+//!     grace period ago, and neither reads nor later records use them. Their tombstones
 //!     stay in the records until the store has confirmed the removal. So a removal may end at any
 //!     request, as at the end of the mount, and its repetition does no harm.
 
@@ -50,8 +50,8 @@ use super::upload::UploadBuffer;
 use crate::RemoteOptions;
 use crate::range_source::{Metered, RequestMetrics, RequestStats};
 
-/// Interval of removing expired objects, [`MAX_BATCH`] at a time: fifty times what a writer makes
-/// dead that commits each second.
+/// Interval of removing expired objects, [`MAX_BATCH`] at a time: fifty times the garbage of a
+/// writer that commits each second.
 pub(crate) const CLEAN_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Maximum blocks of sparse objects rewritten at close, in addition to as many as were written: 64
@@ -154,7 +154,7 @@ impl BucketWriter {
         }
         let (left, error) = self.store.remove(&incarnation, &due, None);
         if let Some(error) = &error {
-            tracing::debug!("{}: what is dead stays for now: {}", self.store.name, error.message());
+            tracing::debug!("{}: expired objects could not be removed yet: {}", self.store.name, error.message());
         }
         self.session.lock().forget_removed(&due, &left);
         // The next removal meets the same error.

@@ -37,9 +37,13 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use url::{Host, Url};
 use zeroize::Zeroizing;
 
-use crate::credentials::{File, Variable};
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::signing::percent_encode;
+
+/// Reads a variable of the environment.
+pub(crate) type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
+/// Reads a file as text.
+pub(crate) type File<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// Maximum length of an answer in bytes: tokens have some kilobytes.
 const MAX_ANSWER: u64 = 64 << 10;

@@ -85,9 +85,9 @@ impl FileSystem {
         if waited { self.check_syncs() } else { Ok(()) }
     }
 
-    /// Ends the replies to callers of [`FileSystem::sync`] with success, before a barrier may
-    /// succeed with data that the store does not have (LIVING-6): whoever still waits gets an
-    /// error. [`FileSystem::make_durable`] and the close of the archive go on.
+    /// Makes every later [`FileSystem::sync`] fail, before a barrier may succeed with data that the
+    /// store does not have (LIVING-6). [`FileSystem::make_durable`] and the close of the archive
+    /// still work.
     pub fn end_syncs(&self) {
         self.syncs_ended.store(true, Ordering::Release);
     }

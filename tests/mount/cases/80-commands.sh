@@ -410,7 +410,7 @@ case_a_mount_waits_for_the_end_of_the_former() {
     rm "$WORK/holding"
     in_background hold "$WORK/box.lbx"
     await grep -q held "$WORK/holding"
-    expect 13 'held by another process' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
+    expect 13 'in use by another process' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE"
     grep -q 'waiting for the lock' "$WORK/stderr"
     echo >"$WORK/release"
 }

@@ -263,7 +263,7 @@ case_a_header_backup_saves_an_archive_without_header() {
     lockbox header backup "$WORK/box.lbx" "$WORK/header"
     lockbox header backup "$WORK/other.lbx" "$WORK/header.other"
     same "$(stat -c '%s %a' "$WORK/header")" '135168 600'
-    expect 2 'header already exists and was not changed; choose another name' lockbox header backup "$WORK/box.lbx" "$WORK/header"
+    expect 2 'header already exists and was not changed: choose another name' lockbox header backup "$WORK/box.lbx" "$WORK/header"
     restore() {
         lockbox header restore --passfile "$PASSFILE" "$WORK/box.lbx" "$@"
     }

@@ -170,7 +170,7 @@ case_a_process_that_keeps_a_mount_in_another_namespace_is_named() {
     await 30 is_apart
     in_background lockbox umount "$WORK/old/m" 2>"$WORK/told"
     local umounting=$!
-    await 60 grep -q "also mounted in another namespace: process $keeper (sleep) has it at $WORK/old/m" "$WORK/told"
+    await 60 grep -q "also mounted in another namespace: .*process $keeper (sleep) has it at $WORK/old/m" "$WORK/told"
     kill "$keeper"
     wait "$umounting"
     ended "$WORK/old/m" "$WORK/old/a.lbx"

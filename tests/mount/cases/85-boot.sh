@@ -496,5 +496,5 @@ case_without_a_home_in_the_environment_that_of_the_system_has_the_credentials() 
     # shellcheck disable=SC2016
     unshare --mount bash -c 'mount --bind "$1" /etc/passwd && shift && exec env -u HOME "$@"' - "$WORK/passwd" AWS_ENDPOINT_URL=http://127.0.0.1:1 \
         lockbox ls --remote allow-http,allow-private,timeout=1s s3://bucket/none >"$WORK/said" 2>&1 || code=$?
-    [[ $code == 2 && -e $WORK/asked ]] || fail "$code: $(cat "$WORK/said")"
+    [[ $code == 18 && -e $WORK/asked ]] || fail "$code: $(cat "$WORK/said")"
 }

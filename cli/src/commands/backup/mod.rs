@@ -33,7 +33,7 @@ use crate::progress::Bar;
 use crate::secrets;
 use crate::snapshot_client::Mounted;
 
-/// Copy an archive, or a directory in its place, into a file or an object store, or bring that up to now; of a directory each run is kept as a snapshot
+/// Copy an archive or a directory into a file or an object store, or update such a copy; each run with a directory makes a snapshot
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

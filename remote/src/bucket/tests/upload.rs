@@ -304,7 +304,7 @@ fn an_object_that_is_missing_cut_or_another_is_damage_by_its_name() {
             others += 1;
         }
         if let Some((_, hash)) = name.split_once("/seg/") {
-            for (message, how) in [(&read, "shorter"), (&missing, "missing")] {
+            for (message, how) in [(&read, "truncated"), (&missing, "missing")] {
                 let message = format!("{message:?}");
                 assert!(
                     message.contains("Damaged") && message.contains(hash) && message.contains(how),

@@ -144,7 +144,7 @@ fn pending(all: &mut Vec<Contradiction>) {
     ];
     for (name, change) in marks {
         let name = format!("a commit that waits for {name}");
-        all.push(contradiction(&name, "are pending", move |forge| {
+        all.push(contradiction(&name, "as pending", move |forge| {
             honest(forge);
             let generation = Generation(forge.record.generation.0 - 1);
             let mut mark = LogMark { generation, record: [8; 16], number: 1, entry: [7; 16] };

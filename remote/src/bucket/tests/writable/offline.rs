@@ -94,7 +94,7 @@ fn who_insists_waits_for_the_stores_word_and_who_hurries_does_not() {
             }
             storage.close();
             let message = waiting.join().unwrap().unwrap_err();
-            assert!(message.to_string().contains("is not known"), "{message}");
+            assert!(message.to_string().contains("may or may not be in the archive"), "{message}");
         });
         world.with(|state| state.away = false);
         assert!(storage.barrier().is_err());
