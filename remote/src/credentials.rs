@@ -35,7 +35,7 @@ use zeroize::Zeroizing;
 use crate::broker::{Broker, KeyPair, RegionEndpoint};
 use crate::identity::{self, AwsIdentity};
 pub(crate) use crate::identity::{File, Variable};
-use crate::range_source::{RemoteError, RemoteResult};
+use crate::range_source::{RemoteError, RemoteResult, printable};
 
 /// AWS profile: its place, and origin of the credentials.
 struct AwsProfile {
