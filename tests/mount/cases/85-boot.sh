@@ -94,7 +94,7 @@ all_is_unmounted() {
     same "$(lockbox status --json | wc -l)" 4
     as_user lockbox status --json >"$WORK/status"
     same "$(field "$WORK/status" 'o["mount_point"], o["user"]')" "('$users/point', '$TEST_USER')"
-    expect 2 'only .* may ask' as_user lockbox status "$WORK/first"
+    expect 2 'only .* may send requests' as_user lockbox status "$WORK/first"
     expect 13 "already mounted at $WORK/second by process" mount.lockbox "$WORK/second.lbx" "$WORK/first" -o "passfile=$PASSFILE"
     # Root finds a user's daemon by the place of its mount; what it says of its archive anybody could say.
     lockbox status "$users/point" | shows "user $TEST_USER"
