@@ -448,7 +448,7 @@ mod tests {
         ours.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
         let error = IpcStorage::new(vec![ours], false).err().unwrap();
         assert!(matches!(&error, Error::Io { source, .. } if source.kind() == io::ErrorKind::TimedOut), "{error:?}");
-        assert!(error.to_string().contains("does not answer"), "{error}");
+        assert!(error.to_string().contains("does not respond"), "{error}");
         drop(silent);
         let (ours, _) = UnixStream::pair().unwrap();
         let error = IpcStorage::new(vec![ours], false).err().unwrap();

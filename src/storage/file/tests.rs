@@ -29,7 +29,7 @@ fn one_writer_excludes_everybody_and_readers_share() {
     let writer = create(&path).unwrap();
     for mode in [LockMode::Shared, LockMode::Exclusive] {
         let error = FileStorage::open(&path, mode).err().unwrap();
-        assert!(matches!(&error, Error::InUse(text) if text.ends_with("held by another process")), "{error}");
+        assert!(matches!(&error, Error::InUse(text) if text.ends_with("in use by another process")), "{error}");
     }
     drop(writer);
     let first = FileStorage::open(&path, LockMode::Shared).unwrap();

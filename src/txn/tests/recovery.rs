@@ -153,7 +153,7 @@ fn assert_read_all_the_same(storage: &Arc<MemoryStorage>, dice: &Dice, record: &
     let volume = try_open(storage.clone(), dice, true).unwrap();
     assert_eq!(volume.durable().generation, record.generation);
     let said = volume.fallback().unwrap();
-    assert!(said.contains(told) && said.contains("cannot be changed"), "{said}");
+    assert!(said.contains(told) && said.contains("nothing can be added to the archive"), "{said}");
     let lost: Vec<_> = volume.lost_pages().iter().map(|page| page.run).collect();
     assert_eq!(lost, [record.allocated[0].0]);
 }
