@@ -10,7 +10,7 @@
 //!     [`MAX_RETAINED`] such versions are retained, because each has memory of its own; open inodes
 //!     of older ones are stale (ESTALE). While it is unknown whether the newest version has the
 //!     inode, it stays at its version.
-//! MOMENT-4  The first request after an idle period waits for a poll of the store that began after
+//! VERSION-4  The first request after an idle period waits for a poll of the store that began after
 //!     it, for [`FIRST_ANSWER_LIMIT`] at most. Polls of an idle mount are rare, so without this the
 //!     first answer could be as old as the time between two of them.
 
@@ -45,7 +45,7 @@ const MAX_RETAINED: usize = 4;
 /// once. Some round trips of a distant store, with a new connection.
 const FIRST_ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-/// Holds requests after an idle period until the store was polled (MOMENT-4).
+/// Holds requests after an idle period until the store was polled (VERSION-4).
 #[derive(Default)]
 pub struct IdleGate {
     /// Set in all phases but [`IdlePhase::Open`], so that requests of a mount in use take no lock.
@@ -174,7 +174,7 @@ impl CurrentVersion {
         &self.idle
     }
 
-    /// Returns the version that answers a request of the kernel about this inode (MOMENT-4).
+    /// Returns the version that answers a request of the kernel about this inode (VERSION-4).
     fn requested_version(&self, number: INodeNo) -> Arc<Version> {
         self.idle.pass(FIRST_ANSWER_LIMIT);
         self.version_for(number)
