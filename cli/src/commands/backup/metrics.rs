@@ -1,12 +1,13 @@
 //! The file of metrics about the last successful backup, for the textfile collector of the node
 //! exporter: it stays as it is when a backup fails, so its time tells how old the backup is.
-use std::fs::File;
+use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use lockbox::storage::HostEntry;
 use lockbox_host::shown;
 
 use super::{Args, Measured};
@@ -38,17 +39,48 @@ fn text(args: &Args, measured: &Measured, took: Duration, now: Duration) -> Stri
     text.finish()
 }
 
+/// Replaces through the directory as it was opened: another user who can write to it leads the
+/// content nowhere else.
 fn replace(file: &Path, text: &[u8]) -> io::Result<()> {
+    let entry = HostEntry::of(file)?;
     // Another extension: the collector reads only files with its own.
-    let mut new = file.as_os_str().to_owned();
-    new.push(format!(".{}.new", std::process::id()));
-    let written = create(Path::new(&new)).and_then(|mut created| created.write_all(text));
-    written.and_then(|()| std::fs::rename(&new, file)).inspect_err(|_| {
-        let _ = std::fs::remove_file(&new);
+    let mut name = entry.name().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let beside = entry.sibling(name)?;
+    // Of a process of this number that was killed.
+    if let Ok(stale) = beside.open(false) {
+        beside.remove(&stale)?;
+    }
+    let mut new = beside.create()?;
+    // The collector runs as another user.
+    let readable = Permissions::from_mode(0o644);
+    let written = new.write_all(text).and_then(|()| new.set_permissions(readable)).and_then(|()| beside.rename(&entry));
+    written.inspect_err(|_| {
+        let _ = beside.remove(&new);
     })
 }
 
-/// The collector runs as another user.
-fn create(path: &Path) -> io::Result<File> {
-    File::options().write(true).create(true).truncate(true).mode(0o644).open(path)
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_link_in_the_directory_leads_the_metrics_nowhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let [victim, file] = ["victim", "a.prom"].map(|name| directory.path().join(name));
+        std::fs::write(&victim, "precious").unwrap();
+        let beside = directory.path().join(format!("a.prom.{}.new", std::process::id()));
+        symlink(&victim, &beside).unwrap();
+        assert_eq!(replace(&file, b"text").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        std::fs::remove_file(&beside).unwrap();
+        std::fs::write(&beside, "of a killed process").unwrap();
+        symlink(&victim, &file).unwrap();
+        replace(&file, b"text").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"text");
+        assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o644);
+        assert!(!beside.exists());
+    }
 }
