@@ -5,7 +5,7 @@ use std::path::Path;
 use lockbox::control::Status;
 use lockbox_host::shown;
 
-use super::{Found, Served, all, count, one, refusal};
+use super::{Found, Served, count, find, refusal};
 use crate::exit::Failure;
 use crate::metrics::{MetricsText, labels};
 use crate::output;
@@ -39,17 +39,10 @@ impl Health {
 /// Prints one line about the mount, or about all; the exit code is its health. A mount that is
 /// named and does not exist is critical.
 pub(super) fn check(what: Option<&Path>) -> Result<(), Failure> {
-    let found = match what {
-        Some(given) => match one(given, false) {
-            Ok(found) => vec![found],
-            Err(failure) => return told(Health::Critical, &failure.message),
-        },
-        None => match all(false) {
-            Ok(found) => found,
-            Err(failure) => return told(Health::Critical, &failure.message),
-        },
+    let (health, text) = match find(what, false) {
+        Ok(found) => summary(&found),
+        Err(failure) => (Health::Critical, failure.message),
     };
-    let (health, text) = summary(&found);
     told(health, &text)
 }
 

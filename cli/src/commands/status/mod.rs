@@ -66,10 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return health::check(args.what.as_deref());
     }
     let whole = args.all || args.json;
-    let found = match &args.what {
-        Some(given) => vec![one(given, whole)?],
-        None => all(whole)?,
-    };
+    let found = find(args.what.as_deref(), whole)?;
     let mut out = Output::new();
     if args.metrics {
         out.bytes(health::metrics(&found).as_bytes())?;
@@ -103,7 +100,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// `whole`: include values that take the daemon some time.
+/// Returns the named mount, or all. `whole`: include values that take the daemon some time.
+fn find(what: Option<&Path>, whole: bool) -> Result<Vec<Found>, Failure> {
+    what.map_or_else(|| all(whole), |given| one(given, whole).map(|found| vec![found]))
+}
+
 fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
     let what = runtime::canonical(given);
     if let Some(daemon) = runtime::find(&what, given)? {
