@@ -18,7 +18,7 @@
 //! reach these services.
 
 use std::io::Read;
-use std::net::IpAddr;
+use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,6 +120,7 @@ impl AwsIdentity {
     pub(crate) fn session(&self, file: File<'_>) -> RemoteResult<Option<SessionKey>> {
         match self {
             AwsIdentity::Role { role, token_file, session, endpoint } => {
+                const ROLE: &str = "the role of this workload";
                 let token = read_token(token_file, file)?;
                 let form = form(&[
                     ("Action", "AssumeRoleWithWebIdentity"),
@@ -128,10 +129,8 @@ impl AwsIdentity {
                     ("RoleSessionName", session.as_str()),
                     ("WebIdentityToken", token.trim()),
                 ]);
-                let answer = Question::new("the role of this workload", endpoint).form(form).ask()?;
-                let answer = std::str::from_utf8(&answer).map_err(|_| unusable("the role of this workload"))?;
-                let found: AssumedRole =
-                    instant_xml::from_str(answer).map_err(|_| unusable("the role of this workload"))?;
+                let answer = Question::new(ROLE, endpoint).form(form).text()?;
+                let found: AssumedRole = instant_xml::from_str(&answer).map_err(|_| unusable(ROLE))?;
                 let RoleCredentials { id, secret, token } = found.result.credentials;
                 Ok(Some(SessionKey { id, secret: Zeroizing::new(secret), token: Some(Zeroizing::new(token)) }))
             }
@@ -459,7 +458,7 @@ fn agent(url: &str) -> Option<Agent> {
     let is_on_link = match url.host()? {
         Host::Ipv4(address) => address.is_loopback() || address.is_link_local(),
         // The second one is the service of EKS.
-        Host::Ipv6(address) => address.is_loopback() || IpAddr::from(address) == EKS_CONTAINERS,
+        Host::Ipv6(address) => address.is_loopback() || address == EKS_CONTAINERS,
         Host::Domain(name) => name == "localhost",
     };
     let tls = TlsConfig::builder()
@@ -475,7 +474,7 @@ fn agent(url: &str) -> Option<Agent> {
 }
 
 /// Address at which EKS gives credentials to pods over IPv6.
-const EKS_CONTAINERS: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23));
+const EKS_CONTAINERS: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23);
 
 #[cfg(test)]
 mod tests;
