@@ -484,6 +484,11 @@ impl RetentionPolicy {
         RetentionRule::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
     }
 
+    /// Returns whether any rule is in use.
+    pub fn has_rules(&self) -> bool {
+        self.rules().next().is_some()
+    }
+
     /// Returns the rules that keep each snapshot, for the times of all in order of creation.
     /// Snapshots without a rule are to be removed.
     pub fn kept_by(&self, times: &[Timestamp]) -> Vec<Vec<RetentionRule>> {

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use lockbox::Error;
-use lockbox::archive::{Archive, OpenOptions, RetentionPolicy};
+use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{PlaceName, UnlockedKey};
 
 use lockbox_fuse::daemon::Notify;
@@ -291,7 +291,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
                 say(&format!("Your files are in {point}."));
                 say(&format!("To close: lockbox umount {point} (the folder disappears, the files stay in {archive})"));
             }
-            let unscheduled = config.options.snapshots == RetentionPolicy::default() && !config.options.read_only;
+            let unscheduled = !config.options.snapshots.has_rules() && !config.options.read_only;
             if unscheduled
                 && namespaces.is_none()
                 && config.point().read_dir().is_ok_and(|mut entries| entries.next().is_none())

@@ -117,7 +117,7 @@ pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
         )),
     }
     output::complain_of_left(&report.skipped);
-    if !report.problems.is_empty() && prunes(&keep) {
+    if !report.problems.is_empty() && keep.has_rules() {
         output::complain("no snapshot was pruned, because not everything could be copied");
     }
     tell(args, &report, &snapshot, time, &removed, verified)?;
@@ -158,7 +158,7 @@ fn write(
         Ok(Written { report, snapshot, time })
     });
     let pruned = match &taken {
-        Ok(done) if done.report.problems.is_empty() && prunes(keep) => {
+        Ok(done) if done.report.problems.is_empty() && keep.has_rules() => {
             let removed = archive.snapshot_manager().prune_backups(keep);
             removed.and_then(|removed| {
                 archive.finish_removals(&mut || interrupt.check())?;
@@ -180,10 +180,6 @@ fn write(
     let words = format!("snapshot {} is complete; the next run prunes", display(&taken.snapshot));
     let removed = pruned.map_err(|error| failure(named, error, &words))?;
     Ok((taken, removed))
-}
-
-fn prunes(keep: &RetentionPolicy) -> bool {
-    keep.rules().next().is_some()
 }
 
 fn failure(named: &ArchiveArgs, error: Error, kept: &str) -> Failure {

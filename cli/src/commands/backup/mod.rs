@@ -153,7 +153,7 @@ fn back_up(args: &Args) -> Result<Measured, Failure> {
 /// Options for directories would have no effect on the backup of an archive.
 fn refuse_directory_options(args: &Args) -> Result<(), Failure> {
     let archive = shown(&args.archive.archive);
-    if args.keep.policy().rules().next().is_some() {
+    if args.keep.policy().has_rules() {
         return Err(Failure::usage(format!(
             "the backup of an archive shows one state, and --keep-* is for directories; keep states of {archive} in itself with 'lockbox snapshot'"
         )));
