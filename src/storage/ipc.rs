@@ -452,7 +452,7 @@ mod tests {
         drop(silent);
         let (ours, _) = UnixStream::pair().unwrap();
         let error = IpcStorage::new(vec![ours], false).err().unwrap();
-        assert!(error.to_string().contains("is gone"), "{error}");
+        assert!(error.to_string().contains("has ended"), "{error}");
     }
 
     #[test]
