@@ -39,8 +39,8 @@ fn text(args: &Args, measured: &Measured, took: Duration, now: Duration) -> Stri
     text.finish()
 }
 
-/// Replaces through the directory as it was opened: another user who can write to it leads the
-/// content nowhere else.
+/// Replaces the file through an opened directory and never follows a link in it: another user may
+/// be able to write to the directory.
 fn replace(file: &Path, text: &[u8]) -> io::Result<()> {
     let entry = HostEntry::of(file)?;
     // Another extension: the collector reads only files with its own.
