@@ -143,7 +143,6 @@ class Archive:
             # What opens was made by a holder of the key: what does not decode is no tear.
             record = fmt.decode_record(plain)
             require(slot_index(record.generation) == index, f"commit record in a foreign slot: slot={index}")
-            require(self.has_log or record.pending is None, f"commit record of an archive with a log: slot={index}")
             records[record.generation] = (record, data[-16:])
         return records
 
@@ -164,6 +163,7 @@ class Archive:
             else:
                 self.warnings.append(f"DAMAGED: commit {newest.generation} is incomplete: {error}")
         require(chosen.total_blocks <= self.blocks, f"the file is truncated: want={chosen.total_blocks} blocks={self.blocks}")
+        require(self.has_log or chosen.pending is None, "the commit needs a log, and the header has none: an older header was put back")
         if self.header.sequence < chosen.header_sequence:
             self.warnings.append("the header is older than the archive: removed passphrases may be back")
         return chosen, tag
@@ -184,7 +184,7 @@ class Archive:
             if page.prologue.compressed:
                 fmt.decompress(page.body, page.prologue.plain_length, "node")
 
-    # Sections 9.4 to 10.4: the log
+    # Sections 9.4, 9.5 and 10.2: the log
 
     def _log_heads(self) -> dict[int, fmt.LogHead]:
         """By block, every entry that begins in the log, of whatever record."""
@@ -212,7 +212,7 @@ class Archive:
             raise Damaged("log entry failed authentication") from None
 
     def _lay_log(self, tag: bytes, newest: int, heads: dict[int, fmt.LogHead]) -> None:
-        """Section 10.4: the entries that count, and whether one is missing that did."""
+        """Section 10.2: the entries that count, and whether one is missing that did."""
         record, pending = self.record, self.record.pending
         of = (pending.generation, pending.tag) if pending else (record.generation, tag)
         ours = {block: head for block, head in heads.items() if extends(head, *of)}

@@ -1,5 +1,5 @@
 //! Page I/O by pointer: cached reads, write-once pages, commit ring and log (specification 9,
-//! 10.4), barriers, sticky write error and space map.
+//! 10.2), barriers, sticky write error and space map.
 
 mod cache;
 mod data;

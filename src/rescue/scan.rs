@@ -1,6 +1,6 @@
 //! Finds every authentic page of an archive's file by its prologue, without any root or record; and
 //! the surviving log entries, and the leaves over which they are applied (specification 9.4, 9.5,
-//! 10.4); and the surviving snapshots, with the leaves reachable from their roots.
+//! 10.2); and the surviving snapshots, with the leaves reachable from their roots.
 //!
 //! # Invariants
 //! LAID-1  Valid entries form a chain from the first block of the log, each naming its predecessor,

@@ -245,7 +245,7 @@ struct LogFindings {
     torn: Option<String>,
 }
 
-/// Reads the log after the chosen record (specification 10.4). Errors: `Damaged` for a writer when
+/// Reads the log after the chosen record (specification 10.2). Errors: `Damaged` for a writer when
 /// some of it is lost: new writes would bury that.
 fn read_log(pager: &Pager, chosen: &AuthenticRecord, newest: Generation, writable: bool) -> Result<LogFindings> {
     let record = &chosen.record;

@@ -1,5 +1,5 @@
 //! Logs that contradict themselves or their record: opening for writing is refused (specification
-//! 10.4, rules 1, 5, 6 and 7).
+//! 10.2, rules 1, 5, 6 and 7).
 
 use super::super::super::fuzzing::{Forge, open_on};
 use super::cases::{Cases, INLINE, NOISE};
