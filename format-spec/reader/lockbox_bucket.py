@@ -3,6 +3,7 @@
 
 import hashlib
 import pathlib
+import re
 import struct
 import sys
 
@@ -77,15 +78,18 @@ def record(data, incarnation, number):
     length = struct.unpack_from("<Q", trailer, 88)[0]
     checkpoint, checkpoint_length = trailer[128:160], struct.unpack_from("<Q", trailer, 160)[0]
     blocks, changes, dead, owner = struct.unpack_from("<IIII", trailer, 168)
+    check(length < 2**63 and checkpoint_length <= 64 << 20, "a record's lengths")
+    check(blocks <= 4096 and changes + dead + owner <= 4 << 20, "a record's parts")
     check(len(data) == blocks * BLOCK + changes + dead + owner + 352, "the length of a record")
     check(digest(data[: blocks * BLOCK]) == trailer[184:216], "a record's pages")
     said = data[blocks * BLOCK : -352]
     check(digest(said) == trailer[216:248], "what a record says")
-    check(dead % 48 == 0 and owner >= 44, "what a record says")
+    check(dead % 48 == 0 and dead // 48 <= 16384 and 44 <= owner <= 108, "what a record says")
     return {
         "kind": kind,
         "length": length,
         "checkpoint": checkpoint if checkpoint_length else None,
+        "checkpoint_length": checkpoint_length,
         "changes": entries(said[:changes]),
         "dead": [one for at in range(changes, changes + dead, 48) for one in run(said[at : at + 40], number)],
         "host": said[changes + dead + 44 :].decode("utf-8", "replace"),
@@ -112,15 +116,22 @@ def archive(root):
     """The bytes of the archive whose objects lie in a directory."""
     incarnation = marker((root / "lockbox").read_bytes())
     newest = min(entry.name for entry in (root / incarnation.hex() / "log").iterdir() if not entry.name.startswith("."))
+    check(re.fullmatch("[0-9a-f]{16}", newest), "the first name of the log")
     number = 2**64 - 1 - int(newest, 16)
     last = record(path(root, incarnation, (1, number)).read_bytes(), incarnation, number)
     layers = [last["changes"]]
     if last["checkpoint"]:
         data = path(root, incarnation, (3, last["checkpoint"])).read_bytes()
+        check(len(data) == last["checkpoint_length"], "a checkpoint's length")
         layers.insert(0, checkpoint(data, incarnation, last["checkpoint"]))
-    content, objects = bytearray(last["length"]), {}
+    content, objects, behind = bytearray(last["length"]), {}, []
     for first, count, place in (entry for layer in layers for entry in layer):
-        pages = bytes(count * BLOCK)
+        # Blocks of objects behind the end of the archive, where no later entry has zeros.
+        behind = [cut for at, end in behind for cut in ((at, min(end, first)), (max(at, first + count), end)) if cut[0] < cut[1]]
+        if place and first + count > -(-last["length"] // BLOCK):
+            behind.append((max(first, -(-last["length"] // BLOCK)), first + count))
+        start, end = (min(block * BLOCK, last["length"]) for block in (first, first + count))
+        pages = bytes(end - start)
         if place:
             name, at = place
             if name not in objects:
@@ -129,9 +140,8 @@ def archive(root):
                 objects[name] = data
             pages = objects[name][at * BLOCK : (at + count) * BLOCK]
             check(len(pages) == count * BLOCK, "a segment's length")
-        end = min((first + count) * BLOCK, last["length"])
-        content[first * BLOCK : end] = pages[: max(0, end - first * BLOCK)]
-    check(len(content) == last["length"], "a map of more than the archive has")
+        content[start:end] = pages[: end - start]
+    check(not behind, "a map of more than the archive has")
     return bytes(content)
 
 

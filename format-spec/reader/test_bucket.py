@@ -48,7 +48,8 @@ class Vectors(unittest.TestCase):
 
 
 class Together(unittest.TestCase):
-    def test_changes_lie_over_the_checkpoint(self):
+    def archive(self, changes, length=4 * 4096, owner=bytes(44), beside=()):
+        """The bytes of an archive of one record, whose checkpoint has three blocks of a segment from block 0 on."""
         with tempfile.TemporaryDirectory() as name:
             root = pathlib.Path(name)
             inc = root / INCARNATION.hex()
@@ -62,15 +63,39 @@ class Together(unittest.TestCase):
             said = b"LBXCHKPT" + struct.pack("<II", 1, 0) + INCARNATION + bytes(16) + struct.pack("<QQ", 1, len(entries)) + bytes(32)
             checkpoint = entries + said
             (inc / "map" / hashlib.sha256(checkpoint).hexdigest()).write_bytes(checkpoint)
-            changes = struct.pack("<II", 1, 2) + place + struct.pack("<QIII", 1, 1, 2**32 - 1, 0) + struct.pack("<QIII", 3, 1, 0, 1)
-            owner = bytes(44)
+            parts = struct.pack("<II", 1, len(changes)) + place + b"".join(struct.pack("<QIII", *entry) for entry in changes)
             trailer = b"LBXRECRD" + struct.pack("<II", 1, 3) + INCARNATION + struct.pack("<QQ", 1, 1) + bytes(32)
-            trailer += struct.pack("<QQ", 0, 4 * 4096) + bytes(32) + hashlib.sha256(checkpoint).digest() + struct.pack("<Q", len(checkpoint))
-            trailer += struct.pack("<IIII", 0, len(changes), 0, len(owner)) + hashlib.sha256(b"").digest()
-            trailer += hashlib.sha256(changes + owner).digest() + bytes(72)
-            record = changes + owner + trailer + hashlib.sha256(trailer).digest()
+            trailer += struct.pack("<QQ", 0, length) + bytes(32) + hashlib.sha256(checkpoint).digest() + struct.pack("<Q", len(checkpoint))
+            trailer += struct.pack("<IIII", 0, len(parts), 0, len(owner)) + hashlib.sha256(b"").digest()
+            trailer += hashlib.sha256(parts + owner).digest() + bytes(72)
+            record = parts + owner + trailer + hashlib.sha256(trailer).digest()
             (inc / "log" / f"{2**64 - 2:016x}").write_bytes(record)
-            self.assertEqual(bucket.archive(root), b"\0" * 8192 + b"\2" * 4096 + b"\1" * 4096)
+            for name in beside:
+                (inc / "log" / name).write_bytes(b"")
+            return bucket.archive(root)
+
+    def test_changes_lie_over_the_checkpoint(self):
+        changes = [(1, 1, 2**32 - 1, 0), (3, 1, 0, 1)]
+        self.assertEqual(self.archive(changes), b"\0" * 8192 + b"\2" * 4096 + b"\1" * 4096)
+
+    def test_an_archive_may_end_within_a_block_and_names_no_block_behind_it(self):
+        """Rule 7 of 1.4: only the whole map counts, and zeros may lie anywhere."""
+        self.assertEqual(self.archive([], 2 * 4096 + 5), PAGES[: 2 * 4096 + 5])
+        self.assertEqual(self.archive([(1, 2**32 - 2, 2**32 - 1, 0)], 4096), PAGES[:4096])
+        for changes, length in (([], 2 * 4096), ([(9, 1, 0, 0)], 4 * 4096), ([(2, 1, 2**32 - 1, 0)], 4096)):
+            with self.assertRaises(bucket.Damaged):
+                self.archive(changes, length)
+
+    def test_the_owner_has_its_fields_and_a_name_that_is_not_too_long(self):
+        self.archive([], owner=bytes(108))
+        for length in (0, 43, 109):
+            with self.assertRaises(bucket.Damaged):
+                self.archive([], owner=bytes(length))
+
+    def test_hidden_files_are_no_records_and_other_names_are_damage(self):
+        self.archive([], beside=[".".ljust(33, "a")])
+        with self.assertRaises(bucket.Damaged):
+            self.archive([], beside=["0"])
 
 
 if __name__ == "__main__":
