@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import struct
 import tempfile
 import unittest
@@ -126,6 +127,20 @@ class Vectors(unittest.TestCase):
                         decode(unhex(vector["bytes"]), vector)
                     self.assertEqual(refusal.exception.verdict, vector["as"])
         self.assertEqual(seen, DECODERS.keys() | NOT_NEEDED | OTHER_SHAPE)
+
+    def test_fields_have_the_names_that_the_specification_gives(self) -> None:
+        """In backquotes: in the specification, or in forms like `{name, name}` of the vectors' page."""
+        known = set(re.findall(r"`([a-z_]+)`", (VECTORS.parent / "format.md").read_text()))
+        for form in re.findall(r"`(\{[^`]*\})`", (VECTORS / "README.md").read_text()):
+            known |= set(re.findall(r"[a-z_]+", form))
+
+        def names(value: Any) -> set[str]:
+            items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            return set(value if isinstance(value, dict) else ()).union(*map(names, items))
+
+        for path in VECTORS.glob("*.json"):
+            for vector in json.loads(path.read_text()).get("accepted", []):
+                self.assertEqual(names(vector["value"]) - known, set(), f"{path.stem} {vector['name']}")
 
 
 class Seals(unittest.TestCase):
