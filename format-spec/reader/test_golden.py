@@ -17,6 +17,12 @@ from lockbox_keys import Secrets, describe, unlock
 from lockbox_reader import Archive, Inode
 
 GOLDEN = Path(__file__).parent.parent.parent / "tests" / "data" / "golden"
+PENDING = Path(__file__).parent.parent / "vectors" / "pending.json"
+
+
+def unpacked(name: str) -> bytes:
+    packed = (GOLDEN / f"{name}.lbx.zst").read_bytes()
+    return zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(io.BytesIO(packed)).read()
 
 
 def content(archive: Archive, ino: int, inode: Inode) -> bytes:
@@ -74,8 +80,7 @@ class Golden(unittest.TestCase):
         self.assertGreaterEqual(len(manifests), 7)
         for path in manifests:
             manifest = json.loads(path.read_text())
-            packed = path.with_suffix(".lbx.zst").read_bytes()
-            data = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(io.BytesIO(packed)).read()
+            data = unpacked(path.stem)
             self.assertEqual(hashlib.sha256(data).hexdigest(), manifest["sha256"], path.stem)
             for passphrase in manifest["passphrases"]:
                 with self.subTest(archive=path.stem, passphrase=passphrase), tempfile.TemporaryFile() as file:
@@ -111,6 +116,26 @@ class Golden(unittest.TestCase):
                     description = describe(archive.header, way["slot"], unlock(archive.header, secrets))
                     self.assertIsNotNone(description)
                     self.assertEqual(description.label, way["label"])
+
+    def test_an_archive_with_log_pending(self) -> None:
+        """`log`, after the first commit of a session that was killed then: its entries are laid over a record that names them."""
+        vector = json.loads(PENDING.read_text())
+        manifest = json.loads((GOLDEN / f"{vector['base']}.json").read_text())
+        data = bytearray(unpacked(vector["base"])[: vector["length"]])
+        for piece in vector["pieces"]:
+            data[piece["at"] : piece["at"] + len(piece["bytes"]) // 2] = bytes.fromhex(piece["bytes"])
+        self.assertEqual(hashlib.sha256(data).hexdigest(), vector["sha256"])
+        with tempfile.TemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            archive = Archive(file, manifest["passphrases"][0].encode())
+            self.assertEqual(archive.warnings, [])
+            pending = archive.record.pending
+            self.assertIsNotNone(pending)
+            found = {name: value.hex() if isinstance(value, bytes) else value for name, value in pending._asdict().items()}
+            self.assertEqual(found, vector["pending"])
+            self.assertEqual((archive.record.generation, len(archive.log.entries)), (vector["generation"], vector["entries"]))
+            self.assertEqual(seen(archive), manifest["objects"])
 
     def test_golden_bucket(self) -> None:
         """The objects of `bucket` have the archive `objects`."""
