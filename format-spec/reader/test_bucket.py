@@ -79,7 +79,7 @@ class Together(unittest.TestCase):
         self.assertEqual(self.archive(changes), b"\0" * 8192 + b"\2" * 4096 + b"\1" * 4096)
 
     def test_an_archive_may_end_within_a_block_and_names_no_block_behind_it(self):
-        """Rule 7 of 1.4: only the whole map counts, and zeros may lie anywhere."""
+        """Rule 7 of 1.3: only the whole map counts, and zeros may lie anywhere."""
         self.assertEqual(self.archive([], 2 * 4096 + 5), PAGES[: 2 * 4096 + 5])
         self.assertEqual(self.archive([(1, 2**32 - 2, 2**32 - 1, 0)], 4096), PAGES[:4096])
         for changes, length in (([], 2 * 4096), ([(9, 1, 0, 0)], 4 * 4096), ([(2, 1, 2**32 - 1, 0)], 4096)):
