@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::extents::{self, MappedExtent, PACK_FILES, Packer, SharedPages};
+use super::extents::{self, MappedExtent, PACK, PACK_FILES, Packer, SharedPages};
 use super::types::FsOptions;
 use super::{ShutdownGate, inode};
 use crate::env::Environment;
@@ -200,10 +200,14 @@ impl Repacker {
         Ok(next.is_some())
     }
 
-    /// Returns the extents that reference the page, if it is a packed page with dead parts and live
-    /// ones.
+    /// Returns the extents that reference the page, if it has parts of small files (COPY-1), some
+    /// dead and some live. Not for gathered pieces of a large file, even if a copy put one of them
+    /// at the beginning of another file, which then noted their page.
     fn live_parts(&self, view: View<'_>, page: &Pointer) -> Result<Option<Vec<PagePart>>> {
         let Some(items) = self.volume.packed_items(page)? else { return Ok(None) };
+        if items.iter().any(|item| item.offset + u64::from(item.length) > PACK) {
+            return Ok(None);
+        }
         let mut parts = BTreeMap::new();
         for item in &items {
             let range = item.offset..item.offset + u64::from(item.length);

@@ -127,6 +127,11 @@ fn content_that_was_cut_or_replaced_on_a_shared_page_is_gone() {
 
 /// Returns every item of every packed page in the file.
 fn items(storage: &Arc<MemoryStorage>) -> Vec<(Ino, u64, u32)> {
+    packed_pages(storage).concat()
+}
+
+/// Returns the items of each packed page in the file.
+fn packed_pages(storage: &Arc<MemoryStorage>) -> Vec<Vec<(Ino, u64, u32)>> {
     let storage = storage.clone() as Arc<dyn Storage>;
     let pager = crate::pager::Pager::new(storage.clone(), super::sample::cipher(), 1 << 20);
     let mut found = Vec::new();
@@ -134,12 +139,45 @@ fn items(storage: &Arc<MemoryStorage>) -> Vec<(Ino, u64, u32)> {
         if prologue.kind == crate::format::page::PageKind::Packed
             && let Ok((_, opened)) = crate::rescue::scan::open_found(&pager, run)
         {
-            found.extend(opened.table()?.items.iter().map(|item| (item.ino, item.offset, item.length)));
+            found.push(opened.table()?.items.iter().map(|item| (item.ino, item.offset, item.length)).collect());
         }
         Ok(())
     })
     .unwrap();
     found
+}
+
+/// A copy puts a gathered piece of a large file at the beginning of another file, where it looks
+/// like a packed one.
+#[test]
+fn gathered_pieces_never_come_to_a_page_of_several_files() {
+    let (storage, fs) = fresh(1);
+    let small = small_files(&fs, 40);
+    let large = put(&fs, ROOT_INO, b"large", &noise(1, 512 << 10));
+    let copy = put(&fs, ROOT_INO, b"copy", b"");
+    fs.volume.commit().unwrap();
+    let at = |piece: u64| (128 << 10) + piece * 8192;
+    for piece in 0..4 {
+        fs.write(large, at(piece), &noise(10 + piece, 4096)).unwrap();
+    }
+    fs.volume.commit().unwrap();
+    let gathered = |page: &Vec<(Ino, u64, u32)>| page.iter().any(|(ino, ..)| *ino == large);
+    assert_eq!(packed_pages(&storage).iter().find(|page| gathered(page)).unwrap().len(), 4);
+    assert_eq!(fs.copy_range(large, at(0), copy, 0, 4096, false).unwrap(), 4096);
+    // Parts of that page die, and of the pages of small files.
+    fs.write(copy, 0, &noise(20, 4096)).unwrap();
+    fs.write(large, at(1), &noise(21, 4096)).unwrap();
+    fs.volume.commit().unwrap();
+    for n in 0..small.len() as u64 / 2 {
+        fs.unlink(ROOT_INO, &name(n)).unwrap();
+    }
+    fs.purge().unwrap();
+    for page in packed_pages(&storage).iter().filter(|page| gathered(page)) {
+        assert!(page.iter().all(|(ino, ..)| *ino == large), "{page:?}");
+    }
+    let content = expected(&fs);
+    fs.close().unwrap();
+    assert_whole(storage, &content);
 }
 
 /// Data deleted before a crash is erased by the next session, however that ends.

@@ -186,7 +186,7 @@ const FIXED: usize = 8;
 /// Length of a chunk's entry in bytes: stored length and tag.
 const ENTRY: usize = 20;
 /// Length of an encoded packed item in bytes.
-const ITEM: usize = 24;
+pub(crate) const ITEM: usize = 24;
 /// Maximum number of chunks of a data page: the longest data in the smallest chunks.
 pub const MAX_CHUNKS: usize = MAX_DATA / BLOCK as usize;
 /// Maximum number of items of a packed page.

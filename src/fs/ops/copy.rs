@@ -2,8 +2,8 @@
 //! copied.
 //!
 //! # Invariants
-//! COPY-1  A packed page is referenced only by the first `PACK` bytes of files that writeback
-//!     packed: an extent that ends there is never shared. So a copy never ties the data of files
+//! COPY-1  A page with parts of several files is referenced only by the first `PACK` bytes of files
+//!     that writeback packed: an extent that ends there is never shared. So a copy never ties files
 //!     of several owners together, not even through a copy of a copy.
 //! COPY-2  No dirty data is over the target's range when its extents change, and everything
 //!     accepted of the source before the call is in extents or inline data by then.

@@ -8,10 +8,6 @@ use crate::format::BLOCK;
 use crate::fs::extents::{FRAME, gaps};
 use crate::txn::groups_for;
 
-/// A frame cut by more pieces than this is rewritten as a whole (design 3.3: more cost more space
-/// than they save).
-pub(crate) const MAX_PIECES: usize = 12;
-
 /// Bytes of a group of four blocks, the unit of reservations.
 pub(crate) const GROUP: u64 = 4 * BLOCK;
 

@@ -35,7 +35,7 @@ mod dirty_file;
 mod layer;
 
 pub(super) use dirty_file::{ContentSize, DirtyFile, LockedFile, SealedLayers};
-pub(super) use layer::{DirtyPiece, Frame, GROUP, INLINE_GROUPS, Layer, MAX_PIECES, WHOLE_GROUPS};
+pub(super) use layer::{DirtyPiece, Frame, GROUP, INLINE_GROUPS, Layer, WHOLE_GROUPS};
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Deref, Range};

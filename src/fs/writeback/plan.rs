@@ -1,6 +1,8 @@
 //! Decides how a sealed layer becomes pages (inline, packed with other small files, one page a
 //! piece, or merged frames), and writes them on all processors.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -8,14 +10,15 @@ use std::thread;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::format::Ino;
+use crate::format::page::ITEM;
 use crate::format::values::InodeValue;
+use crate::format::{BLOCK, Ino};
 use crate::fs::extents::{
-    self, FRAME, INLINE, MappedExtent, PACK, Packer, SharedPage, compresses, gaps, join_ranges, packs,
+    self, FRAME, INLINE, MappedExtent, PACK, Packer, SharedPage, compresses, gaps, join_ranges, may_be_packed, packs,
 };
 use crate::fs::inode;
 use crate::fs::types::FsOptions;
-use crate::fs::write_buffer::{DirtyPiece, FilePlan, Frame, INLINE_GROUPS, Layer, MAX_PIECES};
+use crate::fs::write_buffer::{DirtyPiece, FilePlan, Frame, INLINE_GROUPS, Layer};
 use crate::txn::{Reservation, UnreferencedPages, View, Volume, groups_for};
 
 /// Minimum frames per thread: one takes 20 us and more, starting a thread about 50.
@@ -27,6 +30,18 @@ const STRIDE: usize = 8;
 /// Frame content up to this many bytes is rewritten whole: one group of blocks, which a separate
 /// page would take too.
 const SMALL_FRAME: u64 = 16 * 1024;
+
+/// Maximum pieces of a frame that become a page each: more cost more space than they save.
+const MAX_PIECES: usize = 12;
+
+/// Extents beyond which a frame is rewritten whole. Pieces of 4 KiB never reach it: each replaces
+/// one, and 32 are a frame.
+const MAX_EXTENTS: usize = 32;
+
+/// Blocks that the pages of a frame may take for its blocks of content; beyond that it is rewritten
+/// whole. Reading, compressing and writing the frame for a few pieces is most of the cost of random
+/// writes; with twice the content, an archive of synced overwrites exceeds twice what is live.
+const MAX_SPREAD: (u64, u64) = (3, 2);
 
 pub(super) struct PagePlanner<'a> {
     pub(super) volume: &'a Arc<Volume>,
@@ -77,8 +92,8 @@ impl PagePlanner<'_> {
                 let (base, range) = (number * FRAME, number * FRAME..((number + 1) * FRAME).min(inode.trim));
                 let mapped = extents::find_overlapping(self.view, *ino, range.clone(), usize::MAX)?;
                 // Merges for which no space is found are prefetched in vain.
-                let runs =
-                    choose_runs(&piece_ranges(base, frame), &mapped, &range).into_iter().next().unwrap_or_default();
+                let layouts = choose_layouts(&piece_ranges(base, frame), &mapped, &range);
+                let runs = layouts.first().map_or(&[][..], Layout::prefetched);
                 let parts = runs.iter().flat_map(|run| old_parts(base, frame, &mapped, run));
                 expected.extend(
                     parts.map(|(old, part)| (old.extent.page, old.start_of(&part), (part.end - part.start) as u32)),
@@ -194,18 +209,18 @@ impl PagePlanner<'_> {
     /// Returns the first of `choices` for which there is space. The reservation of the frame covers
     /// the last one; nothing is reserved for the additional space of a merge, which is only an
     /// optimization.
-    fn choose_affordable(&mut self, reserved_groups: u64, choices: Vec<Vec<Range<u64>>>) -> Vec<Range<u64>> {
-        let mut last = Vec::new();
-        for runs in choices {
-            if self.reserve_more(groups_of(&runs).saturating_sub(reserved_groups)).is_ok() {
-                return runs;
+    fn choose_affordable(&mut self, reserved_groups: u64, choices: Vec<Layout>) -> Layout {
+        let mut last = Layout::Ranges(Vec::new());
+        for layout in choices {
+            if self.reserve_more(layout.groups().saturating_sub(reserved_groups)).is_ok() {
+                return layout;
             }
-            last = runs;
+            last = layout;
         }
         last
     }
 
-    /// Writes one frame: each piece as a page, or merged with the data of its extents.
+    /// Writes one frame: its pieces as they are, or merged with the data of its extents.
     fn frame(&mut self, plan: &mut FilePlan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
         let range = number * FRAME..((number + 1) * FRAME).min(inode.trim);
         let mapped = if inode.bytes == 0 {
@@ -216,7 +231,21 @@ impl PagePlanner<'_> {
         plan.cuts += mapped.len() as u64;
         let base = number * FRAME;
         let staged = piece_ranges(base, frame);
-        let mut runs = self.choose_affordable(frame.own_groups(), choose_runs(&staged, &mapped, &range));
+        let volume = self.volume;
+        let compress = compresses(&self.options, inode.flags);
+        let mut runs = match self.choose_affordable(frame.own_groups(), choose_layouts(&staged, &mapped, &range)) {
+            Layout::Ranges(runs) => runs,
+            Layout::Gathered(bytes) => {
+                let parts: Vec<_> =
+                    staged.iter().zip(&frame.pieces).map(|(at, piece)| (plan.ino, at.start, &piece.data[..])).collect();
+                if let Some(pages) = volume.write_shared(self.reservation_for(bytes as usize)?, &parts, compress)? {
+                    plan.pieces.extend_from_slice(pages.pieces());
+                    self.written.absorb(pages);
+                    return Ok(());
+                }
+                span(&staged)
+            }
+        };
         let contents = match self.merge_contents(base, frame, &mapped, &runs) {
             Ok(contents) => contents,
             // Unreadable old data stays in its extents, and the new data needs none of it. A commit
@@ -231,8 +260,6 @@ impl PagePlanner<'_> {
         };
         for (run, data) in runs.iter().zip(contents) {
             plan.fills_holes |= fills_holes(run, &staged, &mapped);
-            let volume = self.volume;
-            let compress = compresses(&self.options, inode.flags);
             let pages = volume.write_data(self.reservation_for(data.len())?, plan.ino, run.start, &data, compress)?;
             plan.pieces.extend_from_slice(pages.pieces());
             self.written.absorb(pages);
@@ -242,28 +269,32 @@ impl PagePlanner<'_> {
 
     /// Returns the contents of the pages over `runs`: the pieces of the frame that begins at
     /// `base`, over the old data.
-    fn merge_contents(
+    fn merge_contents<'f>(
         &self,
         base: u64,
-        frame: &Frame,
+        frame: &'f Frame,
         mapped: &[MappedExtent],
         runs: &[Range<u64>],
-    ) -> Result<Vec<Vec<u8>>> {
+    ) -> Result<Vec<Cow<'f, [u8]>>> {
         let mut contents = Vec::with_capacity(runs.len());
         for run in runs {
-            let mut data = vec![0; (run.end - run.start) as usize];
+            let within = |piece: &&DirtyPiece| run.contains(&(base + u64::from(piece.start)));
+            let pieces = frame.pieces.iter().filter(within);
+            let length = (run.end - run.start) as usize;
+            if let Some(whole) = pieces.clone().find(|piece| piece.data.len() == length) {
+                contents.push(Cow::Borrowed(&whole.data[..]));
+                continue;
+            }
+            let mut data = vec![0; length];
             for (old, part) in old_parts(base, frame, mapped, run) {
                 let out = &mut data[(part.start - run.start) as usize..(part.end - run.start) as usize];
                 self.volume.read_data(&old.extent.page, old.start_of(&part), out)?;
             }
-            for piece in &frame.pieces {
-                let offset = base + u64::from(piece.start);
-                if run.contains(&offset) {
-                    let at = (offset - run.start) as usize;
-                    data[at..at + piece.data.len()].copy_from_slice(&piece.data);
-                }
+            for piece in pieces {
+                let at = (base + u64::from(piece.start) - run.start) as usize;
+                data[at..at + piece.data.len()].copy_from_slice(&piece.data);
             }
-            contents.push(data);
+            contents.push(Cow::Owned(data));
         }
         Ok(contents)
     }
@@ -316,24 +347,77 @@ fn fills_holes(run: &Range<u64>, pieces: &[Range<u64>], mapped: &[MappedExtent])
     length(&join_ranges(within.collect())) < run.end - run.start
 }
 
-/// Returns the ranges to be written as a page each, as choices of which the first is the best and
-/// the last always affordable. Every piece lies within a range of each choice.
-fn choose_runs(pieces: &[Range<u64>], mapped: &[MappedExtent], visible: &Range<u64>) -> Vec<Vec<Range<u64>>> {
+/// How the pieces of a frame become pages.
+#[derive(Debug, PartialEq, Eq)]
+enum Layout {
+    /// A page over each range, with the old data between the pieces.
+    Ranges(Vec<Range<u64>>),
+    /// All pieces on one page, of so many bytes with its items.
+    Gathered(u64),
+}
+
+impl Layout {
+    fn groups(&self) -> u64 {
+        match self {
+            Layout::Ranges(runs) => groups_of(runs),
+            Layout::Gathered(bytes) => groups_for(*bytes, 1),
+        }
+    }
+
+    fn prefetched(&self) -> &[Range<u64>] {
+        match self {
+            Layout::Ranges(runs) => runs,
+            Layout::Gathered(_) => &[],
+        }
+    }
+}
+
+/// Returns the layouts of a frame, of which the first is the best and the last always affordable.
+/// Every piece lies within a range of each `Ranges`.
+fn choose_layouts(pieces: &[Range<u64>], mapped: &[MappedExtent], visible: &Range<u64>) -> Vec<Layout> {
     let shown = |old: &MappedExtent| old.offset.max(visible.start)..old.end().min(visible.end);
     // Parts of the visible extents that no piece replaces.
-    let rest: Vec<_> = mapped.iter().flat_map(|old| gaps(shown(old), pieces.iter().cloned())).collect();
+    let mut rest = Vec::new();
+    let mut pages = BTreeMap::new();
+    for old in mapped {
+        let parts = gaps(shown(old), pieces.iter().cloned());
+        if !parts.is_empty() {
+            // Of a page shared with other files the own part counts.
+            let own = u64::from(old.extent.length).div_ceil(BLOCK);
+            let run = old.extent.page.run;
+            pages.insert(run.address, if may_be_packed(old.offset, &old.extent) { own } else { run.blocks });
+        }
+        rest.extend(parts);
+    }
     let (new, old) = (length(pieces), length(&rest));
-    let merge = old > 0 && (pieces.len() + rest.len() > MAX_PIECES || new + old <= SMALL_FRAME || new >= old);
+    // COPY-1, and repacking: the beginning of a file is not gathered.
+    let gathers = (2..=MAX_EXTENTS).contains(&pieces.len()) && pieces[0].start >= PACK;
+    let added =
+        if gathers { blocks_over(new) } else { pieces.iter().map(|piece| blocks_over(piece.end - piece.start)).sum() };
+    let merge = old > 0
+        && (pieces.len() + rest.len() > MAX_EXTENTS
+            || new + old <= SMALL_FRAME
+            || new >= old
+            || MAX_SPREAD.1 * (pages.values().sum::<u64>() + added) > MAX_SPREAD.0 * blocks_over(new + old));
     let merged = || {
         let mut all = pieces.to_vec();
         all.extend(rest.iter().cloned());
         let joined = join_ranges(all);
-        if joined.len() > MAX_PIECES { span(&joined) } else { joined }
+        Layout::Ranges(if joined.len() > MAX_PIECES { span(&joined) } else { joined })
     };
     // The write buffer reserves space for each piece as a page, or for the frame as one page if
     // that is less (`Frame::groups_with`).
-    let separate = (pieces.len() <= MAX_PIECES).then(|| pieces.to_vec());
-    [merge.then(merged), separate, Some(span(pieces))].into_iter().flatten().collect()
+    let separate = if gathers {
+        Some(Layout::Gathered(new + (pieces.len() * ITEM) as u64))
+    } else {
+        (pieces.len() <= MAX_PIECES).then(|| Layout::Ranges(pieces.to_vec()))
+    };
+    [merge.then(merged), separate, Some(Layout::Ranges(span(pieces)))].into_iter().flatten().collect()
+}
+
+/// Returns the blocks of a page of so many bytes, stored raw.
+fn blocks_over(bytes: u64) -> u64 {
+    bytes / BLOCK + 1
 }
 
 fn length(ranges: &[Range<u64>]) -> u64 {
@@ -419,6 +503,7 @@ pub(in crate::fs) fn run_parallel<J: Sync, R: Send>(
 mod tests {
     #![allow(clippy::single_range_in_vec_init)] // lists of ranges that may have one
     use super::*;
+    use crate::format::Run;
 
     fn pieces(base: u64, pieces: &[(u32, usize)]) -> Vec<Range<u64>> {
         let pieces =
@@ -436,36 +521,93 @@ mod tests {
         MappedExtent { offset, extent }
     }
 
+    fn layouts(pieces: &[Range<u64>], mapped: &[MappedExtent], visible: Range<u64>) -> Vec<Layout> {
+        choose_layouts(pieces, mapped, &visible)
+    }
+
+    fn ranges<const N: usize>(ranges: [Range<u64>; N]) -> Layout {
+        Layout::Ranges(ranges.to_vec())
+    }
+
+    /// An extent that is the whole of its page, at a block of its own.
+    fn paged(offset: u64, length: u32) -> MappedExtent {
+        let mut mapped = extent(offset, length);
+        mapped.extent.page.run = Run { address: 1000 + offset, blocks: blocks_over(length.into()) };
+        mapped
+    }
+
     #[test]
     fn an_overwritten_block_becomes_a_page_of_its_own() {
-        let old = [extent(FRAME, FRAME as u32)];
-        let runs = choose_runs(&pieces(FRAME, &[(8192, 4096)]), &old, &(FRAME..2 * FRAME));
-        assert_eq!(runs[0], [FRAME + 8192..FRAME + 12288]);
+        let old = [paged(FRAME, FRAME as u32)];
+        let chosen = layouts(&pieces(FRAME, &[(8192, 4096)]), &old, FRAME..2 * FRAME);
+        assert_eq!(chosen[0], ranges([FRAME + 8192..FRAME + 12288]));
     }
 
     #[test]
     fn small_content_is_merged_or_else_written_by_itself() {
         let old = [extent(0, 8000)];
-        let visible = 0..FRAME;
-        let alone = vec![8000..8010];
-        assert_eq!(choose_runs(&pieces(0, &[(8000, 10)]), &old, &visible), [vec![0..8010], alone.clone(), alone]);
+        let alone = || ranges([8000..8010]);
+        assert_eq!(layouts(&pieces(0, &[(8000, 10)]), &old, 0..FRAME), [ranges([0..8010]), alone(), alone()]);
         let large = [extent(0, 30_000)];
-        assert_eq!(choose_runs(&pieces(0, &[(16_000, 10)]), &large, &visible)[0], [16_000..16_010]);
+        assert_eq!(layouts(&pieces(0, &[(16_000, 10)]), &large, 0..FRAME)[0], ranges([16_000..16_010]));
+    }
+
+    #[test]
+    fn pieces_behind_the_packed_beginning_share_a_page() {
+        let two = |start: u32| [(start, 4096), (start + 8192, 4096)];
+        let old = [paged(0, FRAME as u32)];
+        let chosen = layouts(&pieces(0, &two(PACK as u32)), &old, 0..FRAME);
+        assert_eq!(chosen, [Layout::Gathered(8192 + 2 * ITEM as u64), ranges([PACK..PACK + 12_288])]);
+        let chosen = layouts(&pieces(0, &two(4096)), &old, 0..FRAME);
+        assert_eq!(chosen[0], ranges([4096..8192, 12_288..16_384]));
+    }
+
+    /// A page has 4,096 items at most (specification 5.3), and a frame may have more pieces.
+    #[test]
+    fn too_many_pieces_become_one_range() {
+        let bytes: Vec<(u32, usize)> = (0..65_536).map(|number| (2 * number, 1)).collect();
+        let all = pieces(FRAME, &bytes);
+        assert_eq!(layouts(&all, &[], FRAME..2 * FRAME), [ranges([FRAME..2 * FRAME - 1])]);
+        let chosen = layouts(&all, &[paged(FRAME, FRAME as u32)], FRAME..2 * FRAME);
+        assert_eq!(chosen, [ranges([FRAME..2 * FRAME]), ranges([FRAME..2 * FRAME - 1])]);
+        assert_eq!(layouts(&all[..MAX_EXTENTS], &[], FRAME..2 * FRAME).len(), 2);
+    }
+
+    #[test]
+    fn a_frame_in_too_many_extents_is_written_whole() {
+        let mut old: Vec<_> = (0..32).map(|number| paged(FRAME + number * 4096, 4096)).collect();
+        old.iter_mut().for_each(|mapped| mapped.extent.page.run.blocks = 1);
+        let chosen = layouts(&pieces(FRAME, &[(4096, 4096)]), &old, FRAME..2 * FRAME);
+        assert_eq!(chosen[0], ranges([FRAME + 4096..FRAME + 8192]));
+        let chosen = layouts(&pieces(FRAME, &[(4096, 1000)]), &old, FRAME..2 * FRAME);
+        assert_eq!(chosen[0], ranges([FRAME..2 * FRAME]), "33 extents");
+    }
+
+    #[test]
+    fn a_frame_whose_pages_take_too_many_blocks_is_written_whole() {
+        // The last piece of each page is what the frame still names of it.
+        let mut old: Vec<_> = (0..8).map(|number| paged(FRAME + number * 16_384, 16_384)).collect();
+        let piece = pieces(FRAME, &[(0, 4096), (8192, 4096)]);
+        assert!(matches!(layouts(&piece, &old, FRAME..2 * FRAME)[0], Layout::Gathered(_)));
+        for mapped in &mut old {
+            mapped.extent.page.run.blocks = 8;
+        }
+        assert_eq!(layouts(&piece, &old, FRAME..2 * FRAME)[0], ranges([FRAME..2 * FRAME]));
     }
 
     #[test]
     fn a_frame_cut_too_often_is_written_whole_and_keeps_its_holes_outside() {
-        let cuts: Vec<(u32, usize)> = (0..20).map(|i| (4096 + i * 1000, 10)).collect();
-        let runs = choose_runs(&pieces(0, &cuts), &[extent(0, 4000)], &(0..FRAME));
-        assert_eq!(runs[0], [0..4096 + 19_000 + 10]);
-        assert_eq!(runs[1..], [[4096..4096 + 19_000 + 10]], "what was promised");
+        let cuts: Vec<(u32, usize)> = (0..40).map(|i| (4096 + i * 1000, 10)).collect();
+        let chosen = layouts(&pieces(0, &cuts), &[extent(0, 4000)], 0..FRAME);
+        assert_eq!(chosen[0], ranges([0..4096 + 39_000 + 10]));
+        assert_eq!(chosen[1..], [ranges([4096..4096 + 39_000 + 10])], "what was promised");
     }
 
     #[test]
     fn merging_leaves_holes_between_runs_and_what_is_hidden_alone() {
         let old = [extent(0, 1000), extent(50_000, 1000), extent(90_000, 1000)];
-        let runs = choose_runs(&pieces(0, &[(1000, 100)]), &old, &(0..90_000));
-        assert_eq!(runs[0], [0..1100, 50_000..51_000]);
+        let chosen = layouts(&pieces(0, &[(1000, 100)]), &old, 0..90_000);
+        assert_eq!(chosen[0], ranges([0..1100, 50_000..51_000]));
     }
 
     #[test]

@@ -109,28 +109,40 @@ impl Volume {
         files: &[(Ino, u64, &[u8])],
         compress: bool,
     ) -> Result<UnreferencedPages> {
-        if let [(ino, offset, data)] = *files {
-            return self.write_data(reservation, ino, offset, data, compress);
-        }
-        let mut data = Vec::with_capacity(files.iter().map(|(_, _, bytes)| bytes.len()).sum());
-        let mut items = Vec::with_capacity(files.len());
-        for (ino, offset, bytes) in files {
-            items.push(PackedItem { ino: *ino, offset: *offset, start: data.len() as u32, length: bytes.len() as u32 });
-            data.extend_from_slice(bytes);
-        }
-        let mut pages = UnreferencedPages::new(self);
-        let page = frame::packed_page(&data, &items, compress);
-        if let Some(run) = reservation.allocate(page.blocks())? {
-            let page = self.seal_and_write(&page, run)?;
-            for PackedItem { ino, offset, start, length } in items {
-                pages.push(WrittenPiece { ino, offset, length, page, start });
-            }
+        if files.len() > 1
+            && let Some(pages) = self.write_shared(reservation, files, compress)?
+        {
             return Ok(pages);
         }
+        let mut pages = UnreferencedPages::new(self);
         for (ino, offset, bytes) in files {
             pages.absorb(self.write_data(reservation, *ino, *offset, bytes, compress)?);
         }
         Ok(pages)
+    }
+
+    /// Writes parts of files (inode, offset, bytes) on one page; None when free space is
+    /// fragmented.
+    pub(crate) fn write_shared(
+        &self,
+        reservation: &mut Reservation,
+        parts: &[(Ino, u64, &[u8])],
+        compress: bool,
+    ) -> Result<Option<UnreferencedPages>> {
+        let mut data = Vec::with_capacity(parts.iter().map(|(_, _, bytes)| bytes.len()).sum());
+        let mut items = Vec::with_capacity(parts.len());
+        for (ino, offset, bytes) in parts {
+            items.push(PackedItem { ino: *ino, offset: *offset, start: data.len() as u32, length: bytes.len() as u32 });
+            data.extend_from_slice(bytes);
+        }
+        let page = frame::packed_page(&data, &items, compress);
+        let Some(run) = reservation.allocate(page.blocks())? else { return Ok(None) };
+        let page = self.seal_and_write(&page, run)?;
+        let mut pages = UnreferencedPages::new(self);
+        for PackedItem { ino, offset, start, length } in items {
+            pages.push(WrittenPiece { ino, offset, length, page, start });
+        }
+        Ok(Some(pages))
     }
 
     /// Seals and writes a framed page of file data; the caller names it in an operation (`adopt`).
