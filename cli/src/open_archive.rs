@@ -1,15 +1,16 @@
 //! Opens the archive for a command; runs cheap checks before prompting.
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::exchange::resolve;
-use lockbox::fs::{Attributes, Creator, FileSystem, mode};
+use lockbox::fs::{Attributes, Compression, Creator, FileSystem, mode};
 use lockbox::keys::{self, RollbackOptions, Secrets, UnlockedKey};
 use lockbox::storage::{ArchiveSource, FileStorage, LockMode};
 use lockbox_host::daemons::{self, Holder};
@@ -40,6 +41,26 @@ pub(crate) struct ArchiveArgs {
     /// The same once this process writes there. It goes with this.
     #[arg(skip)]
     writing: OnceCell<ArchiveLocation>,
+    #[arg(skip)]
+    compression: Cell<Compression>,
+}
+
+/// Compression of the copied data
+#[derive(clap::Args, Clone, Copy)]
+pub(crate) struct CompressionArgs {
+    /// Compression of the copied data: off, fast, default or best
+    #[arg(long = "compress", value_name = "LEVEL", value_parser = compression_levels(), hide_possible_values = true)]
+    level: Option<Compression>,
+}
+
+impl CompressionArgs {
+    pub(crate) fn is_given(self) -> bool {
+        self.level.is_some()
+    }
+}
+
+pub(crate) fn compression_levels() -> impl TypedValueParser<Value = Compression> {
+    PossibleValuesParser::new(Compression::NAMES).try_map(|name| name.parse::<Compression>())
 }
 
 /// Other writers of the archive
@@ -181,7 +202,13 @@ pub(crate) struct OpeningArgs {
 
 impl OpeningArgs {
     pub(crate) fn of(&self, archive: PathBuf) -> ArchiveArgs {
-        ArchiveArgs { archive, opening: self.clone(), place: OnceCell::new(), writing: OnceCell::new() }
+        ArchiveArgs {
+            archive,
+            opening: self.clone(),
+            place: OnceCell::new(),
+            writing: OnceCell::new(),
+            compression: Cell::default(),
+        }
     }
 }
 
@@ -281,6 +308,11 @@ impl ArchiveArgs {
     /// Returns another archive, which the same options open.
     pub(crate) fn elsewhere(&self, archive: PathBuf) -> ArchiveArgs {
         self.opening.of(archive)
+    }
+
+    /// Compresses new data as `args` say, once the archive is opened.
+    pub(crate) fn set_compression(&self, args: CompressionArgs) {
+        self.compression.set(args.level.unwrap_or_default());
     }
 
     pub(crate) fn sources(&self) -> &Sources {
@@ -391,7 +423,8 @@ impl ArchiveArgs {
             self.come(writer)?;
         }
         let site = self.source()?;
-        let options = OpenOptions { read_only: writer.is_none(), ..OpenOptions::default() };
+        let options =
+            OpenOptions { read_only: writer.is_none(), compression: self.compression.get(), ..OpenOptions::default() };
         let seen = self.seen();
         let archive = match &view.snapshot {
             None => Archive::open_seen(site, key, &options, &seen),

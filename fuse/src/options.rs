@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockbox::archive::{OpenOptions, RetentionPolicy, RetentionRule};
-use lockbox::fs::SyncProfile;
+use lockbox::fs::{Compression, SyncProfile};
 use lockbox::keys::{PlaceName, RollbackOptions, UnlockLimits, seen_directory};
 use lockbox_host::mount_options::nearest;
 use lockbox_host::remote::Remote;
@@ -50,7 +50,7 @@ pub struct MountOptions {
     /// Maximum size of the archive's file in bytes.
     pub size_limit: Option<u64>,
     pub pack: bool,
-    pub compress: bool,
+    pub compression: Compression,
     /// Update atime when a file is opened for reading.
     pub access_times: bool,
     /// Number of event loops; None for the default of the archive's location
@@ -127,7 +127,7 @@ impl Default for MountOptions {
             memory: open.memory,
             size_limit: open.size_limit,
             pack: open.pack,
-            compress: open.compress,
+            compression: open.compression,
             access_times: false,
             threads: None,
             stop_timeout: 60,
@@ -216,7 +216,7 @@ impl MountOptions {
             "passfile_any" | "passfile-any" => self.sources.passphrase.passfile_any = true,
             "ask_password" | "ask-password" => self.sources.passphrase.ask_password = true,
             "pack" => self.pack = true,
-            "compress" => self.compress = true,
+            "compress" => self.compression = Compression::Default,
             "sync" => self.sync = SyncOption::Always,
             "noatime" => self.access_times = false,
             "lock-on-suspend" | "lock_on_suspend" => self.lock_on_suspend = true,
@@ -247,7 +247,7 @@ impl MountOptions {
             "threads" => self.threads = Some(parse_number(name, value, 1, 256)? as usize),
             "stop_timeout" => self.stop_timeout = parse_number(name, value, 0, 86_400)?,
             "pack" => self.pack = parse_switch(name, value)?,
-            "compress" => self.compress = parse_switch(name, value)?,
+            "compress" => self.compression = parse_compression(name, value)?,
             "kdf-limit" | "kdf_limit" => self.kdf_limit = Some(parse_number(name, value, 1, u64::MAX)?),
             "sandbox" => self.sandbox = parse_switch(name, value)?,
             "atime" => self.access_times = parse_atime(value)?,
@@ -268,7 +268,7 @@ impl MountOptions {
             memory: self.memory,
             sync: self.sync_profile(),
             pack: self.pack,
-            compress: self.compress,
+            compression: self.compression,
             size_limit: self.size_limit,
         }
     }
@@ -332,7 +332,7 @@ impl fmt::Display for MountOptions {
         };
         let switch = |on| if on { "on" } else { "off" };
         write!(f, ",sync={sync},memory={},pack={}", self.memory, switch(self.pack))?;
-        write!(f, ",compress={}", switch(self.compress))?;
+        write!(f, ",compress={}", self.compression)?;
         if let Some(threads) = self.threads {
             write!(f, ",threads={threads}")?;
         }
@@ -440,6 +440,15 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, Failure> {
         "on" => Ok(true),
         "off" => Ok(false),
         _ => Err(Failure::usage(format!("{name}= takes on or off, not '{value}'"))),
+    }
+}
+
+fn parse_compression(name: &str, value: &str) -> Result<Compression, Failure> {
+    match value {
+        "on" => Ok(Compression::Default),
+        level => level
+            .parse()
+            .map_err(|_| Failure::usage(format!("{name}= takes off, fast, default or best, not '{value}'"))),
     }
 }
 
@@ -576,7 +585,7 @@ mod tests {
         assert_eq!(options.size_limit, Some(2 << 40));
         assert_eq!(options.sync_profile(), SyncProfile::Never);
         assert!(!options.pack);
-        assert!(options.compress);
+        assert_eq!(options.compression, Compression::Default);
         assert_eq!(options.threads, Some(3));
         assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
     }

@@ -32,7 +32,7 @@ use crate::error::{Error, Refusal, Result};
 use crate::format::header::{Framing, SLOT_EMPTY, encode};
 use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, KEY_SLOTS, ROOT_INO, SessionId, Timestamp};
 use crate::frame::PageCipher;
-use crate::fs::{Creator, DataReading, FileSystem, FsOptions, StructureReport, SyncProfile};
+use crate::fs::{Compression, Creator, DataReading, FileSystem, FsOptions, StructureReport, SyncProfile};
 use crate::keys::header::{self, Header, SlotBlock, empty_slots};
 use crate::keys::rollback::RollbackCheck;
 use crate::keys::slots::{self, OpenedSlot, SlotAddress};
@@ -60,7 +60,7 @@ pub struct OpenOptions {
     pub memory: u64,
     pub sync: SyncProfile,
     pub pack: bool,
-    pub compress: bool,
+    pub compression: Compression,
     /// Maximum length of the archive's file in bytes; a longer file does not grow.
     pub size_limit: Option<u64>,
 }
@@ -72,7 +72,7 @@ impl Default for OpenOptions {
             memory: 256 << 20,
             sync: SyncProfile::Periodic,
             pack: true,
-            compress: true,
+            compression: Compression::Default,
             size_limit: None,
         }
     }
@@ -83,7 +83,7 @@ impl OpenOptions {
     /// (`DirtyThrottle`), because one fsync may wait for all of it.
     fn file_system_options(&self) -> FsOptions {
         let max_dirty_bytes = (self.memory / 4).max(4 << 20);
-        FsOptions { max_dirty_bytes, sync: self.sync, pack: self.pack, compress: self.compress }
+        FsOptions { max_dirty_bytes, sync: self.sync, pack: self.pack, compression: self.compression }
     }
 }
 
@@ -534,8 +534,12 @@ impl Archive {
             volume_key: SecretKey::new(*opened.volume_key.bytes()),
             by_recipient: slots::is_recipient(&header, opened.slot),
         };
-        let compaction =
-            CompactOptions { dry_run: options.dry_run, break_links: options.break_links, seen: access.seen.clone() };
+        let compaction = CompactOptions {
+            dry_run: options.dry_run,
+            break_links: options.break_links,
+            compression: None,
+            seen: access.seen.clone(),
+        };
         let mut prepare = |header: &Header, _: &UnlockedKey| {
             // The slots were chosen from this header, which can no longer change because the file
             // is locked.

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 
-use super::types::FsOptions;
+use super::types::{Compression, FsOptions};
 use crate::error::Result;
 use crate::format::values::{Extent, InodeValue, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA, Pointer, kind};
@@ -271,8 +271,9 @@ pub(super) const INLINE: u64 = 256;
 /// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
 pub(super) const PACK_FILES: usize = 256;
 
-pub(super) fn compresses(options: &FsOptions, flags: u32) -> bool {
-    options.compress && flags & inode_flags::NO_COMPRESS == 0
+/// Returns the compression of a file with these flags.
+pub(super) fn compression_of(options: &FsOptions, flags: u32) -> Compression {
+    if flags & inode_flags::NO_COMPRESS == 0 { options.compression } else { Compression::Off }
 }
 
 pub(super) fn packs(options: &FsOptions, flags: u32) -> bool {
@@ -282,7 +283,7 @@ pub(super) fn packs(options: &FsOptions, flags: u32) -> bool {
 pub(super) struct SharedPage<T> {
     pub(super) items: Vec<T>,
     pub(super) bytes: usize,
-    pub(super) compress: bool,
+    pub(super) compression: Compression,
 }
 
 pub(super) type SharedPages<T> = Vec<SharedPage<T>>;
@@ -293,7 +294,7 @@ pub(super) struct Packer<T> {
     options: FsOptions,
     most: usize,
     /// Keyed by owner and compression: the contents of one page are read, and lost, together.
-    open: BTreeMap<(u32, bool), SharedPage<T>>,
+    open: BTreeMap<(u32, Compression), SharedPage<T>>,
     full: Vec<SharedPage<T>>,
 }
 
@@ -309,13 +310,13 @@ impl<T> Packer<T> {
     /// Adds an item of `bytes` bytes (at most `MAX_DATA`) of a file with this owner and these
     /// flags.
     pub(super) fn add(&mut self, uid: u32, flags: u32, bytes: usize, item: T) {
-        let compress = compresses(&self.options, flags);
-        let empty = || SharedPage { items: Vec::new(), bytes: 0, compress };
+        let compression = compression_of(&self.options, flags);
+        let empty = || SharedPage { items: Vec::new(), bytes: 0, compression };
         if !packs(&self.options, flags) {
-            self.full.push(SharedPage { items: vec![item], bytes, compress });
+            self.full.push(SharedPage { items: vec![item], bytes, compression });
             return;
         }
-        let page = self.open.entry((uid, compress)).or_insert_with(empty);
+        let page = self.open.entry((uid, compression)).or_insert_with(empty);
         if page.items.len() == self.most || page.bytes + bytes > MAX_DATA {
             self.full.push(std::mem::replace(page, empty()));
         }
@@ -365,7 +366,12 @@ mod tests {
 
     #[test]
     fn a_page_is_shared_by_files_of_one_owner_and_setting_as_far_as_it_goes() {
-        let options = FsOptions { max_dirty_bytes: 0, sync: SyncProfile::Periodic, pack: true, compress: true };
+        let options = FsOptions {
+            max_dirty_bytes: 0,
+            sync: SyncProfile::Periodic,
+            pack: true,
+            compression: Compression::Default,
+        };
         let mut packer = Packer::new(options);
         let third = MAX_DATA / 3;
         let alone = inode_flags::NO_PACK;
@@ -376,16 +382,16 @@ mod tests {
             packer.add(uid, flags, bytes, number);
         }
         (0..=PACK_FILES).for_each(|number| packer.add(3, 0, 1, 100 + number));
-        let pages: Vec<_> = packer.pages().into_iter().map(|page| (page.items, page.bytes, page.compress)).collect();
+        let pages: Vec<_> = packer.pages().into_iter().map(|page| (page.items, page.bytes, page.compression)).collect();
         let many: Vec<usize> = (100..100 + PACK_FILES).collect();
         let expected = [
-            (vec![4], 100, true),
-            (vec![0, 3], 2 * third, true),
-            (many, PACK_FILES, true),
-            (vec![2], 100, false),
-            (vec![5, 6], third + 4, true),
-            (vec![1], 100, true),
-            (vec![100 + PACK_FILES], 1, true),
+            (vec![4], 100, Compression::Default),
+            (vec![0, 3], 2 * third, Compression::Default),
+            (many, PACK_FILES, Compression::Default),
+            (vec![2], 100, Compression::Off),
+            (vec![5, 6], third + 4, Compression::Default),
+            (vec![1], 100, Compression::Default),
+            (vec![100 + PACK_FILES], 1, Compression::Default),
         ];
         assert_eq!(pages, expected);
     }

@@ -267,7 +267,7 @@ impl Repacker {
             // Each reserves its own space, as fragmented free space requires.
             let mut reserved = reserve(page.bytes as u64, page.items.len() as u64 + 1)?;
             let content: Vec<_> = page.items.iter().map(|(part, bytes)| (part.ino, part.offset, &bytes[..])).collect();
-            written.absorb(self.volume.write_packed(&mut reserved, &content, page.compress)?);
+            written.absorb(self.volume.write_packed(&mut reserved, &content, page.compression)?);
             moved.extend(page.items.into_iter().map(|(part, _)| part));
         }
         if moved.is_empty() {

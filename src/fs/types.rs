@@ -2,6 +2,7 @@
 
 use crate::error::{CacheStats, LogStats, SnapshotStats};
 use crate::format::{Ino, Timestamp};
+pub use crate::txn::Compression;
 
 /// File type and permission bits as in POSIX `st_mode`.
 pub mod mode {
@@ -183,5 +184,5 @@ pub struct FsOptions {
     pub sync: SyncProfile,
     /// Pack small files into shared pages.
     pub pack: bool,
-    pub compress: bool,
+    pub compression: Compression,
 }

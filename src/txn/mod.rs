@@ -46,6 +46,7 @@ mod tests;
 mod volume;
 mod writer;
 
+pub use crate::frame::Compression;
 pub(crate) use allocator::{Reservation, groups_for};
 pub(crate) use ancestry::{Ancestry, Durable, EntryMark, Mark};
 pub(crate) use audit::{Audit, DataPages};

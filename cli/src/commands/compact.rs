@@ -3,13 +3,14 @@ use std::path::Path;
 
 use lockbox::Error;
 use lockbox::archive::{Archive, CompactOptions, CompactStep};
+use lockbox::fs::Compression;
 use lockbox_host::remote::{self, ArchiveLocation};
 use lockbox_host::{NO_SPACE, Program, shown};
 use serde_json::json;
 
 use crate::exit::{Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
-use crate::open_archive::{ArchiveArgs, WriterArgs};
+use crate::open_archive::{ArchiveArgs, WriterArgs, compression_levels};
 use crate::output::Output;
 use crate::progress::Bar;
 use crate::secrets;
@@ -30,6 +31,9 @@ pub(crate) struct Args {
     /// Go on although the file has further names (hard links), which will keep the old file
     #[arg(long)]
     break_links: bool,
+    /// Compress all file data again: off, fast, default or best; without it, pages stay as they are
+    #[arg(long, value_name = "LEVEL", value_parser = compression_levels(), hide_possible_values = true)]
+    compress: Option<Compression>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -41,7 +45,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // Not before: a prompt for the passphrase can be left as usual.
     let watch = Watch::start(args.archive.bar())?;
     let seen = args.archive.seen();
-    let options = CompactOptions { dry_run: args.dry_run, break_links: args.break_links, seen };
+    let options =
+        CompactOptions { dry_run: args.dry_run, break_links: args.break_links, compression: args.compress, seen };
     let done = Archive::compact(place.source(), &key, &options, &mut |step| watch.step(step));
     drop(watch);
     let report = done.map_err(|error| failure(place, error))?;

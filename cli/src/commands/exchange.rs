@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
-use crate::open_archive::{ArchiveArgs, SnapshotViewArgs, WriterArgs, creator};
+use crate::open_archive::{ArchiveArgs, CompressionArgs, SnapshotViewArgs, WriterArgs, creator};
 use crate::output::{self, Output, put_name};
 use crate::paths::PatternArgs;
 
@@ -59,12 +59,15 @@ pub(crate) struct AddArgs {
     /// With --mirror: go on when a SRC is an empty directory and its destination is not
     #[arg(long, requires = "mirror")]
     from_empty: bool,
+    #[command(flatten)]
+    compression: CompressionArgs,
     /// Print a summary as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn add(args: &AddArgs) -> Result<(), Failure> {
+    args.archive.set_compression(args.compression);
     let (named, mut path) = args.archive.and_paths(&None)?;
     let to = match (path.pop(), &args.to) {
         (Some(_), Some(_)) => return Err(Failure::usage("the archive is named with a path, so --to cannot be used")),
@@ -352,6 +355,8 @@ pub(crate) struct ImportTarArgs {
     /// Replace files of the archive that have the same name
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    compression: CompressionArgs,
     /// Print a summary as JSON
     #[arg(long)]
     json: bool,
@@ -362,6 +367,7 @@ pub(crate) fn import_tar(args: &ImportTarArgs) -> Result<(), Failure> {
     if stdin.is_terminal() {
         return Err(Failure::usage("a tar is expected on standard input"));
     }
+    args.archive.set_compression(args.compression);
     let (archive, interrupt) = args.archive.write_watched_with_input_taken(args.writer)?;
     let options = TarImportOptions { to: args.to.as_bytes().to_vec(), replace: args.force, creator: creator() };
     let tar = stdin.as_fd().try_clone_to_owned();

@@ -44,8 +44,8 @@ use crate::error::{Error, Result};
 use crate::format::header::{FEATURE_LOG, Framing};
 use crate::format::page::{Chunk, PackedItem, PageKind};
 use crate::format::values::Extent;
-use crate::format::{BLOCK, Ino, Key, MAX_OFFSET, MIN_BLOCKS, Pointer};
-use crate::frame::{self, OpenedPage, PageCipher, PageContent, PlainPage};
+use crate::format::{BLOCK, Ino, Key, MAX_DATA, MAX_OFFSET, MIN_BLOCKS, Pointer};
+use crate::frame::{self, Compression, OpenedPage, PageCipher, PageContent, PlainPage};
 use crate::fs::{FileSystem, join_ranges};
 use crate::keys::header::{self, Header, Slots};
 use crate::keys::rollback::RollbackCheck;
@@ -64,6 +64,8 @@ pub struct CompactOptions {
     pub dry_run: bool,
     /// Compact a file with several hard links, although the others keep the old file.
     pub break_links: bool,
+    /// Compression of all file data; `None` leaves whole pages unchanged.
+    pub compression: Option<Compression>,
     /// Rollback state of the user: an older copy or a fork is refused as by [`Archive::open_seen`].
     pub seen: RollbackOptions,
 }
@@ -167,7 +169,7 @@ fn rewrite_file(
     let real = std::fs::canonicalize(path).map_err(|e| Error::io(format!("cannot find {}", path.display()), e))?;
     let file = replace::OldArchive::open(&real)?;
     file.check_names(options.break_links)?;
-    let mut before = SourceArchive::look(file.storage().clone(), key, &options.seen)?;
+    let mut before = SourceArchive::look(file.storage().clone(), key, options)?;
     let sizes = file.sizes()?;
     if options.dry_run {
         return Ok(before.estimate(sizes));
@@ -212,7 +214,7 @@ fn rewrite_storage(
     step: &mut dyn FnMut(CompactStep) -> Result<()>,
 ) -> Result<CompactReport> {
     let sizes = |storage: &dyn Storage| Ok::<_, Error>((storage.len()?, storage.allocated()?));
-    let mut before = SourceArchive::look(storage.clone(), key, &options.seen)?;
+    let mut before = SourceArchive::look(storage.clone(), key, options)?;
     let sizes_before = sizes(&**storage)?;
     if options.dry_run {
         return Ok(before.estimate(sizes_before));
@@ -252,10 +254,16 @@ struct SourceArchive<'a> {
     archive: Arc<FileSystem>,
     /// Bytes in use, unverified. Progress counts every byte twice.
     used: u64,
+    compression: Option<Compression>,
 }
 
 impl SourceArchive<'_> {
-    fn look<'a>(storage: Arc<dyn Storage>, key: &'a UnlockedKey, seen: &RollbackOptions) -> Result<SourceArchive<'a>> {
+    fn look<'a>(
+        storage: Arc<dyn Storage>,
+        key: &'a UnlockedKey,
+        options: &CompactOptions,
+    ) -> Result<SourceArchive<'a>> {
+        let seen = &options.seen;
         let header = key.read_header(&*storage)?;
         header.check_writable()?;
         let looked = RollbackCheck::at(seen, &key.volume_key, &key.archive).opened_by_recipient(key.by_recipient);
@@ -266,7 +274,7 @@ impl SourceArchive<'_> {
         }
         let used =
             archive.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);
-        Ok(SourceArchive { storage, key, header, looked, replace, archive, used })
+        Ok(SourceArchive { storage, key, header, looked, replace, archive, used, compression: options.compression })
     }
 
     fn estimate(&self, sizes: Sizes) -> CompactReport {
@@ -300,7 +308,8 @@ impl SourceArchive<'_> {
         step: &mut dyn FnMut(CompactStep) -> Result<()>,
     ) -> Result<Arc<Volume>> {
         let (old, total) = (&*self.archive, self.used);
-        let new = fill(old, storage.clone(), target, &mut |done| step(CompactStep::Copying { done, total }))?;
+        let watch = &mut |done| step(CompactStep::Copying { done, total });
+        let new = fill(old, storage.clone(), target, self.compression, watch)?;
         step(CompactStep::Copied)?;
         verify(old, storage, target, each_page, &mut |done| step(CompactStep::Verifying { done, total }))?;
         step(CompactStep::Verified)?;
@@ -396,6 +405,7 @@ fn fill(
     old: &FileSystem,
     storage: Arc<dyn Storage>,
     target: &CompactTarget,
+    compression: Option<Compression>,
     watch: &mut BytesWatch<'_>,
 ) -> Result<Arc<Volume>> {
     let environment = Arc::new(SystemEnvironment);
@@ -403,7 +413,7 @@ fn fill(
     let cipher = PageCipher::new(&key.volume_key, key.archive, target.framing.has_log(), environment.clone());
     let new = Volume::continue_from(&old.volume, storage, cipher, environment, target.framing.sequence)?;
     let names = NameRehash::new(&old.name_key, &name_key(&key.volume_key, &key.archive));
-    versions::copy(&old.volume, &new, &names, watch)?;
+    versions::copy(&old.volume, &new, &names, compression, watch)?;
     Ok(new)
 }
 
@@ -464,6 +474,7 @@ pub(in crate::archive) struct PageCopier<'a> {
     last: Option<(Pointer, bool)>,
     /// Adds context to an error of the new file.
     said: fn(Error) -> Error,
+    compression: Option<Compression>,
 }
 
 impl<'a> PageCopier<'a> {
@@ -473,7 +484,12 @@ impl<'a> PageCopier<'a> {
         to: &'a Volume,
         said: fn(Error) -> Error,
     ) -> PageCopier<'a> {
-        PageCopier { from, state, to, shared: HashMap::new(), last: None, said }
+        PageCopier { from, state, to, shared: HashMap::new(), last: None, said, compression: None }
+    }
+
+    /// Sets the compression of the copies; `None` leaves whole pages unchanged.
+    pub(in crate::archive) fn compressing(self, compression: Option<Compression>) -> PageCopier<'a> {
+        PageCopier { compression, ..self }
     }
 
     /// Registers an extent. Must be called for every extent added in any version before the first
@@ -539,11 +555,12 @@ impl<'a> PageCopier<'a> {
         if ranges.last().is_none_or(|last| last.end > length) {
             return Err(Error::damaged("an extent reaches beyond its page"));
         }
-        if ranges.len() == 1 && ranges[0] == (0..length) {
+        if self.compression.is_none() && ranges.len() == 1 && ranges[0] == (0..length) {
             return self.to.write_framed(&whole(&opened)?).map_err(self.said);
         }
         let retained = plain(&opened, ranges)?;
-        self.to.write_framed(&reframed(&opened, ranges, &retained, (ino, offset))?).map_err(self.said)
+        let page = reframed(&opened, ranges, &retained, (ino, offset), self.compression)?;
+        self.to.write_framed(&page).map_err(self.said)
     }
 }
 
@@ -574,12 +591,13 @@ fn whole(opened: &OpenedPage) -> Result<PlainPage<'_>> {
     })
 }
 
-/// Builds a page of `retained`, the bytes of the ranges.
+/// Builds a page of `retained`, the bytes of the ranges; by default compressed like the old page.
 fn reframed<'a>(
     opened: &'a OpenedPage,
     ranges: &[Range<u32>],
     retained: &'a [u8],
     (ino, offset): (Ino, u64),
+    compression: Option<Compression>,
 ) -> Result<PlainPage<'a>> {
     let prologue = opened.prologue;
     let table = opened.table()?;
@@ -599,16 +617,21 @@ fn reframed<'a>(
         }
         at += range.len() as u32;
     }
-    let compress = table.chunks.iter().any(|chunk| !chunk.raw);
+    let old = match table.chunks.iter().any(|chunk| !chunk.raw) {
+        false => Compression::Off,
+        true if table.chunk_size as usize == MAX_DATA => Compression::Best,
+        true => Compression::Default,
+    };
+    let compression = compression.unwrap_or(old);
     if prologue.kind == PageKind::Data && ranges.len() == 1 {
-        return Ok(frame::data_page(prologue.owner, items[0].offset, retained, compress));
+        return Ok(frame::data_page(prologue.owner, items[0].offset, retained, compression));
     }
     if items.is_empty() {
-        return Ok(frame::data_page(ino.0, offset, retained, compress));
+        return Ok(frame::data_page(ino.0, offset, retained, compression));
     }
     // Used for rescue only; extents do not need them.
     items.truncate(MAX_ITEMS);
-    Ok(frame::packed_page(retained, &items, compress))
+    Ok(frame::packed_page(retained, &items, compression))
 }
 
 /// Translates offset `start` of the old page to one that consists of `ranges`.

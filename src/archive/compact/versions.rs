@@ -52,6 +52,7 @@ use super::{BytesWatch, PageCopier, relay};
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, SnapshotValue, decode_index, decode_xattrs, encode_index, encode_xattrs};
 use crate::format::{Generation, Ino, Key, MAX_VALUE, Pointer, kind};
+use crate::frame::Compression;
 use crate::fs::name_hash;
 use crate::txn::{Difference, DifferenceCursor, Operation, ReadView, View, Volume};
 
@@ -182,10 +183,16 @@ fn is_carried(key: Key) -> bool {
 }
 
 /// Copies all versions, and the history of sessions.
-pub(super) fn copy(from: &Volume, to: &Volume, names: &NameRehash, watch: &mut BytesWatch<'_>) -> Result<()> {
+pub(super) fn copy(
+    from: &Volume,
+    to: &Volume,
+    names: &NameRehash,
+    compression: Option<Compression>,
+    watch: &mut BytesWatch<'_>,
+) -> Result<()> {
     let versions = ArchiveVersions::of(from)?;
     let state = from.state();
-    let mut pages = PageCopier::new(from, &state, to, identity);
+    let mut pages = PageCopier::new(from, &state, to, identity).compressing(compression);
     for number in 0..versions.count() {
         let step = versions.step(number)?;
         announce(&step, &mut pages, watch).map_err(|error| step.named(error))?;

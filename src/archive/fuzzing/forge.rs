@@ -23,7 +23,7 @@ use crate::format::{
     Run, Tag, Timestamp, TreeId, kind, slot_block, space,
 };
 use crate::frame::{PageCipher, PageContent, PlainPage};
-use crate::fs::{Creator, FileSystem, FsOptions, SyncProfile, XattrMode, mode};
+use crate::fs::{Compression, Creator, FileSystem, FsOptions, SyncProfile, XattrMode, mode};
 use crate::keys::header::{self, Header, empty_slots};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
@@ -32,7 +32,7 @@ use crate::txn::{OpenOptions, Volume};
 pub(in crate::archive) const ARCHIVE: ArchiveId = [7; 16];
 const KEY: [u8; 32] = [9; 32];
 const OPTIONS: FsOptions =
-    FsOptions { max_dirty_bytes: 4 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    FsOptions { max_dirty_bytes: 4 << 20, sync: SyncProfile::Periodic, pack: true, compression: Compression::Default };
 pub(in crate::archive) const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 /// Memory of the layers below the file system, in bytes.
 const MEMORY: u64 = 16 << 20;

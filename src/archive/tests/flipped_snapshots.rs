@@ -15,7 +15,7 @@ use crate::archive::check;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK, Generation, RING_SLOTS, ROOT_INO, Run, slot_block};
-use crate::fs::{FileSystem, FsOptions, RenameMode, SetAttributes, SyncProfile, XattrMode};
+use crate::fs::{Compression, FileSystem, FsOptions, RenameMode, SetAttributes, SyncProfile, XattrMode};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
@@ -151,7 +151,12 @@ fn compare(found: Listing, expected: &Expected, what: &str) -> usize {
 /// refused as damaged.
 fn show(storage: MemoryStorage, name: &[u8]) -> Option<Listing> {
     let environment = Arc::new(SeededEnvironment::new(900));
-    let options = FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    let options = FsOptions {
+        max_dirty_bytes: 8 << 20,
+        sync: SyncProfile::Periodic,
+        pack: true,
+        compression: Compression::Default,
+    };
     let opened = || -> Result<Listing> {
         let open = OpenOptions { read_only: true, memory: 32 << 20 };
         let volume = Volume::open(Arc::new(storage), cipher(), environment.clone(), 1, &open)?;

@@ -16,7 +16,9 @@ use crate::error::{Error, Result};
 use crate::exchange::{Entries, LiveNamespace, OfflineNamespace, Restore, RestoreReport, compare, resolve};
 use crate::format::values::inode_flags;
 use crate::format::{Ino, ROOT_INO, Timestamp};
-use crate::fs::{Attributes, FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, mode};
+use crate::fs::{
+    Attributes, Compression, FileSystem, FsOptions, RenameMode, SetAttributes, SetTime, SyncProfile, XattrMode, mode,
+};
 use crate::storage::simulated::{Fault, FaultPlan, SimulatedStorage};
 use crate::txn::{OpenOptions, Volume};
 
@@ -511,7 +513,12 @@ fn interrupted_anywhere_each_path_is_old_or_new_and_again_completes_it() {
 fn open(storage: Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) -> Arc<FileSystem> {
     let options = OpenOptions { read_only: false, memory: 32 << 20 };
     let volume = Volume::open(storage, cipher(), environment.clone(), 1, &options).unwrap();
-    let options = FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    let options = FsOptions {
+        max_dirty_bytes: 8 << 20,
+        sync: SyncProfile::Periodic,
+        pack: true,
+        compression: Compression::Default,
+    };
     FileSystem::new(volume, environment.clone(), name_key(&key(), &ARCHIVE), options).unwrap()
 }
 

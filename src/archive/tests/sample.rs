@@ -13,14 +13,14 @@ use crate::format::header::Framing;
 use crate::format::{BLOCK, Generation, Ino, MIN_BLOCKS, ROOT_INO};
 use crate::frame::PageCipher;
 use crate::fs::{
-    Attributes, Creator, FileSystem, FsOptions, SetAttributes, SnapshotView, SyncProfile, XattrMode, mode,
+    Attributes, Compression, Creator, FileSystem, FsOptions, SetAttributes, SnapshotView, SyncProfile, XattrMode, mode,
 };
 use crate::keys::header::{self, Header, empty_slots};
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
 const OPTIONS: FsOptions =
-    FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compression: Compression::Default };
 pub(super) const OWNER: Creator = Creator { uid: 1000, gid: 1000, umask: None };
 
 /// Everything that a reader sees of an object.

@@ -20,7 +20,8 @@ use crate::error::{Error, Refusal, Result};
 use crate::format::values::Extent;
 use crate::format::{Ino, Key, ROOT_INO, Timestamp, kind};
 use crate::fs::{
-    Attributes, DirectoryEntry, FileSystem, FsOptions, RenameMode, SnapshotId, SyncProfile, XattrMode, mode,
+    Attributes, Compression, DirectoryEntry, FileSystem, FsOptions, RenameMode, SnapshotId, SyncProfile, XattrMode,
+    mode,
 };
 use crate::keys::{self, RollbackOptions, UnlockedKey};
 use crate::storage::{MemoryStorage, Storage};
@@ -33,7 +34,12 @@ fn shown(storage: &MemoryStorage, name: &[u8]) -> Expected {
     let options = txn::OpenOptions { read_only: true, memory: 32 << 20 };
     let volume = Volume::open(copy, cipher(), environment.clone(), 1, &options).unwrap();
     volume.show_snapshot(name).unwrap();
-    let options = FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    let options = FsOptions {
+        max_dirty_bytes: 8 << 20,
+        sync: SyncProfile::Periodic,
+        pack: true,
+        compression: Compression::Default,
+    };
     expected(&FileSystem::new(volume, environment, name_key(&key(), &ARCHIVE), options).unwrap())
 }
 

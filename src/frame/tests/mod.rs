@@ -72,8 +72,8 @@ fn head_of(cipher: &PageCipher, pointer: &Pointer, bytes: &[u8]) -> Result<DataH
 fn data_comes_back_whatever_its_size_and_nature() {
     for length in [1, 100, 3964, 3965, 4096, CHUNK, CHUNK + 1, 70_000, MAX_DATA] {
         for data in [noise(length), text(length), vec![0; length]] {
-            for compress in [false, true] {
-                let page = data_page(9, 4096, &data, compress);
+            for compression in [Compression::Off, Compression::Fast, Compression::Default, Compression::Best] {
+                let page = data_page(9, 4096, &data, compression);
                 assert!(page.blocks() <= worst_case_blocks(length));
                 assert_eq!(read_back(&page), data);
             }
@@ -82,18 +82,34 @@ fn data_comes_back_whatever_its_size_and_nature() {
 }
 
 #[test]
+fn more_effort_makes_smaller_pages_and_the_best_has_one_chunk() {
+    // Source text, which has more structure than repeated words.
+    let data = include_bytes!("mod.rs");
+    let stored = |compression| data_page(9, 0, data, compression).stored_length();
+    let levels = [Compression::Off, Compression::Fast, Compression::Default, Compression::Best];
+    assert!(levels.is_sorted_by_key(|level| std::cmp::Reverse(stored(*level))), "{:?}", levels.map(stored));
+    let large = text(MAX_DATA);
+    let page = data_page(9, 0, &large, Compression::Best);
+    assert!(matches!(page.content, PageContent::Chunks { ref chunks, .. } if chunks.len() == 1));
+    for (name, level) in Compression::NAMES.into_iter().zip(levels) {
+        assert_eq!((name.parse::<Compression>().unwrap(), level.to_string()), (level, name.into()));
+    }
+    assert!("strong".parse::<Compression>().is_err());
+}
+
+#[test]
 fn compression_is_kept_only_where_it_saves_blocks() {
     let raw = |length| worst_case_blocks(length);
-    assert!(data_page(1, 0, &text(MAX_DATA), true).blocks() < raw(MAX_DATA) / 2);
-    assert_eq!(data_page(1, 0, &text(MAX_DATA), false).blocks(), raw(MAX_DATA));
-    assert_eq!(data_page(1, 0, &noise(MAX_DATA), true).blocks(), raw(MAX_DATA));
+    assert!(data_page(1, 0, &text(MAX_DATA), Compression::Default).blocks() < raw(MAX_DATA) / 2);
+    assert_eq!(data_page(1, 0, &text(MAX_DATA), Compression::Off).blocks(), raw(MAX_DATA));
+    assert_eq!(data_page(1, 0, &noise(MAX_DATA), Compression::Default).blocks(), raw(MAX_DATA));
     // One block either way: raw, so that reading needs no decompression.
     let short = text(3000);
-    let page = data_page(1, 0, &short, true);
+    let page = data_page(1, 0, &short, Compression::Default);
     assert!(table_of(&page).chunks[0].raw);
     // Chunks are chosen one by one.
     let mixed = [text(CHUNK), noise(CHUNK), text(CHUNK)].concat();
-    let page = data_page(1, 0, &mixed, true);
+    let page = data_page(1, 0, &mixed, Compression::Default);
     assert_eq!(table_of(&page).chunks.iter().map(|chunk| chunk.raw).collect::<Vec<_>>(), [false, true, false]);
     assert_eq!(read_back(&page), mixed);
 }
@@ -105,7 +121,7 @@ fn packed_items_come_back() {
         PackedItem { ino: Ino(6), offset: 0, start: 600, length: 400 },
     ];
     let data = noise(1000);
-    let page = packed_page(&data, &items, true);
+    let page = packed_page(&data, &items, Compression::Default);
     assert_eq!(table_of(&page).items, items);
     assert_eq!(read_back(&page), data);
 }
@@ -130,7 +146,7 @@ fn nodes_are_compressed_when_that_saves_a_block() {
 fn every_flipped_bit_of_a_page_is_refused() {
     let cipher = cipher();
     let items = [PackedItem { ino: Ino(5), offset: 0, start: 0, length: 12 }];
-    let sealed = seal_at(&cipher, &packed_page(b"a small page", &items, true), 400);
+    let sealed = seal_at(&cipher, &packed_page(b"a small page", &items, Compression::Default), 400);
     assert_eq!(sealed.bytes.len(), 4096);
     for bit in 0..4096 * 8 {
         let mut bytes = sealed.bytes.clone();
@@ -146,7 +162,7 @@ fn every_flipped_bit_of_a_page_is_refused() {
 #[test]
 fn a_page_opens_only_in_its_place_and_archive() {
     let cipher = cipher();
-    let sealed = seal_at(&cipher, &data_page(9, 0, b"a small page", true), 400);
+    let sealed = seal_at(&cipher, &data_page(9, 0, b"a small page", Compression::Default), 400);
     let moved = Pointer { run: Run::new(401, 1), ..sealed.pointer };
     let text = damage(cipher.open(&moved, sealed.bytes.clone()));
     assert_eq!(text, "page failed authentication: block=401 generation=17");
@@ -158,7 +174,7 @@ fn a_page_opens_only_in_its_place_and_archive() {
 #[test]
 fn an_authentic_page_that_the_pointer_does_not_mean_is_refused() {
     let cipher = cipher();
-    let page = data_page(9, 0, b"a small page", true);
+    let page = data_page(9, 0, b"a small page", Compression::Default);
     let sealed = seal_at(&cipher, &page, 400);
     let stale = Pointer { generation: Generation(18), ..sealed.pointer };
     assert_eq!(damage(cipher.open(&stale, sealed.bytes.clone())), "page is of generation 17: block=400 generation=18");
@@ -174,7 +190,7 @@ fn an_authentic_page_that_the_pointer_does_not_mean_is_refused() {
 #[test]
 fn a_scanner_opens_the_prologue_alone() {
     let cipher = cipher();
-    let sealed = seal_at(&cipher, &data_page(9, 8192, &noise(20_000), true), 400);
+    let sealed = seal_at(&cipher, &data_page(9, 8192, &noise(20_000), Compression::Default), 400);
     let prologue = cipher.open_prologue(400, &sealed.bytes[..88]).unwrap();
     assert_eq!((prologue.kind, prologue.owner, prologue.position), (PageKind::Data, 9, 8192));
     assert_eq!((prologue.generation, u64::from(prologue.blocks)), (GENERATION, sealed.pointer.run.blocks));
@@ -201,7 +217,7 @@ fn a_record_opens_only_in_its_slot() {
 #[test]
 fn no_two_pages_share_a_nonce_or_look_alike() {
     let cipher = cipher();
-    let page = data_page(9, 0, &[0; 3000], true);
+    let page = data_page(9, 0, &[0; 3000], Compression::Default);
     let (one, two) = (seal_at(&cipher, &page, 400), seal_at(&cipher, &page, 400));
     assert_ne!(one.bytes[..NONCE], two.bytes[..NONCE]);
     assert!(one.bytes.iter().zip(&two.bytes).filter(|(a, b)| a == b).count() < 100);
@@ -213,7 +229,7 @@ fn the_page_space_is_used_to_the_last_byte() {
     assert_eq!(worst_case_blocks(3965), 2);
     assert_eq!(worst_case_blocks(MAX_DATA), 33);
     let cipher = cipher();
-    let mut short = data_page(9, 0, b"x", false);
+    let mut short = data_page(9, 0, b"x", Compression::Off);
     assert!(cipher.seal(&short, Run::new(400, 2), GENERATION).is_err());
     short.kind = PageKind::Node;
     assert_eq!(short.blocks(), NODE_BLOCKS);
@@ -231,7 +247,7 @@ fn a_page_of_any_length_fits_the_groups_promised_for_it() {
 
 #[test]
 fn a_cell_never_decompresses_to_more_than_it_says() {
-    let page = data_page(9, 0, &[0; CHUNK], true);
+    let page = data_page(9, 0, &[0; CHUNK], Compression::Default);
     let PageContent::Chunks { chunks, .. } = &page.content else { panic!("no chunks") };
     let mut entry = table_of(&page).chunks[0];
     assert!(!entry.raw);
@@ -249,7 +265,7 @@ fn a_cell_never_decompresses_to_more_than_it_says() {
 fn cells_open_alone_and_any_flipped_bit_of_them_is_refused() {
     let cipher = cipher();
     let data = [noise(CHUNK), text(CHUNK), noise(100)].concat();
-    let sealed = seal_at(&cipher, &data_page(9, 0, &data, true), 400);
+    let sealed = seal_at(&cipher, &data_page(9, 0, &data, Compression::Default), 400);
     let head = head_of(&cipher, &sealed.pointer, &sealed.bytes).unwrap();
     let entries = head.table.chunks.clone();
     assert_eq!(entries.iter().map(|chunk| chunk.raw).collect::<Vec<_>>(), [true, false, true]);
@@ -278,7 +294,7 @@ fn cells_open_alone_and_any_flipped_bit_of_them_is_refused() {
 fn a_cell_of_another_place_or_version_is_refused() {
     let cipher = cipher();
     let data = noise(3 * CHUNK);
-    let (one, two) = (data_page(9, 0, &data, false), data_page(9, 0, &data, false));
+    let (one, two) = (data_page(9, 0, &data, Compression::Off), data_page(9, 0, &data, Compression::Off));
     let (one, two) = (seal_at(&cipher, &one, 400), seal_at(&cipher, &two, 400));
     let head = head_of(&cipher, &one.pointer, &one.bytes).unwrap();
     let (first, second) = (head.stored_range(&(0..1)), head.stored_range(&(1..2)));
@@ -304,7 +320,7 @@ fn a_cell_of_another_place_or_version_is_refused() {
 #[test]
 fn every_flipped_bit_up_to_the_cells_is_refused_by_the_head_alone() {
     let cipher = cipher();
-    let sealed = seal_at(&cipher, &data_page(9, 0, &noise(5000), false), 400);
+    let sealed = seal_at(&cipher, &data_page(9, 0, &noise(5000), Compression::Off), 400);
     let end = cipher.open_start(&sealed.pointer, &sealed.bytes).unwrap().main_end();
     assert_eq!(end, 8192 - 5000, "the head's padding fills the page");
     for bit in 0..end * 8 {

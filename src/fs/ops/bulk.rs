@@ -366,7 +366,7 @@ fn write_pages(
                 for page in pages {
                     let parts: Vec<(Ino, u64, &[u8])> =
                         page.items.iter().map(|i| (ino_of(*i), 0, files[*i].content)).collect();
-                    written.absorb(volume.write_packed(reserved, &parts, page.compress)?);
+                    written.absorb(volume.write_packed(reserved, &parts, page.compression)?);
                 }
             }
             Ok(written)

@@ -30,7 +30,7 @@ use super::attributes::clear_set_id;
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, MAX_VALUE};
-use crate::fs::extents::{self, MappedExtent, PACK, compresses};
+use crate::fs::extents::{self, MappedExtent, PACK, compression_of};
 use crate::fs::write_buffer::{DirtyFile, LockedFile};
 use crate::fs::{FileSystem, inode};
 use crate::txn::{Operation, View};
@@ -270,8 +270,8 @@ impl FileSystem {
             let Some(content) = extents::load_inline(view, file.ino(), &inode)? else { return Ok(()) };
             drop(state);
             let mut reserved = self.volume.reserve_data(content.len() as u64, 1)?;
-            let compress = compresses(&self.options, inode.flags);
-            let mut pages = self.volume.write_data(&mut reserved, file.ino(), 0, &content, compress)?;
+            let compression = compression_of(&self.options, inode.flags);
+            let mut pages = self.volume.write_data(&mut reserved, file.ino(), 0, &content, compression)?;
             self.volume.limit_unsynced()?;
             let records = 2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE;
             let moved = self.volume.operate(records, false, |op| {

@@ -10,7 +10,7 @@ use super::attributes::clear_set_id;
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, NO_TRIM};
 use crate::format::{BLOCK, Ino, Key, MAX_OFFSET, MAX_VALUE, kind};
-use crate::fs::extents::{self, FRAME, MappedExtent, compresses};
+use crate::fs::extents::{self, FRAME, MappedExtent, compression_of};
 use crate::fs::reclaim::STEP;
 use crate::fs::write_buffer::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
 use crate::fs::{FileSystem, SyncProfile, inode};
@@ -272,11 +272,11 @@ impl FileSystem {
         let bytes = data.len() + inline.map_or(0, <[u8]>::len);
         let count = data.len() as u64 / FRAME + u64::from(inline.is_some());
         let mut reserved: Reservation = self.volume.reserve_data(bytes as u64, count)?;
-        let compress = compresses(&self.options, inode.flags);
+        let compression = compression_of(&self.options, inode.flags);
         let mut pages = UnreferencedPages::new(&self.volume);
         let frames = data.chunks(FRAME as usize).zip((range.start..).step_by(FRAME as usize));
         for (part, offset) in inline.map(|content| (content, 0)).into_iter().chain(frames) {
-            pages.absorb(self.volume.write_data(&mut reserved, ino, offset, part, compress)?);
+            pages.absorb(self.volume.write_data(&mut reserved, ino, offset, part, compression)?);
         }
         self.volume.limit_unsynced()?;
         Ok(pages)

@@ -9,7 +9,7 @@ use crate::format::{Ino, MAX_VALUE, ROOT_INO};
 use crate::fs::directory::{
     self, DirectoryEditor, DirectoryRecord, EntryTarget, FIRST_SEQUENCE, MAX_LINKS, check_name, is_dot,
 };
-use crate::fs::extents::{self, compresses};
+use crate::fs::extents::{self, compression_of};
 use crate::fs::reclaim::NameRemoval;
 use crate::fs::{Attributes, Creator, FileSystem, RenameMode, XattrMode, inode, mode};
 use crate::txn::{Operation, UnreferencedPages, View, Volume};
@@ -106,8 +106,8 @@ impl FileSystem {
         let mut reservation = self.volume.reserve_data(target.len() as u64, 1)?;
         let mut written = UnreferencedPages::new(&self.volume);
         let attributes = self.publish_object(directory, name, object, &mut |op, ino, inode| {
-            let compress = compresses(&self.options, inode.flags);
-            written = self.volume.write_data(&mut reservation, ino, 0, target, compress)?;
+            let compression = compression_of(&self.options, inode.flags);
+            written = self.volume.write_data(&mut reservation, ino, 0, target, compression)?;
             inode.size = target.len() as u64;
             extents::link_pages(op, inode, &mut written)
         })?;

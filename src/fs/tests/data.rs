@@ -14,13 +14,13 @@ use crate::format::{Ino, Key, kind};
 use crate::frame::PageCipher;
 use crate::fs::extents::FRAME;
 use crate::fs::write_buffer::ContentSize;
-use crate::fs::{FileSystem, FsOptions, SyncProfile, extents, inode, mode, reclaim};
+use crate::fs::{Compression, FileSystem, FsOptions, SyncProfile, extents, inode, mode, reclaim};
 use crate::storage::MemoryStorage;
 use crate::txn::{OpenOptions, Volume};
 
 const ARCHIVE: [u8; 16] = [7; 16];
 pub(super) const OPTIONS: FsOptions =
-    FsOptions { max_dirty_bytes: 1 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    FsOptions { max_dirty_bytes: 1 << 20, sync: SyncProfile::Periodic, pack: true, compression: Compression::Default };
 
 /// A file system in memory that can be closed, or dropped as in a crash, and opened again.
 pub(super) struct Bench {
@@ -288,7 +288,7 @@ fn content_equals_the_model_through_writes_cuts_commits_and_reopening() {
 
 #[test]
 fn content_equals_the_model_when_nearly_nothing_may_be_staged() {
-    run_model(11, 300, FsOptions { max_dirty_bytes: 20_000, pack: false, compress: false, ..OPTIONS });
+    run_model(11, 300, FsOptions { max_dirty_bytes: 20_000, pack: false, compression: Compression::Off, ..OPTIONS });
 }
 
 #[test]
@@ -596,7 +596,8 @@ fn a_file_is_told_to_be_filled_only_after_it_is() {
 
 #[test]
 fn small_writes_here_and_there_count_as_their_bytes_and_not_as_what_merging_them_may_take() {
-    let bench = Bench::new(21, FsOptions { max_dirty_bytes: 1 << 20, pack: false, compress: false, ..OPTIONS });
+    let bench =
+        Bench::new(21, FsOptions { max_dirty_bytes: 1 << 20, pack: false, compression: Compression::Off, ..OPTIONS });
     let ino = bench.make();
     let frames = 100;
     let mut model = vec![1; frames * FRAME as usize];

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::data::{Bench, OPTIONS, make, read_model, write_model};
 use crate::env::SeededEnvironment;
 use crate::format::Ino;
-use crate::fs::FsOptions;
 use crate::fs::writeback::COMMIT_WAIT_BYTES;
+use crate::fs::{Compression, FsOptions};
 
 /// A block with its version in every word.
 fn block(version: u64) -> Vec<u8> {
@@ -130,7 +130,7 @@ fn threads_that_write_cut_and_commit_leave_each_file_as_its_owner_made_it() {
 fn a_flush_seals_a_bounded_part_of_what_is_staged() {
     const PIECE: u64 = 8000;
     const WRITERS: u64 = 3;
-    let bench = Bench::new(31, FsOptions { max_dirty_bytes: 16 << 20, compress: false, ..OPTIONS });
+    let bench = Bench::new(31, FsOptions { max_dirty_bytes: 16 << 20, compression: Compression::Off, ..OPTIONS });
     let fs = &bench.fs;
     let stop = AtomicBool::new(false);
     let begun = std::time::Instant::now();

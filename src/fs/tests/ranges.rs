@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::format::values::inode_flags;
 use crate::format::{BLOCK, Ino};
 use crate::fs::extents::FRAME;
-use crate::fs::{FsOptions, SetAttributes, SetTime, inode, mode};
+use crate::fs::{Compression, FsOptions, SetAttributes, SetTime, inode, mode};
 
 const HOST_FREE: u64 = 1 << 40;
 
@@ -198,7 +198,11 @@ fn content_equals_the_model_through_changes_of_ranges_commits_and_crashes() {
 #[test]
 fn content_equals_the_model_when_nearly_nothing_may_be_staged() {
     for seed in seeds(21..=23) {
-        run_model(seed, 300, FsOptions { max_dirty_bytes: 20_000, pack: false, compress: false, ..OPTIONS });
+        run_model(
+            seed,
+            300,
+            FsOptions { max_dirty_bytes: 20_000, pack: false, compression: Compression::Off, ..OPTIONS },
+        );
     }
 }
 

@@ -10,13 +10,13 @@ use crate::env::{Environment, SeededEnvironment};
 use crate::error::Result;
 use crate::format::Ino;
 use crate::frame::PageCipher;
-use crate::fs::{Attributes, Creator, FileSystem, FsOptions, SyncProfile};
+use crate::fs::{Attributes, Compression, Creator, FileSystem, FsOptions, SyncProfile};
 use crate::storage::simulated::SimulatedStorage;
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
 
 pub(super) const OPTIONS: FsOptions =
-    FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compress: true };
+    FsOptions { max_dirty_bytes: 8 << 20, sync: SyncProfile::Periodic, pack: true, compression: Compression::Default };
 pub(super) const NAME_KEY: [u8; 16] = [3; 16];
 pub(super) const CREATOR: Creator = Creator { uid: 1000, gid: 100, umask: None };
 pub(super) const KEY: [u8; 32] = [9; 32];

@@ -15,7 +15,7 @@ use crate::format::{Ino, ROOT_INO};
 use crate::fs::extents::FRAME;
 use crate::fs::reclaim::STEP;
 use crate::fs::writeback::{COMMIT_WAIT_BYTES, SYNCED_BYTES};
-use crate::fs::{FileSystem, FsOptions, SetAttributes, extents, inode, mode};
+use crate::fs::{Compression, FileSystem, FsOptions, SetAttributes, extents, inode, mode};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
@@ -229,7 +229,7 @@ fn no_frame_stays_dirty_while_others_are_written_back_again_and_again() {
 #[test]
 fn less_is_dirty_while_programs_sync() {
     let storage = Arc::new(MemoryStorage::new());
-    let options = FsOptions { max_dirty_bytes: 64 << 20, compress: false, ..OPTIONS };
+    let options = FsOptions { max_dirty_bytes: 64 << 20, compression: Compression::Off, ..OPTIONS };
     let fs = create_with(storage, Arc::new(SeededEnvironment::new(32)), options);
     let (file, content) = (make(&fs, b"file"), noise(32, FRAME as usize - 1));
     let fill = || {

@@ -14,7 +14,8 @@ use crate::format::page::ITEM;
 use crate::format::values::InodeValue;
 use crate::format::{BLOCK, Ino};
 use crate::fs::extents::{
-    self, FRAME, INLINE, MappedExtent, PACK, Packer, SharedPage, compresses, gaps, join_ranges, may_be_packed, packs,
+    self, FRAME, INLINE, MappedExtent, PACK, Packer, SharedPage, compression_of, gaps, join_ranges, may_be_packed,
+    packs,
 };
 use crate::fs::inode;
 use crate::fs::types::FsOptions;
@@ -38,9 +39,9 @@ const MAX_PIECES: usize = 12;
 /// one, and 32 are a frame.
 const MAX_EXTENTS: usize = 32;
 
-/// Blocks that the pages of a frame may take for its blocks of content; beyond that it is rewritten
-/// whole. Reading, compressing and writing the frame for a few pieces is most of the cost of random
-/// writes; with twice the content, an archive of synced overwrites exceeds twice what is live.
+/// Maximum ratio of the blocks of a frame's pages to the blocks of its content; beyond it the frame
+/// is rewritten whole, which is most of the cost of random writes. With a ratio of 2, an archive of
+/// synced overwrites takes more than twice its content.
 const MAX_SPREAD: (u64, u64) = (3, 2);
 
 pub(super) struct PagePlanner<'a> {
@@ -151,7 +152,7 @@ impl PagePlanner<'_> {
     fn pack(&mut self, plans: &mut [FilePlan], page: &SharedPage<(usize, &[u8])>) -> Result<()> {
         let files: Vec<_> = page.items.iter().map(|(index, content)| (plans[*index].ino, 0, *content)).collect();
         let volume = self.volume;
-        let written = volume.write_packed(self.reservation_for(page.bytes)?, &files, page.compress)?.sorted();
+        let written = volume.write_packed(self.reservation_for(page.bytes)?, &files, page.compression)?.sorted();
         for (index, _) in &page.items {
             let plan = &mut plans[*index];
             plan.pieces.extend_from_slice(written.of(plan.ino));
@@ -232,13 +233,13 @@ impl PagePlanner<'_> {
         let base = number * FRAME;
         let staged = piece_ranges(base, frame);
         let volume = self.volume;
-        let compress = compresses(&self.options, inode.flags);
+        let compression = compression_of(&self.options, inode.flags);
         let mut runs = match self.choose_affordable(frame.own_groups(), choose_layouts(&staged, &mapped, &range)) {
             Layout::Ranges(runs) => runs,
             Layout::Gathered(bytes) => {
                 let parts: Vec<_> =
                     staged.iter().zip(&frame.pieces).map(|(at, piece)| (plan.ino, at.start, &piece.data[..])).collect();
-                if let Some(pages) = volume.write_shared(self.reservation_for(bytes as usize)?, &parts, compress)? {
+                if let Some(pages) = volume.write_shared(self.reservation_for(bytes as usize)?, &parts, compression)? {
                     plan.pieces.extend_from_slice(pages.pieces());
                     self.written.absorb(pages);
                     return Ok(());
@@ -260,7 +261,8 @@ impl PagePlanner<'_> {
         };
         for (run, data) in runs.iter().zip(contents) {
             plan.fills_holes |= fills_holes(run, &staged, &mapped);
-            let pages = volume.write_data(self.reservation_for(data.len())?, plan.ino, run.start, &data, compress)?;
+            let pages =
+                volume.write_data(self.reservation_for(data.len())?, plan.ino, run.start, &data, compression)?;
             plan.pieces.extend_from_slice(pages.pieces());
             self.written.absorb(pages);
         }

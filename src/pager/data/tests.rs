@@ -5,7 +5,7 @@ use crate::crypto::SecretKey;
 use crate::env::{Environment, SeededEnvironment, variable};
 use crate::format::page::PackedItem;
 use crate::format::{Generation, Ino, MAX_DATA, Run};
-use crate::frame::{self, CHUNK_LOG2, PageCipher, PlainPage};
+use crate::frame::{self, CHUNK_LOG2, Compression, PageCipher, PlainPage};
 use crate::storage::{CountingStorage, Storage};
 
 const CHUNK: usize = 1 << CHUNK_LOG2;
@@ -72,7 +72,7 @@ fn any_range_reads_as_it_was_written() {
     let mut address = 400;
     for length in [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5, MAX_DATA - 1, MAX_DATA] {
         for data in [noise(length), vec![7; length], mixed(length)] {
-            let page = frame::data_page(9, 0, &data, true);
+            let page = frame::data_page(9, 0, &data, Compression::Default);
             let pointer = write(&pager, &page, address);
             address += page.blocks();
             pages.push((pointer, data));
@@ -102,7 +102,7 @@ fn a_small_read_reads_one_cell_and_the_next_one_of_it_nothing() {
     let storage = storage();
     let pager = pager(&storage, 1 << 20);
     let data = noise(MAX_DATA);
-    let pointer = write(&pager, &frame::data_page(9, 0, &data, true), 400);
+    let pointer = write(&pager, &frame::data_page(9, 0, &data, Compression::Default), 400);
     storage.take();
     read(&pager, &pointer, 5 * CHUNK + 100..5 * CHUNK + 200).unwrap();
     assert_eq!(storage.take(), (2, 4096 + CHUNK as u64), "the first block with the head, and a chunk");
@@ -122,7 +122,7 @@ fn the_raw_cells_of_a_full_page_begin_at_blocks() {
     let storage = storage();
     let pager = pager(&storage, 1 << 20);
     let data = noise(MAX_DATA);
-    let pointer = write(&pager, &frame::data_page(9, 0, &data, true), 400);
+    let pointer = write(&pager, &frame::data_page(9, 0, &data, Compression::Default), 400);
     let head = head(&pager, &pointer);
     assert_eq!(head.stored_range(&(0..MAX_DATA / CHUNK)), 4096..4096 + MAX_DATA);
 }
@@ -133,7 +133,7 @@ fn a_head_longer_than_a_block_is_read_whole() {
     let data = noise(1000);
     let item = |start| PackedItem { ino: Ino(5), offset: 0, start, length: 1 };
     let items: Vec<PackedItem> = (0..400).map(item).collect();
-    let pointer = write(&pager(&storage, 1 << 20), &frame::packed_page(&data, &items, false), 400);
+    let pointer = write(&pager(&storage, 1 << 20), &frame::packed_page(&data, &items, Compression::Off), 400);
     assert_eq!(read(&pager(&storage, 1 << 20), &pointer, 0..1000).unwrap(), data);
 }
 
@@ -147,7 +147,7 @@ fn a_flipped_bit_is_noticed_where_it_is_read() {
 
 fn a_flipped_bit_is_noticed(storage: &Arc<CountingStorage>) {
     let data = mixed(5 * CHUNK + 100);
-    let pointer = write(&pager(storage, 1 << 20), &frame::data_page(9, 0, &data, true), 400);
+    let pointer = write(&pager(storage, 1 << 20), &frame::data_page(9, 0, &data, Compression::Default), 400);
     let (first, end) = (pointer.run.offset(), pointer.run.offset() + pointer.run.bytes());
     let head = head(&pager(storage, 1 << 20), &pointer);
     let chunks = head.table.chunks.len();
@@ -195,9 +195,9 @@ fn a_page_of_another_machine_that_is_not_as_it_should_be_is_read_from_where_it_l
         let storage = Arc::new(CountingStorage::new(far));
         let pager = pager(&storage, 1 << 20);
         let write_over = |data: &[u8]| {
-            write(&pager, &frame::data_page(9, 0, &noise(2 * CHUNK), true), 400);
+            write(&pager, &frame::data_page(9, 0, &noise(2 * CHUNK), Compression::Default), 400);
             storage.freeze();
-            write(&pager, &frame::data_page(9, 0, data, true), 400)
+            write(&pager, &frame::data_page(9, 0, data, Compression::Default), 400)
         };
         let page = write_over(&data);
         assert_eq!(read(&pager, &page, 0..3 * CHUNK).is_ok_and(|found| found == data), far);
@@ -211,11 +211,11 @@ fn an_older_version_of_a_page_is_refused_also_when_its_head_was_kept() {
     let storage = storage();
     let pager = pager(&storage, 1 << 20);
     let (old, new) = (noise(2 * CHUNK), mixed(2 * CHUNK));
-    let before = write(&pager, &frame::data_page(9, 0, &old, false), 400);
+    let before = write(&pager, &frame::data_page(9, 0, &old, Compression::Off), 400);
     assert_eq!(read(&pager, &before, 0..2 * CHUNK).unwrap(), old);
     let mut bytes = vec![0; before.run.bytes() as usize];
     storage.read_at(before.run.offset(), &mut bytes).unwrap();
-    let now = write(&pager, &frame::data_page(9, 0, &new, false), 400);
+    let now = write(&pager, &frame::data_page(9, 0, &new, Compression::Off), 400);
     assert_eq!(read(&pager, &now, 0..2 * CHUNK).unwrap(), new);
     assert!(read(&pager, &before, 0..2 * CHUNK).is_err(), "the old head does not open new chunks");
     // The second chunk as it was before is put back under the new head.
@@ -243,7 +243,8 @@ fn only_pages_of_file_data_are_read_as_such() {
 fn remote_pages_are_prefetched_unless_one_request_suffices() {
     let storage = Arc::new(CountingStorage::new(true));
     let writer = pager(&storage, 1 << 20);
-    let pages = [400, 500].map(|at| write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), at));
+    let pages =
+        [400, 500].map(|at| write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), Compression::Default), at));
     let pager = pager(&storage, 1 << 20);
     let part = (5 * CHUNK + 100) as u32;
     let place = |page: &Pointer, blocks: Range<u64>| {
@@ -271,7 +272,7 @@ fn another_machine_is_asked_once_for_head_and_cells() {
     for (far, whole) in [(true, 1), (false, 2)] {
         let storage = Arc::new(CountingStorage::new(far));
         let content = noise(MAX_DATA);
-        let page = write(&pager(&storage, 1 << 20), &frame::data_page(9, 0, &content, true), 400);
+        let page = write(&pager(&storage, 1 << 20), &frame::data_page(9, 0, &content, Compression::Default), 400);
         for (part, requests) in [(0..MAX_DATA, whole), (MAX_DATA / 2..MAX_DATA, whole), (5 * CHUNK..5 * CHUNK + 10, 2)]
         {
             let pager = pager(&storage, 1 << 20);
@@ -294,9 +295,9 @@ fn a_cold_read_is_prefetched() {
         .enumerate()
         .flat_map(|(n, part)| if n % 2 == 0 { part.to_vec() } else { vec![0; 512] })
         .collect();
-    let raw = write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), 400);
-    let compressed = write(&writer, &frame::data_page(9, 0, &half, true), 500);
-    let small = write(&writer, &frame::data_page(9, 0, &noise(9000), true), 600);
+    let raw = write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), Compression::Default), 400);
+    let compressed = write(&writer, &frame::data_page(9, 0, &half, Compression::Default), 500);
+    let small = write(&writer, &frame::data_page(9, 0, &noise(9000), Compression::Default), 600);
     assert!(compressed.run.blocks < raw.run.blocks && small.run.blocks == 3);
     for (page, parts) in [
         (
@@ -331,7 +332,7 @@ fn a_cold_read_is_prefetched() {
         }
     }
     // Adjacent pages are prefetched together, others alone.
-    let next = write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), true), raw.run.end());
+    let next = write(&writer, &frame::data_page(9, 0, &noise(MAX_DATA), Compression::Default), raw.run.end());
     let fresh = pager(&storage, 1 << 20);
     fresh.prefetch_data([&raw, &next, &small].map(|page| (page, 0, MAX_DATA as u32)).into_iter());
     let of = |run: Run| run.offset()..run.offset() + run.bytes();

@@ -13,6 +13,7 @@ use crate::format::{BLOCK, Generation, Ino, Run};
 use crate::pager::Pager;
 use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
+use crate::txn::Compression;
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
 use crate::txn::commit::CommitReason;
@@ -221,7 +222,7 @@ fn data_beyond_its_reservation_is_refused() {
     let volume = create(Arc::new(MemoryStorage::new()), &dice);
     let other = volume.reserve_data(100_000, 1).unwrap();
     let mut small = volume.reserve_data(100, 1).unwrap();
-    let refused = volume.write_data(&mut small, Ino(2), 0, &bytes_of(1, 60_000), false);
+    let refused = volume.write_data(&mut small, Ino(2), 0, &bytes_of(1, 60_000), Compression::Off);
     assert!(matches!(refused, Err(Error::Invalid(_))));
     assert_eq!((small.groups(), other.groups()), (1, 7));
 }

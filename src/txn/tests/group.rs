@@ -14,9 +14,9 @@ use crate::format::{BLOCK, Ino, Key, kind};
 use crate::frame::PageCipher;
 use crate::storage::MemoryStorage;
 use crate::storage::simulated::{OpKind, SimulatedStorage};
-use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
 use crate::txn::operation::Logged;
+use crate::txn::{Compression, Volume};
 
 /// Maximum of written bytes that no barrier covered: the bound of one writer, and of
 /// several.
@@ -103,7 +103,7 @@ fn no_writer_waits_for_a_barrier_while_staged_data_is_flushed() {
     let write = move |volume: &Arc<Volume>, bytes: u64| {
         for n in 0..bytes / length {
             let mut reservation = volume.reserve_spare(9).unwrap();
-            drop(volume.write_data(&mut reservation, Ino(10), n << 17, &data, true).unwrap());
+            drop(volume.write_data(&mut reservation, Ino(10), n << 17, &data, Compression::Default).unwrap());
         }
     };
     let (weak, flush, flushed) = (Arc::downgrade(&volume), write.clone(), Arc::new(AtomicU64::new(0)));
@@ -150,7 +150,7 @@ fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
                     for n in 0..(48 << 20) / data.len() as u64 / writers {
                         let mut room = volume.reserve_data(data.len() as u64, 1).unwrap();
                         let ino = Ino(10 + writer);
-                        drop(volume.write_data(&mut room, ino, n << 17, &data, true).unwrap());
+                        drop(volume.write_data(&mut room, ino, n << 17, &data, Compression::Default).unwrap());
                         volume.limit_unsynced().unwrap();
                     }
                 });

@@ -10,6 +10,7 @@ use crate::format::values::Extent;
 use crate::format::{Ino, Key, kind};
 use crate::storage::MemoryStorage;
 use crate::storage::simulated::{Fate, Fault, SimulatedStorage};
+use crate::txn::Compression;
 use crate::txn::{Publication, State, UnreferencedPages, Volume};
 
 fn key(number: u64) -> Key {
@@ -139,8 +140,9 @@ fn readers_find_in_each_state_what_it_is_said_to_have() {
 fn write(volume: &Arc<Volume>) -> UnreferencedPages {
     let mut room = volume.reserve_data(90_000, 3).unwrap();
     let (first, second) = (bytes_of(1, 3000), bytes_of(2, 4000));
-    let mut pages = volume.write_packed(&mut room, &[(Ino(2), 0, &first), (Ino(3), 0, &second)], false).unwrap();
-    pages.absorb(volume.write_data(&mut room, Ino(4), 0, &bytes_of(3, 70_000), false).unwrap());
+    let mut pages =
+        volume.write_packed(&mut room, &[(Ino(2), 0, &first), (Ino(3), 0, &second)], Compression::Off).unwrap();
+    pages.absorb(volume.write_data(&mut room, Ino(4), 0, &bytes_of(3, 70_000), Compression::Off).unwrap());
     pages
 }
 

@@ -9,6 +9,7 @@ use crate::format::values::Extent;
 use crate::format::{BLOCK, REGION_BLOCKS, Run};
 use crate::storage::simulated::{Fault, FaultClass, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
+use crate::txn::Compression;
 use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
 use crate::txn::commit::CommitReason;
@@ -188,7 +189,7 @@ fn blocks_of_pages_that_are_not_committed_are_taken() {
     let before = volume.blocks();
     let mut reservation = volume.reserve_data(30_000, 1).unwrap();
     assert_eq!(volume.blocks().reserved, before.reserved + 8);
-    let pages = volume.write_data(&mut reservation, crate::format::Ino(2), 0, &[7; 30_000], false).unwrap();
+    let pages = volume.write_data(&mut reservation, crate::format::Ino(2), 0, &[7; 30_000], Compression::Off).unwrap();
     assert_eq!(volume.blocks().used, before.used + 8);
     assert_eq!(volume.blocks().reserved, before.reserved);
     drop(pages);
@@ -223,7 +224,7 @@ fn reservations_hold_when_free_space_is_in_fragments() {
     let mut written = Vec::new();
     // The reserve may be one long run; it is used up first and the fragments take its place.
     while let Ok(mut reservation) = volume.reserve_data(data.len() as u64, 1) {
-        written.push(volume.write_data(&mut reservation, crate::format::Ino(9), 0, &data, false).unwrap());
+        written.push(volume.write_data(&mut reservation, crate::format::Ino(9), 0, &data, Compression::Off).unwrap());
     }
     let counts: Vec<usize> = written.iter().map(|pages| pages.pieces().len()).collect();
     assert!(counts.iter().any(|count| *count > 1), "expected fragments among {counts:?} with {slots} slots");

@@ -13,7 +13,7 @@ use crate::format::values::Extent;
 use crate::format::{Ino, Key, kind};
 use crate::frame::PageCipher;
 use crate::storage::Storage;
-use crate::txn::{OpenOptions, State, View, Volume};
+use crate::txn::{Compression, OpenOptions, State, View, Volume};
 
 pub(super) const ARCHIVE: [u8; 16] = [7; 16];
 pub(super) const MEMORY: u64 = 32 << 20;
@@ -69,7 +69,7 @@ pub(super) fn extent_key(file: u64, slot: u64) -> Key {
 pub(super) fn put(volume: &Arc<Volume>, file: u64, slot: u64, seed: u64, length: usize) -> Result<()> {
     let mut reservation = volume.reserve_data(length as u64, 1)?;
     let data = bytes_of(seed, length);
-    let mut pages = volume.write_data(&mut reservation, Ino(file), slot << 17, &data, true)?;
+    let mut pages = volume.write_data(&mut reservation, Ino(file), slot << 17, &data, Compression::Default)?;
     let [piece] = *pages.pieces() else {
         // Fragmented: these tests keep one extent a slot, so they write it smaller.
         return Err(crate::Error::NoSpace("fragmented".into()));

@@ -7,7 +7,7 @@ use super::Volume;
 use crate::error::{Error, Result};
 use crate::format::page::PackedItem;
 use crate::format::{BLOCK, Ino, Pointer, Run};
-use crate::frame::{self, GROUP_DATA, OpenedPage, PlainPage};
+use crate::frame::{self, Compression, GROUP_DATA, OpenedPage, PlainPage};
 use crate::txn::allocator::{Allocator, Reservation};
 use crate::txn::operation::Operation;
 use crate::txn::state::Publication;
@@ -81,10 +81,10 @@ impl Volume {
         ino: Ino,
         offset: u64,
         data: &[u8],
-        compress: bool,
+        compression: Compression,
     ) -> Result<UnreferencedPages> {
         let mut pages = UnreferencedPages::new(self);
-        let page = frame::data_page(ino.0, offset, data, compress);
+        let page = frame::data_page(ino.0, offset, data, compression);
         if let Some(run) = reservation.allocate(page.blocks())? {
             let page = self.seal_and_write(&page, run)?;
             pages.push(WrittenPiece { ino, offset, length: data.len() as u32, page, start: 0 });
@@ -92,7 +92,7 @@ impl Volume {
         }
         for (index, part) in data.chunks(GROUP_DATA).enumerate() {
             let offset = offset + (index * GROUP_DATA) as u64;
-            let page = frame::data_page(ino.0, offset, part, compress);
+            let page = frame::data_page(ino.0, offset, part, compression);
             let run = reservation.allocate(page.blocks())?;
             let run = run.ok_or_else(|| Error::NoSpace("blocks kept for data are not there".into()))?;
             let page = self.seal_and_write(&page, run)?;
@@ -107,16 +107,16 @@ impl Volume {
         &self,
         reservation: &mut Reservation,
         files: &[(Ino, u64, &[u8])],
-        compress: bool,
+        compression: Compression,
     ) -> Result<UnreferencedPages> {
         if files.len() > 1
-            && let Some(pages) = self.write_shared(reservation, files, compress)?
+            && let Some(pages) = self.write_shared(reservation, files, compression)?
         {
             return Ok(pages);
         }
         let mut pages = UnreferencedPages::new(self);
         for (ino, offset, bytes) in files {
-            pages.absorb(self.write_data(reservation, *ino, *offset, bytes, compress)?);
+            pages.absorb(self.write_data(reservation, *ino, *offset, bytes, compression)?);
         }
         Ok(pages)
     }
@@ -127,7 +127,7 @@ impl Volume {
         &self,
         reservation: &mut Reservation,
         parts: &[(Ino, u64, &[u8])],
-        compress: bool,
+        compression: Compression,
     ) -> Result<Option<UnreferencedPages>> {
         let mut data = Vec::with_capacity(parts.iter().map(|(_, _, bytes)| bytes.len()).sum());
         let mut items = Vec::with_capacity(parts.len());
@@ -135,7 +135,7 @@ impl Volume {
             items.push(PackedItem { ino: *ino, offset: *offset, start: data.len() as u32, length: bytes.len() as u32 });
             data.extend_from_slice(bytes);
         }
-        let page = frame::packed_page(&data, &items, compress);
+        let page = frame::packed_page(&data, &items, compression);
         let Some(run) = reservation.allocate(page.blocks())? else { return Ok(None) };
         let page = self.seal_and_write(&page, run)?;
         let mut pages = UnreferencedPages::new(self);

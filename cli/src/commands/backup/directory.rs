@@ -55,6 +55,7 @@ pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
         )));
     }
     let named = args.archive.elsewhere(args.destination.clone());
+    named.set_compression(args.compression);
     let writer = WriterArgs::taking_over(args.take_over);
     let passphrase = if create::is_free(&args.destination, named.remote())? {
         refuse_vanished(args, &named)?;

@@ -26,7 +26,7 @@ use serde_json::json;
 use crate::commands::snapshot::KeepArgs;
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
-use crate::open_archive::{ArchiveArgs, begin};
+use crate::open_archive::{ArchiveArgs, CompressionArgs, begin};
 use crate::output::{Output, Reader, rfc3339};
 use crate::paths::PatternArgs;
 use crate::progress::Bar;
@@ -64,6 +64,8 @@ pub(crate) struct Args {
     /// Go on when the directory is empty
     #[arg(long)]
     from_empty: bool,
+    #[command(flatten)]
+    compression: CompressionArgs,
     #[command(flatten)]
     keep: KeepArgs,
     /// Print JSON
@@ -163,6 +165,7 @@ fn refuse_directory_options(args: &Args) -> Result<(), Failure> {
         (args.delete_most, "--delete-most"),
         (args.from_empty, "--from-empty"),
         (!args.patterns.is_empty(), "--exclude"),
+        (args.compression.is_given(), "--compress"),
     ];
     match given.iter().find(|(is_given, _)| *is_given) {
         None => Ok(()),
