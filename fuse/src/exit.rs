@@ -81,12 +81,12 @@ mod tests {
             let Failure { message, .. } = Failure::from(error);
             assert!(message.contains("facts; mount ") && message.contains(&format!("-o {option} ")), "{message}");
             assert!(!message.contains("--accept"), "{message}");
-            crate::options::MountOptions::parse(&[option.to_owned()]).unwrap();
+            lockbox_host::mount_options::MountOptions::parse(&[option.to_owned()]).unwrap();
         }
         let costly = Refusal::KdfCost { slot: 1, memory: 4, passes: 1, most_cost: 1, most_memory: 1 };
         let Failure { message, .. } = Failure::from(Error::Refused(costly));
         assert!(message.starts_with("deriving ") && message.contains("-o kdf-limit=N ") && !message.contains("--"));
-        crate::options::MountOptions::parse(&["kdf-limit=9".to_owned()]).unwrap();
+        lockbox_host::mount_options::MountOptions::parse(&["kdf-limit=9".to_owned()]).unwrap();
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use lockbox_host::Program;
+use lockbox_host::mount_options::MountOptions;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::MakeWriter;
@@ -20,7 +21,6 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::exit::{Failure, MountProgram};
-use crate::options::MountOptions;
 
 /// Facility daemon (3), severity notice (5): the line itself has the level.
 const PRIORITY: u8 = 3 << 3 | 5;

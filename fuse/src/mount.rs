@@ -41,6 +41,7 @@ use std::process::{Command, Stdio};
 
 use lockbox_host::daemons::{self, user_name};
 use lockbox_host::located::real_path;
+use lockbox_host::mount_options::MountOptions;
 use lockbox_host::mounts::{self, Mounted, Mountpoint, Numbers, PinnedMount};
 use lockbox_host::remote;
 use nix::errno::Errno;
@@ -51,7 +52,6 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::thread::CapabilitySet;
 
 use crate::exit::{Failure, MountProgram};
-use crate::options::MountOptions;
 
 pub const DEVICE: &str = "/dev/fuse";
 /// Ends each message about the device.

@@ -20,12 +20,12 @@ use std::path::{Path, PathBuf};
 
 use lockbox::control::{self, Request, Response};
 use lockbox_host::daemons;
+use lockbox_host::mount_options::MountOptions;
 use lockbox_host::mounts::{Mountpoint, unescape};
 use nix::mount::MsFlags;
 use nix::unistd::{geteuid, getppid};
 
 use crate::exit::Failure;
-use crate::options::MountOptions;
 
 /// Options in the kernel's table of a FUSE mount, which mount(8) passes back.
 const SHOWN: [&str; 5] = ["user_id=", "group_id=", "max_read=", "blksize=", "subtype="];
@@ -73,7 +73,7 @@ pub fn parse_request<S: AsRef<str>>(lists: &[S], command_line: &[String]) -> Res
     }
     let rest: Vec<&str> =
         all().filter(|&option| option != "remount" && !SHOWN.iter().any(|shown| option.starts_with(shown))).collect();
-    let read_only = MountOptions::parse(&rest)?.read_only;
+    let read_only = MountOptions::parse(&rest).map_err(Failure::usage)?.read_only;
     let mut change = FlagChange { set: MsFlags::empty(), unset: MsFlags::empty() };
     if read_only {
         change.set |= MsFlags::MS_RDONLY;

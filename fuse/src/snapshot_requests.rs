@@ -33,12 +33,12 @@ use lockbox::exchange::{LiveNamespace, PathChange, PathChangeKind, Restore, comp
 use lockbox::format::Ino;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::{Error, Result};
+use lockbox_host::mount_options::MountOptions;
 use lockbox_terminal::display;
 use nix::unistd::{getegid, geteuid};
 use parking_lot::Mutex;
 
 use crate::kernel_cache::KernelCache;
-use crate::options::MountOptions;
 use crate::shutdown::{ArchiveSlot, MountHandle};
 
 /// Returns the snapshots of the archive while it is open, without holding the slot, which the

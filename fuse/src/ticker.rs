@@ -33,11 +33,11 @@ use lockbox::error::Timestamp;
 use lockbox::fs::{FileSystem, SyncProfile};
 use lockbox::keys::RollbackGuard;
 use lockbox::{Error, Result, control};
+use lockbox_host::mount_options::format_rules;
 use parking_lot::Mutex;
 
 use crate::exit::Failure;
 use crate::kernel_cache::KernelCache;
-use crate::options::format_rules;
 use crate::shutdown::{ARRIVAL, MountHandle};
 use crate::snapshot_requests::collect_writes;
 
@@ -337,8 +337,8 @@ mod tests {
     use lockbox::format::{Ino, ROOT_INO};
 
     use super::*;
-    use crate::options::MountOptions;
     use crate::snapshot_requests::tests::{CREATOR, opened};
+    use lockbox_host::mount_options::MountOptions;
 
     /// Ticks every STEP, with steps that take the time `takes` returns, and returns the steps with
     /// their start and end.

@@ -17,7 +17,7 @@ use lockbox::control::{
     SnapshotName, Status, TreePath,
 };
 use lockbox::error::LogStats;
-use lockbox_fuse::options::MountOptions;
+use lockbox_host::mount_options::MountOptions;
 use lockbox_share::http::fuzzing as http;
 use lockbox_share::store::fuzzing as shares;
 

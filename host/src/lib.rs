@@ -2,13 +2,14 @@
 //!
 //! This crate reads credentials and unlocks an archive with them, finds mounts and the daemons that
 //! serve them, keeps memory out of swap and core dumps, and has the tables of exit codes and of the
-//! words of `-o`. The wording of one program is in its [`Program`].
+//! options of `-o`. The wording of one program is in its [`Program`].
 
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
 
 pub mod daemons;
 mod failure;
 pub mod help;
+pub mod list_option;
 pub mod located;
 pub mod mount_options;
 pub mod mounts;

@@ -22,9 +22,28 @@ use lockbox_terminal::quantity;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
+use crate::list_option::{self, ListOption, OptionValue, set};
+
 /// Options for requests to servers, which commands and mounts of this user have without typing
 /// them.
 const VARIABLE: &str = "LOCKBOX_REMOTE";
+
+type Row = ListOption<Remote>;
+
+/// Options for requests to servers, of `--remote` and of `-o`.
+pub const REMOTE: &[Row] = &[
+    Row::new("allow-http", OptionValue::Nothing, |o, _| set(&mut o.allow_http, true)),
+    Row::new("allow-private", OptionValue::Nothing, |o, _| set(&mut o.allow_private, true)),
+    Row::new("cache-size", OptionValue::Text("SIZE", &[]), |o, v| {
+        v.parsed(quantity::size(v.text), "a size, such as 4G or 0").map(|size| o.cache_bytes = Some(size))
+    }),
+    Row::new("timeout", OptionValue::Text("TIME", &["30s", "5m", "hard"]), |o, v| {
+        let time = quantity::time(v.text).filter(|time| !time.is_zero()).map(ServerTimeout::Until);
+        let timeout = if v.text == "hard" { Some(ServerTimeout::ForEver) } else { time };
+        v.parsed(timeout, "a time, such as 30s, or hard").map(|timeout| o.timeout = Some(timeout))
+    }),
+    Row::new("unsent", OptionValue::Nothing, |o, _| set(&mut o.unsent, true)),
+];
 
 /// Options for requests to servers (`--remote`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,37 +93,11 @@ impl Remote {
 
     fn with_list(mut self, list: &str) -> std::result::Result<Remote, String> {
         for option in list.split(',').filter(|option| !option.is_empty()) {
-            let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
-            if !self.set(name, value)? {
+            if !list_option::apply(REMOTE, option, &mut self)? {
                 return Err(format!("'{option}' is not an option for requests to servers"));
             }
         }
         Ok(self)
-    }
-
-    /// Takes a word of a list of options; whether it is one of these.
-    ///
-    /// # Errors
-    /// A sentence about a value that cannot be.
-    pub fn set(&mut self, name: &str, value: Option<&str>) -> std::result::Result<bool, String> {
-        match (name, value) {
-            ("allow-http" | "allow_http", None) => self.allow_http = true,
-            ("allow-private" | "allow_private", None) => self.allow_private = true,
-            ("unsent", None) => self.unsent = true,
-            ("cache-size" | "cache_size", Some(value)) => {
-                let bytes = quantity::size(value)
-                    .ok_or_else(|| format!("{name}= takes a size, such as 4G or 0, not '{value}'"))?;
-                self.cache_bytes = Some(bytes);
-            }
-            ("timeout", Some("hard")) => self.timeout = Some(ServerTimeout::ForEver),
-            ("timeout", Some(value)) => {
-                let time = quantity::time(value).filter(|time| !time.is_zero());
-                let time = time.ok_or_else(|| format!("timeout= takes a time, such as 30s, or hard, not '{value}'"))?;
-                self.timeout = Some(ServerTimeout::Until(time));
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
     }
 
     fn options(&self) -> RemoteOptions {
@@ -261,9 +254,12 @@ impl ArchiveLocation {
 /// `--remote LIST`, as a program's command line has it.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct RemoteArgs {
-    /// How the server of an archive at an address is asked: allow-http, allow-private, cache-size=SIZE, timeout=TIME, unsent
-    #[arg(long, value_name = "LIST", value_parser = parse_list, default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "LIST", help = help(), value_parser = parse_list, default_value = "", hide_default_value = true)]
     pub remote: Remote,
+}
+
+fn help() -> String {
+    format!("How the server of an archive at an address is asked: {}", list_option::usage(REMOTE))
 }
 
 /// Parses a list, which adds to that of the environment and goes before it.

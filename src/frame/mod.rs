@@ -8,6 +8,7 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::find_frame_compressed_size;
 
@@ -29,7 +30,7 @@ const CHUNK: usize = 1 << CHUNK_LOG2;
 const LARGE_CHUNK_LOG2: u8 = MAX_DATA.ilog2() as u8;
 
 /// How much time is spent on smaller data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Compression {
     Off,
     /// Only repetitions are replaced.

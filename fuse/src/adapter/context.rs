@@ -9,6 +9,7 @@ use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyEntry};
 use lockbox::Result;
 use lockbox::format::Ino;
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
+use lockbox_host::mount_options::SnapshotDir;
 use parking_lot::Mutex;
 
 use super::handle_for;
@@ -17,7 +18,6 @@ use crate::convert::{GENERATION, errno, ino, may_write, updates_atime};
 use crate::event_loop::{InFlight, LoopScheduler, ReadQueue};
 use crate::kernel_cache::KernelCache;
 use crate::mount_agent::ProcessInfoClient;
-use crate::options::SnapshotDir;
 
 /// Mount options that affect how requests are served.
 #[derive(Clone, Copy)]

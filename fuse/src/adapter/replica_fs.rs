@@ -29,6 +29,7 @@ use fuser::{
 };
 use lockbox::Error;
 use lockbox::fs::FileSystem;
+use lockbox_host::mount_options::SnapshotDir;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::context::{Adapter, RemovedCapabilities};
@@ -36,7 +37,6 @@ use super::snapshots::effective_snapshot_dir;
 use crate::convert::{errno, ino};
 use crate::kernel;
 use crate::kernel_cache::snapshot_inodes::is_live;
-use crate::options::SnapshotDir;
 
 /// Maximum number of old versions that are retained for open, removed inodes.
 const MAX_RETAINED: usize = 4;

@@ -19,6 +19,7 @@ use fuser::{
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, SnapshotId, SnapshotInfo, SnapshotView, mode};
 use lockbox::{Error, Result};
+use lockbox_host::mount_options::SnapshotDir;
 
 use super::content::{self, stop_if_full, tolerate_damage};
 use super::context::Adapter;
@@ -27,7 +28,6 @@ use crate::kernel_cache::FOR_EVER;
 use crate::kernel_cache::snapshot_inodes::{
     InodeKind, MountedView, SNAPSHOT_CONTENT_TIMEOUT, SNAPSHOT_NAME_TIMEOUT, ViewTable, is_live, snapshot_dir_number,
 };
-use crate::options::SnapshotDir;
 
 /// Name in the root.
 const NAME: &[u8] = b".snapshots";

@@ -16,10 +16,12 @@ use lockbox::keys::{PlaceName, UnlockedKey};
 use lockbox_fuse::daemon::Notify;
 use lockbox_fuse::exit::{Failure, MountProgram, is_called_as_mount_8, mount_8_code};
 use lockbox_fuse::logging::{self, LogTarget};
-use lockbox_fuse::options::{DaemonConfig, MountOptions};
+use lockbox_fuse::options::DaemonConfig;
 use lockbox_fuse::{daemon, fetcher, kernel, mount, mount_agent, mount8, session};
 use lockbox_host::help::{Detail, VERSION, lay_out};
+use lockbox_host::list_option;
 use lockbox_host::located::real_path;
+use lockbox_host::mount_options::{MOUNT, MountOptions};
 use lockbox_host::mounts::CreatedMountpoint;
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::remote::{self, ArchiveLocation};
@@ -32,7 +34,7 @@ use nix::unistd::{AccessFlags, access};
 
 /// Mount a lockbox archive
 #[derive(Parser)]
-#[command(name = "mount.lockbox", version = VERSION, after_help = AFTER_HELP)]
+#[command(name = "mount.lockbox", version = VERSION, after_help = after_help())]
 struct Arguments {
     /// The archive file
     archive: PathBuf,
@@ -78,57 +80,7 @@ struct Arguments {
     for_program: bool,
 }
 
-const AFTER_HELP: &str = "\
-Mount options, after -o and separated by commas:
-  ro, rw                       Read-only or (default) read-write
-  allow_other                  Let other users in; file permissions apply
-  sync=never|periodic|always   How much is durable without fsync
-                               (default periodic: every 5 seconds)
-  memory=SIZE                  Cap of caches and unwritten data, such as 256M
-  size-limit=SIZE              Most that the archive's file may grow to
-  pack=on|off, compress=on|off How new data is stored
-  atime=off|open               Access times: as they are set (default), or
-                               noted when something is opened for reading
-  threads=N                    Event loops (default: processors, at least 2, and
-                               8 of an archive at an address)
-  passfile=FILE, passfd=N, passcommand=CMD, credential=NAME, ask-password,
-  keyfile=FILE, identity=FILE, recovery-code=FILE, passfile-any,
-  keyring-cache=TIME
-                               Where secrets come from, as the options with
-                               these names
-  stop_timeout=SECONDS         How long a busy mount is served after the order
-                               to stop (default 60)
-  accept-older, accept-fork    Go on with a copy that is older than, or has
-                               diverged from, the state last known to this user
-  accept-other                 Go on with another archive than the one that this
-                               user opened at this place before
-  kdf-limit=N                  Limit of unlocking costs, in MiB times passes
-  sandbox=on|off               Whether the daemon gives up the files that it does
-                               not need (default on)
-  log=FILE                     Log there instead of to the system log
-  idle=TIME                    Unmount when unused that long, such as 10m
-  lock-on-suspend              Unmount before the machine sleeps
-  snapshot=NAME                Show that snapshot, read-only
-  snapshot-dir=shown|hidden|off
-                               Whether the root has a directory .snapshots of
-                               all snapshots (default hidden: found by name
-                               and not listed)
-  snapshots=hourly:N,daily:N,weekly:N,monthly:N,yearly:N | off
-                               Take snapshots by itself, and keep so many
-  follow=TIME|off              How often a mount for reading of an archive at an
-                               address looks for changes (default 1s)
-  take-over                    Write to an archive at an address although another
-                               machine seems to be writing there
-  nofail                       A missing archive is not a failure
-  over-archive                 Mount also where that hides the archive, the log,
-                               or files of the daemon
-  trust-owner                  As root, mount another user's archive also on a
-                               directory that is not that user's own and empty
-  foreground                   As --foreground
-  suid, dev, exec, nosuid, nodev, noexec, noatime
-                               As in mount(8); default nosuid,nodev
-  set-id, devices              suid and dev, in words that mount(8) passes on
-  remount                      Change ro, rw and these of a living mount
+const EXIT_CODES: &str = "\
 Exit codes:
   0 mounted, 1 usage, 2 other error, 10 wrong passphrase, 11 not an archive or
   too new, 12 damaged, 13 in use, 14 no space, 15 mounting failed,
@@ -136,6 +88,11 @@ Exit codes:
   18 server refuses, 19 no such archive or bucket
   Called by a path in /sbin or /usr/sbin, as mount(8) does: its codes
   0 mounted, 1 usage, 2 system error, 32 failed";
+
+fn after_help() -> String {
+    let options = list_option::help(MOUNT);
+    format!("Mount options, after -o and separated by commas:\n{options}{EXIT_CODES}")
+}
 
 fn main() -> ExitCode {
     lockbox_terminal::abort_on_panic();
@@ -421,9 +378,9 @@ fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf
 
 fn parse_options(arguments: &Arguments) -> Result<MountOptions, Failure> {
     if !arguments.sloppy {
-        return MountOptions::parse(&arguments.options);
+        return MountOptions::parse(&arguments.options).map_err(Failure::usage);
     }
-    let (options, unknown) = MountOptions::parse_sloppily(&arguments.options)?;
+    let (options, unknown) = MountOptions::parse_sloppily(&arguments.options).map_err(Failure::usage)?;
     if arguments.verbose {
         unknown.iter().for_each(|name| print_message(&format!("ignored: unknown mount option {name}")));
     }
@@ -439,26 +396,10 @@ fn print_message(message: &str) {
 mod tests {
     use std::collections::BTreeSet;
 
-    use clap::CommandFactory;
-    use lockbox_host::mount_options::{MOUNT, OptionValue};
-
     use super::*;
+    use clap::CommandFactory;
 
     const PAGE: &str = include_str!("../../../man/mount.lockbox.8");
-    const OPTIONS: &str = include_str!("../options.rs");
-    const MOUNT_8: &str = include_str!("../mount8.rs");
-
-    /// Returns the names in the patterns of the functions that parse options: strings before an
-    /// arrow, alone on their line or one of several.
-    fn names(source: &str) -> BTreeSet<String> {
-        let tests = source.find("#[cfg(test)]").unwrap_or(source.len());
-        let functions = source[..tests].match_indices("    fn set_").map(|(at, _)| &source[at..]);
-        let bodies = functions.map(|rest| rest.split("\n    }\n").next().unwrap());
-        let patterns = bodies.flat_map(str::lines).map(|line| line.split("=>").next().unwrap());
-        let pattern = |line: &&str| line.trim_start().starts_with(['"', '|']);
-        let quoted = patterns.filter(pattern).flat_map(|line| line.split('"').skip(1).step_by(2));
-        quoted.map(str::to_owned).collect()
-    }
 
     /// Returns the words that the page formats as literal.
     fn words() -> BTreeSet<String> {
@@ -471,29 +412,13 @@ mod tests {
     fn every_option_is_in_the_manual_page_and_the_help() {
         let words = words();
         let mut missing: Vec<String> = Vec::new();
-        let found = names(OPTIONS);
-        assert!(
-            found.len() > 30 && found.contains("passfile") && OPTIONS.contains("\"x-\"") && PAGE.contains("Cm x-"),
-            "{found:?}"
-        );
-        let help = AFTER_HELP.split([' ', ',', '|', '=', '\n']).map(str::to_owned).collect();
-        // An option that is also spelled with an underscore is documented with a dash, or the
-        // other way round.
-        let lacking = |words: &BTreeSet<String>, place: &str| -> Vec<String> {
-            let has =
-                |name: &String| [name.replace('_', "-"), name.replace('-', "_")].iter().any(|n| words.contains(n));
-            found.iter().filter(|name| !has(name)).map(|name| format!("-o {name}{place}")).collect()
-        };
-        missing.extend(lacking(&words, ""));
-        missing.extend(lacking(&help, " in the help"));
-        // Both directions: the parser's own test shows that it accepts every offered option.
-        // Values of options are offered in a table of their own.
-        let offered = MOUNT.iter().flat_map(|(word, takes)| match takes {
-            OptionValue::OneOf(values) => [&[*word], *values].concat(),
-            _ => vec![*word],
-        });
-        missing.extend(lacking(&offered.map(str::to_owned).collect(), " in what completions offer"));
-        assert!(MOUNT_8.contains("\"remount\"") && words.contains("remount"));
+        let named = MOUNT.iter().map(|row| row.name).filter(|name| !words.contains(*name));
+        missing.extend(named.map(|name| format!("-o {name}")));
+        let help = list_option::help(MOUNT);
+        let in_help: BTreeSet<_> = help.split([' ', ',', '=', '\n']).collect();
+        let without: Vec<_> = MOUNT.iter().map(|row| row.name).filter(|name| !in_help.contains(name)).collect();
+        assert_eq!(without, ["nonempty"], "options of 'lockbox mount' alone");
+        assert!(PAGE.contains("Cm x-") && MountOptions::parse(&["x-systemd.automount"]).is_ok());
         let mut command = Arguments::command();
         command.build();
         // Options that only other lockbox programs use are not documented.
@@ -506,6 +431,6 @@ mod tests {
             let name = long.or_else(|| argument.get_short().map(String::from));
             missing.extend(name.filter(|name| !words.contains(name)).map(|name| format!("-{name}")));
         }
-        assert!(missing.is_empty(), "man/mount.lockbox.8 or the help lacks {missing:?}");
+        assert!(missing.is_empty(), "man/mount.lockbox.8 lacks {missing:?}");
     }
 }

@@ -11,7 +11,9 @@ use lockbox::archive::{Archive, OpenOptions};
 use lockbox::exchange::{Entries, resolve};
 use lockbox::format::header::recognize;
 use lockbox::keys::{self, UnlockedKey};
-use lockbox_host::mount_options::{MOUNT, OptionValue, REMOTE};
+use lockbox_host::list_option::OptionValue;
+use lockbox_host::mount_options::MOUNT;
+use lockbox_host::remote::REMOTE;
 use lockbox_host::secrets::Keyring;
 use lockbox_host::{mounts, remote};
 use rustix::fs::{FileType as FileKind, Mode, OFlags, fstat, open};
@@ -149,11 +151,13 @@ pub(super) fn list_of_options(typed: &OsStr, mount: bool) -> Vec<Candidate> {
         let takes =
             words(mount).find(|(word, _)| word.as_bytes() == name).map_or(OptionValue::Nothing, |(_, takes)| takes);
         return match takes {
-            OptionValue::OneOf(values) => values.iter().map(|value| Candidate::new(stem, value).open()).collect(),
+            OptionValue::OneOf(values) | OptionValue::Text(_, values) => {
+                values.iter().map(|value| Candidate::new(stem, value).open()).collect()
+            }
             OptionValue::File => {
                 files(OsStr::from_bytes(value)).into_iter().map(|file| super::behind(stem, file).open()).collect()
             }
-            OptionValue::Nothing | OptionValue::Text => Vec::new(),
+            OptionValue::Nothing => Vec::new(),
         };
     }
     let has = |word: &str| {
@@ -168,8 +172,8 @@ pub(super) fn list_of_options(typed: &OsStr, mount: bool) -> Vec<Candidate> {
 }
 
 fn words(mount: bool) -> impl Iterator<Item = (&'static str, OptionValue)> {
-    let of_mount: &'static [(&str, OptionValue)] = if mount { &MOUNT } else { &[] };
-    of_mount.iter().chain(&REMOTE).copied()
+    let of_mount = if mount { MOUNT } else { &[] };
+    of_mount.iter().map(|row| (row.name, row.value)).chain(REMOTE.iter().map(|row| (row.name, row.value)))
 }
 
 /// Returns the cached key, if it still opens the archive. One that does not is left to a command
