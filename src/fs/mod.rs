@@ -34,15 +34,16 @@ pub use ops::{MAX_SMALL_FILE, NewFile, PendingSync, SnapshotView};
 pub use types::*;
 pub(crate) use write_buffer::LogPieces;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::env::Environment;
 use crate::error::{Error, Result};
+use crate::format::log::LogPiece;
 use crate::format::{Generation, Ino};
-use crate::txn::{Finding, Volume};
+use crate::txn::{Finding, Operation, Volume, VolumeOwner};
 use check::StructureCounts;
 #[cfg(test)]
 pub(crate) use directory::{index_key, list_key};
@@ -51,6 +52,32 @@ use reclaim::Reclaim;
 use repack::Repacker;
 use write_buffer::WriteBuffer;
 use writeback::{DirtyThrottle, Writeback};
+
+/// Parts of a file system that its volume calls. Weak: the volume belongs to the parts, not the
+/// other way round. Without them there is nothing to flush, log or reclaim.
+struct OwnerParts {
+    writeback: Weak<Writeback>,
+    write_buffer: Weak<WriteBuffer>,
+    reclaim: Weak<Reclaim>,
+}
+
+impl VolumeOwner for OwnerParts {
+    fn flush(&self, operation: &mut Operation<'_>) -> Result<()> {
+        self.writeback.upgrade().map_or(Ok(()), |writeback| writeback.flush(operation))
+    }
+
+    fn take_log_pieces(&self, capacity: usize) -> Option<Vec<LogPiece>> {
+        self.write_buffer.upgrade()?.take_log_pieces(capacity)
+    }
+
+    fn reclaim_step(&self) -> Result<bool> {
+        self.reclaim.upgrade().map_or(Ok(false), |reclaim| reclaim.step_for_space())
+    }
+
+    fn is_reclaim_blocked(&self) -> Result<bool> {
+        self.reclaim.upgrade().map_or(Ok(false), |reclaim| reclaim.has_blocked_work())
+    }
+}
 
 /// File system of one open archive, mounted or not. All methods may be called from several threads.
 pub struct FileSystem {
@@ -72,7 +99,7 @@ pub struct FileSystem {
 }
 
 impl FileSystem {
-    /// Creates the file system of an open volume: registers the flusher, replays the log, and
+    /// Creates the file system of an open volume: registers as its owner, replays the log, and
     /// queues the orphans and trims of the last session for reclaim.
     pub(crate) fn new(
         volume: Arc<Volume>,
@@ -106,14 +133,11 @@ impl FileSystem {
             fs.replay_log()?;
             return Ok(fs);
         }
-        // Weak: the volume belongs to the parts, not the other way round.
-        let flusher = Arc::downgrade(&fs.writeback);
-        fs.volume.set_flusher(Box::new(move |op| flusher.upgrade().map_or(Ok(()), |writeback| writeback.flush(op))));
-        let source = Arc::downgrade(&fs.write_buffer);
-        fs.volume.set_log_source(Box::new(move |capacity| {
-            source.upgrade().and_then(|buffer| buffer.take_log_pieces(capacity))
-        }));
-        fs.volume.set_reclaimer(Box::new(Arc::downgrade(&fs.reclaim)));
+        fs.volume.set_owner(OwnerParts {
+            writeback: Arc::downgrade(&fs.writeback),
+            write_buffer: Arc::downgrade(&fs.write_buffer),
+            reclaim: Arc::downgrade(&fs.reclaim),
+        });
         fs.replay_log()?;
         fs.reclaim.queue_leftovers()?;
         let durable = fs.volume.durable();

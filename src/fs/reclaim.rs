@@ -6,8 +6,8 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -18,7 +18,7 @@ use super::{extents, inode};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, NO_TRIM};
 use crate::format::{Ino, Key, MAX_INO, ROOT_INO, kind};
-use crate::txn::{Operation, Reclaimer, View, Volume};
+use crate::txn::{Operation, View, Volume};
 
 /// Bounds of the keys of orphan and trim records.
 const RECLAIM_RECORDS: (Key, Key) =
@@ -74,16 +74,6 @@ enum ReclaimStep {
     Busy,
     More,
     Last,
-}
-
-impl Reclaimer for Weak<Reclaim> {
-    fn step(&self) -> Result<bool> {
-        self.upgrade().map_or(Ok(false), |reclaim| reclaim.step_for_space())
-    }
-
-    fn is_held(&self) -> Result<bool> {
-        self.upgrade().map_or(Ok(false), |reclaim| reclaim.has_blocked_work())
-    }
 }
 
 pub(super) struct Reclaim {
@@ -226,7 +216,7 @@ impl Reclaim {
 
     /// Returns whether [`Self::step_for_space`] may find more soon: a step is in progress, or an
     /// orphan is open or its file locked.
-    fn has_blocked_work(&self) -> Result<bool> {
+    pub(super) fn has_blocked_work(&self) -> Result<bool> {
         let mut held = self.queue.in_step.load(Ordering::Acquire) > 0;
         let state = self.volume.state();
         self.volume.view(&state).scan(orphan_key(Ino(0)), orphan_key(Ino(u64::MAX)), &mut |key, _| {

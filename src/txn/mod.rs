@@ -54,6 +54,6 @@ pub(crate) use commit::CommitTicket;
 pub use finding::{Finding, FindingKind, Lost, Severity};
 pub(crate) use operation::Operation;
 pub(crate) use recovery::{LostPage, has_entries};
-pub(crate) use space_wait::Reclaimer;
 pub(crate) use state::{Difference, DifferenceCursor, Publication, State, View};
 pub(crate) use volume::{Choice, OpenOptions, Pinned, ReadView, UnreferencedPages, Volume, WrittenPiece};
+pub(crate) use writer::VolumeOwner;

@@ -46,8 +46,8 @@
 //! - Nor does the timer (`Allocator::erase_aged`), so that the periodic commit does not queue after
 //!   it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -65,15 +65,6 @@ const READER_LOOKS: u32 = 50;
 /// on a busy machine.
 const CLOSE_LOOKS: u32 = 150;
 
-/// Frees the pages of unreachable objects.
-pub(crate) trait Reclaimer: Send + Sync {
-    /// Removes some unreachable objects; returns whether it removed any.
-    fn step(&self) -> Result<bool>;
-
-    /// Returns whether a later step may remove more, once other threads no longer block it.
-    fn is_held(&self) -> Result<bool>;
-}
-
 /// Returns whether the freed space suffices.
 type Enough<'a> = &'a dyn Fn() -> Result<bool>;
 
@@ -89,7 +80,6 @@ pub(super) struct SpaceWaiter {
     /// Held by the writer that frees space for all waiting ones.
     first: Mutex<()>,
     waiting: AtomicU64,
-    reclaimer: OnceLock<Box<dyn Reclaimer>>,
 }
 
 /// Position in the queue of waiting changes; the first position holds the lock.
@@ -109,19 +99,7 @@ impl Drop for WaitPosition<'_> {
 
 impl SpaceWaiter {
     pub(super) fn new(committer: Arc<GroupCommit>, writer: Arc<Writer>, allocator: Arc<Allocator>) -> SpaceWaiter {
-        SpaceWaiter {
-            committer,
-            writer,
-            allocator,
-            first: Mutex::new(()),
-            waiting: AtomicU64::new(0),
-            reclaimer: OnceLock::new(),
-        }
-    }
-
-    pub(super) fn set_reclaimer(&self, reclaimer: Box<dyn Reclaimer>) {
-        // Only the first counts: one file system owns a volume.
-        let _ = self.reclaimer.set(reclaimer);
+        SpaceWaiter { committer, writer, allocator, first: Mutex::new(()), waiting: AtomicU64::new(0) }
     }
 
     /// Returns whether a change waits for space.
@@ -204,11 +182,11 @@ impl SpaceWaiter {
 
     /// (c)
     fn await_reclaim(&self, enough: Enough<'_>) -> Result<bool> {
-        let Some(reclaimer) = self.reclaimer.get() else { return Ok(false) };
+        let Some(owner) = self.writer.owner() else { return Ok(false) };
         for round in 0.. {
             let mut reclaimed = false;
             for _ in 0..1_u64 << round.min(10) {
-                match reclaimer.step() {
+                match owner.reclaim_step() {
                     Ok(true) => reclaimed = true,
                     Ok(false) => break,
                     Err(error @ Error::WriteFailed(_)) => return Err(error),
@@ -239,7 +217,7 @@ impl SpaceWaiter {
         let mut was_held = false;
         for look in 0..CLOSE_LOOKS {
             let readers = look < READER_LOOKS && self.allocator.waits_for_readers();
-            let held = self.reclaimer.get().map_or(Ok(false), |reclaimer| reclaimer.is_held())?;
+            let held = self.writer.owner().map_or(Ok(false), |owner| owner.is_reclaim_blocked())?;
             if !readers && !held {
                 break;
             }

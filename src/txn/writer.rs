@@ -30,10 +30,36 @@ const MOST_FREED: u64 = 256;
 /// Entries of one list page of four blocks: (16,280 - 40) / 8.
 pub(super) const LIST_PAGE_ENTRIES: usize = 2000;
 
-pub(super) type Flusher = Box<dyn Fn(&mut Operation<'_>) -> Result<()> + Send + Sync>;
+/// Owner of a volume: has dirty data that no tree names yet, and unreachable objects.
+pub(crate) trait VolumeOwner: Send + Sync {
+    /// Moves all dirty data into the transaction, at the start of a commit and once in it, if
+    /// [`super::Volume::mark_staged`] was called since the last success. Runs under the writers'
+    /// lock: it may write data, and changes trees through `operation` alone.
+    ///
+    /// # Errors
+    /// The commit fails, and the next one calls it again.
+    fn flush(&self, operation: &mut Operation<'_>) -> Result<()>;
 
-/// See [`super::Volume::set_log_source`].
-pub(super) type LogSource = Box<dyn Fn(usize) -> Option<Vec<LogPiece>> + Send + Sync>;
+    /// Returns the dirty pieces that no log entry has, in the order of a [`LogEntry`], or None when
+    /// they take more than `capacity` bytes there. Runs under the writers' lock. Returned pieces
+    /// count as logged until a commit that fails gives them back.
+    fn take_log_pieces(&self, capacity: usize) -> Option<Vec<LogPiece>>;
+
+    /// Frees pages of unreachable objects, a bounded number; returns whether there were any. Runs
+    /// without the writers' lock, makes essential operations alone and waits for no lock that a
+    /// caller of [`super::Volume::operate`] may hold.
+    ///
+    /// # Errors
+    /// The errors of an operation. All but `WriteFailed` end the attempt to get space.
+    fn reclaim_step(&self) -> Result<bool>;
+
+    /// Returns whether a later [`VolumeOwner::reclaim_step`] may free more, once other threads no
+    /// longer block it.
+    ///
+    /// # Errors
+    /// The errors of a read.
+    fn is_reclaim_blocked(&self) -> Result<bool>;
+}
 
 /// Changes of operations since the last freeze.
 struct Open {
@@ -71,9 +97,8 @@ pub(super) struct Writer {
     medium: Arc<VolumeContext>,
     allocator: Arc<Allocator>,
     open: Mutex<Open>,
-    flusher: OnceLock<Flusher>,
-    log_source: OnceLock<LogSource>,
-    /// Set by writers of dirty data that the flusher will publish.
+    owner: OnceLock<Box<dyn VolumeOwner>>,
+    /// Set by writers of dirty data that the owner will flush.
     staged: AtomicBool,
     /// A commit waits for space on the host (TXN-9).
     refused: AtomicBool,
@@ -99,8 +124,7 @@ impl Writer {
             }),
             medium,
             allocator,
-            flusher: OnceLock::new(),
-            log_source: OnceLock::new(),
+            owner: OnceLock::new(),
             staged: AtomicBool::new(false),
             refused: AtomicBool::new(false),
             dirty_nodes: AtomicI64::new(0),
@@ -114,13 +138,13 @@ impl Writer {
         OpenTransaction { writer: self, open: self.open.lock() }
     }
 
-    pub(super) fn set_flusher(&self, flusher: Flusher) {
+    pub(super) fn set_owner(&self, owner: Box<dyn VolumeOwner>) {
         // Only the first counts: one file system owns a volume.
-        let _ = self.flusher.set(flusher);
+        let _ = self.owner.set(owner);
     }
 
-    pub(super) fn set_log_source(&self, source: LogSource) {
-        let _ = self.log_source.set(source);
+    pub(super) fn owner(&self) -> Option<&dyn VolumeOwner> {
+        self.owner.get().map(Box::as_ref)
     }
 
     pub(super) fn mark_staged(&self) {
@@ -290,9 +314,9 @@ impl OpenTransaction<'_> {
     pub(super) fn flush_staged(&mut self, nodes: &mut Option<Reservation>) -> Result<()> {
         let writer = self.writer;
         if writer.staged.swap(false, Ordering::AcqRel)
-            && let Some(flusher) = writer.flusher.get()
+            && let Some(owner) = writer.owner()
         {
-            let flushed = self.operate_on(nodes, true, |operation| flusher(operation));
+            let flushed = self.operate_on(nodes, true, |operation| owner.flush(operation));
             if flushed.is_err() {
                 writer.mark_staged();
                 // Its sealed data counts as logged, and is in no entry.
@@ -307,15 +331,15 @@ impl OpenTransaction<'_> {
     /// the last one (LOG-1); None when only a commit can make them durable. A caller that does not
     /// write the entry calls [`Self::leave_log`].
     pub(super) fn log_entry(&mut self, capacity: usize) -> Result<Option<LogEntry>> {
-        let Writer { medium, log_source, .. } = self.writer;
+        let medium = &self.writer.medium;
         // Freed blocks return by commits alone.
         if self.writer.freed_blocks() > MOST_FREED {
             return Ok(None);
         }
         let state = medium.versions.published();
         let Some(mut entry) = self.open.unlogged.entry(&state, &medium.store, capacity)? else { return Ok(None) };
-        if let Some(source) = log_source.get() {
-            let Some(pieces) = source(capacity - entry.length()) else { return Ok(None) };
+        if let Some(owner) = self.writer.owner() {
+            let Some(pieces) = owner.take_log_pieces(capacity - entry.length()) else { return Ok(None) };
             entry.pieces = pieces;
         }
         self.open.unlogged = Changes::default();

@@ -130,7 +130,7 @@ fn who_waits_for_a_failed_commit_gets_the_leaders_error() {
         let volume = create(Arc::new(MemoryStorage::new()), &dice);
         let led = Arc::new(AtomicU64::new(0));
         let count = led.clone();
-        volume.set_flusher(Box::new(move |_| {
+        volume.set_owner(TestOwner::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             Err(Error::io("reading what is staged", std::io::Error::from_raw_os_error(number)))
         }));

@@ -16,7 +16,7 @@ use crate::storage::MemoryStorage;
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::txn::allocator::keep_of;
 use crate::txn::operation::Logged;
-use crate::txn::{Compression, Volume};
+use crate::txn::{Compression, Operation, Volume};
 
 /// Maximum of written bytes that no barrier covered: the bound of one writer, and of
 /// several.
@@ -108,7 +108,7 @@ fn no_writer_waits_for_a_barrier_while_staged_data_is_flushed() {
     };
     let (weak, flush, flushed) = (Arc::downgrade(&volume), write.clone(), Arc::new(AtomicU64::new(0)));
     let bytes = flushed.clone();
-    volume.set_flusher(Box::new(move |operation| {
+    volume.set_owner(TestOwner::new(move |operation| {
         flush(&weak.upgrade().unwrap(), bytes.load(Ordering::Relaxed));
         operation.insert(extent_key(3, 0), &[1]).map(drop)
     }));
@@ -181,14 +181,12 @@ fn an_fsync_after_a_failed_flush_is_no_empty_entry() {
     let volume = with_log(&Dice::new(41));
     let fails = Arc::new(AtomicBool::new(true));
     let flusher = fails.clone();
-    volume.set_flusher(Box::new(move |op| {
+    volume.set_owner(TestOwner::new(move |op| {
         if flusher.swap(false, Ordering::Relaxed) {
             return Err(Error::NoSpace("a test".into()));
         }
         op.insert(Key::new(5, kind::INLINE, 0), b"flushed").map(drop)
     }));
-    // It has nothing that is not logged.
-    volume.set_log_source(Box::new(|_| Some(Vec::new())));
     volume.mark_staged();
     assert!(matches!(volume.commit(), Err(Error::NoSpace(_))));
     let before = volume.durable().generation;
@@ -219,12 +217,12 @@ fn what_an_entry_has_can_be_committed_by_a_full_archive() {
         }
     };
     let takes = take.clone();
-    volume.set_flusher(Box::new(move |op| {
+    let piece = |object| LogPiece { ino: Ino(object), offset: 0, data: vec![2; 5] };
+    let flush = move |op: &mut Operation<'_>| {
         takes();
         (2..2 + LEAVES).try_for_each(|object| op.insert(key(object), &[2; 3000]).map(drop))
-    }));
-    let piece = |object| LogPiece { ino: Ino(object), offset: 0, data: vec![2; 5] };
-    volume.set_log_source(Box::new(move |_| Some((2..2 + LEAVES).map(piece).collect())));
+    };
+    volume.set_owner(TestOwner { flush, pieces: (2..2 + LEAVES).map(piece).collect() });
     let before = volume.durable().generation;
     volume.mark_staged();
     let wanted = volume.want_commit().unwrap();

@@ -102,7 +102,7 @@ fn who_shares_a_commit_that_failed_is_told_also_after_an_empty_one_was_refused()
 fn short_of_room(volume: &Volume, times: u64) -> Arc<AtomicU64> {
     let calls = Arc::new(AtomicU64::new(0));
     let count = calls.clone();
-    volume.set_flusher(Box::new(move |_| match count.fetch_add(1, Ordering::Relaxed) {
+    volume.set_owner(TestOwner::new(move |_| match count.fetch_add(1, Ordering::Relaxed) {
         call if call < times => Err(Error::NoSpace("no room for nodes".into())),
         _ => Ok(()),
     }));

@@ -9,11 +9,12 @@ use std::thread::JoinHandle;
 use crate::crypto::SecretKey;
 use crate::env::SeededEnvironment;
 use crate::error::Result;
+use crate::format::log::LogPiece;
 use crate::format::values::Extent;
 use crate::format::{Ino, Key, kind};
 use crate::frame::PageCipher;
 use crate::storage::Storage;
-use crate::txn::{Compression, OpenOptions, State, View, Volume};
+use crate::txn::{Compression, OpenOptions, Operation, State, View, Volume, VolumeOwner};
 
 pub(super) const ARCHIVE: [u8; 16] = [7; 16];
 pub(super) const MEMORY: u64 = 32 << 20;
@@ -29,6 +30,36 @@ impl Dice {
 
     pub(super) fn below(&self, bound: u64) -> u64 {
         self.0.next_u64() % bound
+    }
+}
+
+/// Owner with a flush of its own, and the same pieces for each log entry.
+pub(super) struct TestOwner<F> {
+    pub(super) flush: F,
+    pub(super) pieces: Vec<LogPiece>,
+}
+
+impl<F: Fn(&mut Operation<'_>) -> Result<()> + Send + Sync> TestOwner<F> {
+    pub(super) fn new(flush: F) -> TestOwner<F> {
+        TestOwner { flush, pieces: Vec::new() }
+    }
+}
+
+impl<F: Fn(&mut Operation<'_>) -> Result<()> + Send + Sync> VolumeOwner for TestOwner<F> {
+    fn flush(&self, operation: &mut Operation<'_>) -> Result<()> {
+        (self.flush)(operation)
+    }
+
+    fn take_log_pieces(&self, _: usize) -> Option<Vec<LogPiece>> {
+        Some(self.pieces.clone())
+    }
+
+    fn reclaim_step(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn is_reclaim_blocked(&self) -> Result<bool> {
+        Ok(false)
     }
 }
 

@@ -39,9 +39,9 @@ use crate::txn::commit::{CommitReason, CommitTail, CommitTicket, GroupCommit, Se
 use crate::txn::finding::Finding;
 use crate::txn::operation::Operation;
 use crate::txn::recovery::{self, LostPage};
-use crate::txn::space_wait::{Reclaimer, SpaceWaiter};
+use crate::txn::space_wait::SpaceWaiter;
 use crate::txn::state::{Counters, State, Versions, View, VolumeContext};
-use crate::txn::writer::{Flusher, LogSource, Writer};
+use crate::txn::writer::{VolumeOwner, Writer};
 
 /// Minimum seconds that a free block keeps its old ciphertext; the maximum is twice that plus the
 /// time to drain.
@@ -322,30 +322,14 @@ impl Volume {
         self.shortage.is_short()
     }
 
-    /// Sets the reclaimer, which frees the pages of unreachable objects, one bounded step with each
-    /// call. It may only make essential operations.
-    pub(crate) fn set_reclaimer(&self, reclaimer: Box<dyn Reclaimer>) {
-        self.shortage.set_reclaimer(reclaimer);
-    }
-
     // ---- changes ----
 
-    /// Sets the flusher, which runs at the start of every commit, under the writers' lock, to move
-    /// dirty data into the transaction. It may write data and change trees through the operation
-    /// passed to it. It is called once per commit, before the freeze.
-    pub(crate) fn set_flusher(&self, flusher: Flusher) {
-        self.writer.set_flusher(flusher);
+    /// Sets the owner; later calls have no effect.
+    pub(crate) fn set_owner(&self, owner: impl VolumeOwner + 'static) {
+        self.writer.set_owner(Box::new(owner));
     }
 
-    /// Sets the source of dirty data for log entries, called under the writers' lock. It returns
-    /// the pieces that no entry has, in the order of a [`LogEntry`], or None when they take more
-    /// than the given number of bytes there. Returned pieces count as logged until a commit that
-    /// fails gives them back.
-    pub(crate) fn set_log_source(&self, source: LogSource) {
-        self.writer.set_log_source(source);
-    }
-
-    /// Marks that the flusher has something to publish, so that the next `commit` is not skipped as
+    /// Marks that the owner has something to flush, so that the next `commit` is not skipped as
     /// empty.
     pub(crate) fn mark_staged(&self) {
         self.writer.mark_staged();
