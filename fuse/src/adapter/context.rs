@@ -1,14 +1,17 @@
-//! Shared state of the request handlers, and the replies that many requests have in common.
+//! Shared state of the request handlers, the choice between the live tree and snapshots, and the
+//! replies that many requests have in common.
 
 use std::collections::{HashMap, VecDeque};
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyEntry};
-use lockbox::Result;
-use lockbox::format::Ino;
+use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyEmpty, ReplyEntry, Request};
+use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
+use lockbox::{Error, Result};
 use lockbox_host::mount_options::SnapshotDir;
 use parking_lot::Mutex;
 
@@ -17,6 +20,7 @@ use super::sync::SyncQueue;
 use crate::convert::{GENERATION, errno, ino, may_write, updates_atime};
 use crate::event_loop::{InFlight, LoopScheduler, ReadQueue};
 use crate::kernel_cache::KernelCache;
+use crate::kernel_cache::snapshot_inodes::is_live;
 use crate::mount_agent::ProcessInfoClient;
 
 /// Mount options that affect how requests are served.
@@ -29,6 +33,8 @@ pub struct ServeOptions {
     pub snapshot_dir: SnapshotDir,
 }
 
+/// Name of the directory of snapshots, in the root.
+pub(super) const SNAPSHOT_DIR_NAME: &[u8] = b".snapshots";
 /// Free space of a store: a PiB, which all programs display and can add to.
 const STORE_FREE: u64 = 1 << 50;
 
@@ -92,6 +98,38 @@ impl Adapter {
         })
     }
 
+    /// Returns the inode to change.
+    ///
+    /// # Errors
+    /// `ReadOnly` for inodes in `.snapshots`.
+    pub(super) fn live_inode(&self, number: INodeNo) -> Result<Ino> {
+        if is_live(number.0) { Ok(Ino(number.0)) } else { Err(Error::ReadOnly("the content of a snapshot".into())) }
+    }
+
+    /// Returns the directory in which a name is to be created.
+    ///
+    /// # Errors
+    /// As [`Adapter::live_inode`]; `Exists` for `.snapshots`.
+    pub(super) fn create_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
+        if self.is_snapshot_dir(parent, name) { Err(Error::Exists) } else { self.live_inode(parent) }
+    }
+
+    /// Returns the directory in which a name is to be removed or replaced.
+    ///
+    /// # Errors
+    /// As [`Adapter::live_inode`], also for `.snapshots`.
+    pub(super) fn change_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
+        if self.is_snapshot_dir(parent, name) {
+            return Err(Error::ReadOnly("the directory of the snapshots".into()));
+        }
+        self.live_inode(parent)
+    }
+
+    /// Returns whether the name is `.snapshots` of the root.
+    pub(super) fn is_snapshot_dir(&self, parent: INodeNo, name: &OsStr) -> bool {
+        parent.0 == ROOT_INO.0 && self.snapshot_dir != SnapshotDir::Off && name.as_bytes() == SNAPSHOT_DIR_NAME
+    }
+
     /// Opens a file of the live tree for open(2).
     pub(super) fn open_file(&self, number: INodeNo, flags: OpenFlags) -> Result<(FileHandle, FopenFlags)> {
         self.fs.open(ino(number))?;
@@ -134,6 +172,15 @@ impl Adapter {
         match result {
             Ok(a) => reply.attr(&self.cache.attribute_timeout(a.ino.0), &self.cache.to_file_attr(&a)),
             Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    /// Replies when all previous changes are durable. Snapshots always are.
+    pub(super) fn reply_fsync(&self, request: &Request, number: INodeNo, reply: ReplyEmpty) {
+        let in_flight = self.begin_request();
+        match &self.sync_queue {
+            Some(sync_queue) if is_live(number.0) => sync_queue.submit(request, &in_flight, reply),
+            _ => reply.ok(),
         }
     }
 
@@ -328,10 +375,8 @@ impl RemovedCapabilities {
 
 #[cfg(test)]
 mod tests {
-    use lockbox::Error;
     use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
     use lockbox::crypto::Passphrase;
-    use lockbox::format::ROOT_INO;
     use lockbox::fs::mode;
     use lockbox::keys;
 

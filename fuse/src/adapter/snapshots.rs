@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use fuser::{
     FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyXattr, Request,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyXattr,
 };
 use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, SnapshotId, SnapshotInfo, SnapshotView, mode};
@@ -22,15 +22,13 @@ use lockbox::{Error, Result};
 use lockbox_host::mount_options::SnapshotDir;
 
 use super::content::{self, stop_if_full, tolerate_damage};
-use super::context::Adapter;
+use super::context::{Adapter, SNAPSHOT_DIR_NAME};
 use crate::convert::{self, GENERATION, errno, may_write, reply_xattr};
 use crate::kernel_cache::FOR_EVER;
 use crate::kernel_cache::snapshot_inodes::{
     InodeKind, MountedView, SNAPSHOT_CONTENT_TIMEOUT, SNAPSHOT_NAME_TIMEOUT, ViewTable, is_live, snapshot_dir_number,
 };
 
-/// Name in the root.
-const NAME: &[u8] = b".snapshots";
 /// Directory offset of `.snapshots`: `i64::MAX`, after all entries.
 const LAST_COOKIE: u64 = i64::MAX as u64;
 /// Offsets of `.` and `..`; the offset of a snapshot is its number plus this.
@@ -39,7 +37,7 @@ const DOTS: u64 = 2;
 /// Returns the option's value, or `Off` if the archive has an entry of that name, which must stay
 /// reachable.
 pub fn effective_snapshot_dir(fs: &FileSystem, option: SnapshotDir) -> SnapshotDir {
-    if option == SnapshotDir::Off || matches!(fs.lookup(ROOT_INO, NAME), Err(Error::NotFound)) {
+    if option == SnapshotDir::Off || matches!(fs.lookup(ROOT_INO, SNAPSHOT_DIR_NAME), Err(Error::NotFound)) {
         return option;
     }
     tracing::warn!("the archive has an entry .snapshots of its own, so snapshots are not found there in this mount");
@@ -72,47 +70,6 @@ impl Adapter {
     /// Returns None for an inode of the live tree.
     pub(super) fn snapshot_inode(&self, number: INodeNo) -> Option<SnapshotInode<'_>> {
         (!is_live(number.0)).then_some(SnapshotInode { adapter: self, number: number.0 })
-    }
-
-    /// Returns the inode to change.
-    ///
-    /// # Errors
-    /// `ReadOnly` for inodes in `.snapshots`.
-    pub(super) fn live_inode(&self, number: INodeNo) -> Result<Ino> {
-        if is_live(number.0) { Ok(Ino(number.0)) } else { Err(Error::ReadOnly("the content of a snapshot".into())) }
-    }
-
-    /// Returns the directory in which a name is to be created.
-    ///
-    /// # Errors
-    /// As [`Adapter::live_inode`]; `Exists` for `.snapshots`.
-    pub(super) fn create_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
-        if self.is_snapshot_dir(parent, name) { Err(Error::Exists) } else { self.live_inode(parent) }
-    }
-
-    /// Returns the directory in which a name is to be removed or replaced.
-    ///
-    /// # Errors
-    /// As [`Adapter::live_inode`], also for `.snapshots`.
-    pub(super) fn change_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
-        if self.is_snapshot_dir(parent, name) {
-            return Err(Error::ReadOnly("the directory of the snapshots".into()));
-        }
-        self.live_inode(parent)
-    }
-
-    /// Replies when all previous changes are durable. Snapshots always are.
-    pub(super) fn reply_fsync(&self, request: &Request, number: INodeNo, reply: ReplyEmpty) {
-        let in_flight = self.begin_request();
-        match &self.sync_queue {
-            Some(sync_queue) if is_live(number.0) => sync_queue.submit(request, &in_flight, reply),
-            _ => reply.ok(),
-        }
-    }
-
-    /// Returns whether the name is `.snapshots` of the root.
-    pub(super) fn is_snapshot_dir(&self, parent: INodeNo, name: &OsStr) -> bool {
-        parent.0 == ROOT_INO.0 && self.snapshot_dir != SnapshotDir::Off && name.as_bytes() == NAME
     }
 
     pub(super) fn reply_snapshot_dir(&self, reply: ReplyEntry) {
@@ -149,7 +106,7 @@ impl Adapter {
                 INodeNo(snapshot_dir_number()),
                 LAST_COOKIE,
                 fuser::FileType::Directory,
-                OsStr::from_bytes(NAME),
+                OsStr::from_bytes(SNAPSHOT_DIR_NAME),
             );
         }
     }
@@ -162,7 +119,7 @@ impl Adapter {
     ) -> Result<()> {
         if self.must_list_snapshot_dir(directory, offset) {
             let (number, name, attributes) =
-                (INodeNo(snapshot_dir_number()), OsStr::from_bytes(NAME), self.snapshot_dir_attributes()?);
+                (INodeNo(snapshot_dir_number()), OsStr::from_bytes(SNAPSHOT_DIR_NAME), self.snapshot_dir_attributes()?);
             let _full = reply.add(number, LAST_COOKIE, name, &SNAPSHOT_NAME_TIMEOUT, &attributes, GENERATION);
         }
         Ok(())
