@@ -275,7 +275,7 @@ impl Archive {
         let header_flaw = header.flaw(&key.volume_key).map(|flaw| (flaw, interrupted));
         let witness = Arc::new(RollbackGuard::new(volume.clone(), header.durable_sequence(), looked, replace));
         if let Some(limit) = options.size_limit {
-            volume.limit_size(limit);
+            volume.allocator().limit_size(limit);
         }
         if let Some(name) = snapshot {
             volume.show_snapshot(name)?;
@@ -332,7 +332,7 @@ impl Archive {
             log: volume.has_log(),
             inodes: volume.state().inodes(),
             file_bytes: self.storage.len()?,
-            used_bytes: volume.space().1.saturating_mul(BLOCK), // unverified
+            used_bytes: volume.allocator().space().1.saturating_mul(BLOCK), // unverified
             key_slots: self.key_slots.clone(),
             backup_of: volume.origin().filter(|_| self.read_only()).map(|origin| (origin.generation, origin.time)),
             fallback: volume.fallback(),

@@ -202,7 +202,7 @@ impl FileSystem {
 
     fn repack_before_close(&self) -> Result<()> {
         // Dirty data may replace packed files.
-        if self.volume.is_dirty() {
+        if self.volume.writer().is_dirty() {
             self.volume.commit()?;
             self.write_buffer.drop_published();
         }

@@ -99,7 +99,7 @@ impl Repacker {
             progress.begin_search();
         }
         let searching = self.volume.stale_pages().has_room(SEARCH_PAGES) && self.search_step(&mut progress)?;
-        let idle = !self.volume.is_dirty();
+        let idle = !self.volume.writer().is_dirty();
         let repacked = match self.repack_due(false) {
             // Retried an interval later.
             Err(Error::NoSpace(_)) => false,

@@ -118,7 +118,7 @@ pub(super) struct Begun {
 }
 
 /// Space map with its loader, and the return path of free blocks.
-pub(super) struct Allocator {
+pub(crate) struct Allocator {
     medium: Arc<VolumeContext>,
     space: Mutex<SpaceMap>,
     /// Space tree of the newest durable checkpoint. A region that is not loaded has the state of
@@ -153,12 +153,14 @@ impl Allocator {
 
     // ---- figures ----
 
-    pub(super) fn limit_size(&self, bytes: u64) {
+    /// Limits the length of the archive's file from now on, like a quota; a file that is already
+    /// longer does not grow.
+    pub(crate) fn limit_size(&self, bytes: u64) {
         self.space.lock().set_limit(bytes / BLOCK);
     }
 
     /// Blocks of the file, and those in use by pages of the last commit.
-    pub(super) fn space(&self) -> (u64, u64) {
+    pub(crate) fn space(&self) -> (u64, u64) {
         let space = self.space.lock();
         (space.total(), space.used_blocks())
     }
@@ -171,12 +173,13 @@ impl Allocator {
         self.space().1
     }
 
-    pub(super) fn blocks(&self) -> BlockCounts {
+    /// Returns the blocks of the file by use, including the blocks of the open transaction.
+    pub(crate) fn blocks(&self) -> BlockCounts {
         self.space.lock().blocks()
     }
 
     /// Like [`Self::blocks`], with the memory of the map in bytes; None while the map is locked.
-    pub(super) fn blocks_unless_busy(&self) -> Option<(BlockCounts, u64)> {
+    pub(crate) fn blocks_unless_busy(&self) -> Option<(BlockCounts, u64)> {
         let space = self.space.try_lock()?;
         Some((space.blocks(), space.memory()))
     }

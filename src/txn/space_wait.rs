@@ -73,7 +73,7 @@ const LEAST: u64 = 16;
 
 /// Queue of changes without space, in order of arrival. The outermost part of a volume: the holder
 /// of its lock commits.
-pub(super) struct SpaceWaiter {
+pub(crate) struct SpaceWaiter {
     committer: Arc<GroupCommit>,
     writer: Arc<Writer>,
     allocator: Arc<Allocator>,
@@ -103,7 +103,7 @@ impl SpaceWaiter {
     }
 
     /// Returns whether a change waits for space.
-    pub(super) fn is_short(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
@@ -129,7 +129,7 @@ impl SpaceWaiter {
     }
 
     /// Returns whether `enough` reports success, which may itself reserve; waits for pending space.
-    pub(super) fn have_room(&self, enough: Enough<'_>) -> Result<bool> {
+    pub(crate) fn have_room(&self, enough: Enough<'_>) -> Result<bool> {
         self.in_turn(enough).map(|(there, _)| there)
     }
 

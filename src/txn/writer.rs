@@ -33,7 +33,7 @@ pub(super) const LIST_PAGE_ENTRIES: usize = 2000;
 /// Owner of a volume: has dirty data that no tree names yet, and unreachable objects.
 pub(crate) trait VolumeOwner: Send + Sync {
     /// Moves all dirty data into the transaction, at the start of a commit and once in it, if
-    /// [`super::Volume::mark_staged`] was called since the last success. Runs under the writers'
+    /// [`Writer::mark_staged`] was called since the last success. Runs under the writers'
     /// lock: it may write data, and changes trees through `operation` alone.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ pub(super) struct Frozen {
     pub(super) with_staged: bool,
 }
 
-pub(super) struct Writer {
+pub(crate) struct Writer {
     medium: Arc<VolumeContext>,
     allocator: Arc<Allocator>,
     open: Mutex<Open>,
@@ -147,7 +147,8 @@ impl Writer {
         self.owner.get().map(Box::as_ref)
     }
 
-    pub(super) fn mark_staged(&self) {
+    /// Marks that the owner has something to flush: the next commit is not skipped as empty.
+    pub(crate) fn mark_staged(&self) {
         self.staged.store(true, Ordering::Release);
     }
 
@@ -161,7 +162,7 @@ impl Writer {
 
     /// Returns whether anything was published or became dirty since the last commit began, or
     /// whether that commit waits for space.
-    pub(super) fn is_dirty(&self) -> bool {
+    pub(crate) fn is_dirty(&self) -> bool {
         // Under the writers' lock: a flusher that fails puts its mark back before it lets go of
         // that.
         let open = self.open.lock();
@@ -170,13 +171,13 @@ impl Writer {
 
     /// Returns whether everything published is in a commit or a log entry; false while the writers'
     /// lock is held, or a refused commit waits for space.
-    pub(super) fn is_logged(&self) -> bool {
+    pub(crate) fn is_logged(&self) -> bool {
         let is_refused = self.refused.load(Ordering::Acquire);
         !is_refused && self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())
     }
 
     /// Returns the approximate memory of dirty nodes in bytes.
-    pub(super) fn dirty_bytes(&self) -> u64 {
+    pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty_nodes() * DIRTY_NODE_BYTES
     }
 
@@ -195,8 +196,10 @@ impl Writer {
         self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit || self.allocator.list_entries() > LIST_LIMIT
     }
 
-    /// Three quarters of that.
-    pub(super) fn commit_is_near(&self) -> bool {
+    /// Returns whether a commit is due soon, at three quarters of that. A caller that locks nothing
+    /// makes one then, of little dirty data; one that is due is made by any operation, of all there
+    /// is.
+    pub(crate) fn commit_is_near(&self) -> bool {
         self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit / 4 * 3
             || self.allocator.list_entries() > LIST_LIMIT / 4 * 3
     }

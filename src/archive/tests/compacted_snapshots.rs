@@ -267,7 +267,7 @@ fn what_snapshots_share_is_written_once() {
     // Pages with a count that is too high would remain, with one that is too low would be freed too
     // early.
     remove_all(&archive, before, &SeededEnvironment::new(9));
-    assert!(archive.file_system().volume.space().1 * BLOCK < 2 << 20, "the large file is not freed");
+    assert!(archive.file_system().volume.allocator().space().1 * BLOCK < 2 << 20, "the large file is not freed");
     archive.close().unwrap();
 }
 

@@ -116,7 +116,7 @@ fn an_import_that_meets_a_full_archive_finishes_its_directories() {
     let top = source(host.path());
     let storage = SimulatedStorage::from_contents(&header_bytes());
     let fs = create_on(storage.clone(), 1);
-    fs.volume.limit_size(storage.len().unwrap() + (2 << 20));
+    fs.volume.allocator().limit_size(storage.len().unwrap() + (2 << 20));
     let failed = import(&fs, None, std::slice::from_ref(&top), &options(), &mut |_| Ok(()));
     assert!(matches!(failed, Err(Error::NoSpace(_))), "{failed:?}");
     let (files, times) = copied(&fs, &top);

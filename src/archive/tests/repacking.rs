@@ -370,7 +370,7 @@ fn without_room_closing_tells_and_a_later_purge_finds_what_is_left() {
 fn close_without_room(nothing_is_kept: bool) {
     let (storage, fs) = fresh(7);
     let files = small_files(&fs, 200);
-    fs.volume.limit_size(storage.len().unwrap());
+    fs.volume.allocator().limit_size(storage.len().unwrap());
     let mut n = 0;
     while fs.volume.reserve_data(1 << 20, 0).is_ok() && n < 64 {
         put(&fs, ROOT_INO, format!("fill{n}").as_bytes(), &noise(n, 200_000));

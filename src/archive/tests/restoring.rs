@@ -238,10 +238,10 @@ fn large_files_share_their_pages_with_the_snapshot() {
     fs.take_snapshot(b"good").unwrap();
     fs.unlink(ROOT_INO, b"large").unwrap();
     fs.purge().unwrap();
-    let before = fs.volume.space().1 * 4096;
+    let before = fs.volume.allocator().space().1 * 4096;
     restore(&fs, b"good", &[b"large"], None).unwrap();
     fs.purge().unwrap();
-    let more = (fs.volume.space().1 * 4096).saturating_sub(before);
+    let more = (fs.volume.allocator().space().1 * 4096).saturating_sub(before);
     assert!(more < 300_000, "{more} bytes more");
     // Written to, the two diverge.
     let ino = fs.lookup(ROOT_INO, b"large").unwrap().ino;
@@ -442,10 +442,10 @@ fn what_must_not_be_compressed_never_is() {
     fs.take_snapshot(b"good").unwrap();
     names.iter().for_each(|name| fs.unlink(ROOT_INO, name).unwrap());
     fs.purge().unwrap();
-    let before = fs.volume.space().1;
+    let before = fs.volume.allocator().space().1;
     restore_while(&fs, b"good", &[], None, &mut || fs.make_durable()).unwrap();
     fs.purge().unwrap();
-    let more = fs.volume.space().1 - before;
+    let more = fs.volume.allocator().space().1 - before;
     assert!(more >= 20 * text.len() as u64 / 4096, "{more} blocks for {} bytes", 20 * text.len());
 }
 

@@ -132,11 +132,11 @@ fn what_a_snapshot_shows_never_changes() {
             fs.purge().unwrap();
             let all = fs.snapshots().unwrap();
             let (id, _, held) = all.iter().find(|(_, snapshot, _)| snapshot.name == name).unwrap();
-            let before = fs.volume.space().1 * 4096;
+            let before = fs.volume.allocator().space().1 * 4096;
             fs.remove_snapshots(&[*id]).unwrap();
             fs.finish_removals(&mut || Ok(())).unwrap();
             fs.purge().unwrap();
-            let freed = before.saturating_sub(fs.volume.space().1 * 4096);
+            let freed = before.saturating_sub(fs.volume.allocator().space().1 * 4096);
             // Nodes of the trees that list it are changed in addition.
             assert!(freed.abs_diff(*held) <= 200_000, "held={held} freed={freed}");
             assert_sound(&fs);

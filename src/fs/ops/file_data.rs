@@ -38,7 +38,7 @@ impl FileSystem {
     /// Releases a handle; the last one of an unlinked inode queues it for reclaim.
     pub fn release(&self, ino: Ino) -> Result<()> {
         self.reclaim.release(ino)?;
-        if self.options.sync == SyncProfile::Always && self.volume.is_dirty() {
+        if self.options.sync == SyncProfile::Always && self.volume.writer().is_dirty() {
             return self.sync();
         }
         Ok(())
@@ -582,7 +582,7 @@ impl FileSystem {
         // A reader would delay the frees that this waits for.
         drop(state);
         let fits = || Ok(wanted <= self.writable_now(host_free)?);
-        if !self.volume.have_room(&fits)? {
+        if !self.volume.space_waiter().have_room(&fits)? {
             let free = self.writable_now(host_free)?;
             return Err(Error::NoSpace(format!("the range needs more than is free: bytes={wanted} free={free}")));
         }

@@ -129,8 +129,8 @@ impl FileSystem {
     /// operation makes it and flushes all dirty data. One caller commits, the others continue. The
     /// next caller of `sync` or `write` gets the error.
     pub(super) fn release_freed(&self) {
-        let is_due = self.volume.has_freed(FREED_BYTES) || self.volume.commit_is_near();
-        if !is_due || self.volume.is_committing() || self.volume.is_short() {
+        let is_due = self.volume.has_freed(FREED_BYTES) || self.volume.writer().commit_is_near();
+        if !is_due || self.volume.is_committing() || self.volume.space_waiter().is_short() {
             return;
         }
         let released = self.begin_commit().and_then(|begun| self.wait_commit(begun, Volume::commit_wanted));
@@ -163,13 +163,13 @@ impl FileSystem {
     /// Returns the bytes of memory with data that no commit has begun to make durable: dirty file
     /// data and changed nodes, both estimated.
     pub fn dirty_bytes(&self) -> u64 {
-        self.write_buffer.total_bytes() + self.volume.dirty_bytes()
+        self.write_buffer.total_bytes() + self.volume.writer().dirty_bytes()
     }
 
     /// Returns the part of [`FileSystem::dirty_bytes`] that a power failure would lose; 0 when the
     /// log has the rest.
     fn volatile_bytes(&self) -> u64 {
-        if self.volume.is_logged() && self.write_buffer.is_logged() { 0 } else { self.dirty_bytes() }
+        if self.volume.writer().is_logged() && self.write_buffer.is_logged() { 0 } else { self.dirty_bytes() }
     }
 
     /// Checks that a write of this many bytes could be accepted, and waits for space like one.
@@ -185,7 +185,7 @@ impl FileSystem {
     pub fn may_wait(&self) -> bool {
         self.options.sync == SyncProfile::Always
             || self.dirty_throttle.is_near_limit()
-            || self.volume.commit_is_near()
+            || self.volume.writer().commit_is_near()
             || self.volume.has_freed(FREED_BYTES)
     }
 
@@ -201,7 +201,7 @@ impl FileSystem {
 
     /// Returns whether data was accepted that no commit has begun to make durable.
     pub fn is_dirty(&self) -> bool {
-        self.volume.is_dirty()
+        self.volume.writer().is_dirty()
     }
 }
 
@@ -255,7 +255,7 @@ impl FileSystem {
     }
 
     fn statistics_keeping(&self, host_free: u64, keep: u64) -> Result<Statistics> {
-        let blocks = self.volume.blocks();
+        let blocks = self.volume.allocator().blocks();
         let layout: u64 = self.volume.reserved_blocks().iter().map(|(start, end)| end - start).sum();
         // The number of used blocks is read from the archive.
         let used = blocks.used.saturating_add(blocks.reserved).min(MAX_OFFSET / BLOCK) * BLOCK;
@@ -280,7 +280,7 @@ impl FileSystem {
     /// during host I/O.
     pub fn usage(&self) -> Usage {
         let [chunks, heads, nodes] = self.volume.cache_use();
-        let blocks = self.volume.blocks_unless_busy();
+        let blocks = self.volume.allocator().blocks_unless_busy();
         Usage {
             chunks,
             heads,

@@ -71,7 +71,7 @@ impl FileSystem {
     /// accepted data for that. Errors of [`FileSystem::make_durable`]; `Damaged`.
     pub(crate) fn differs_from_newest_snapshot(&self) -> Result<bool> {
         let _work = self.shutdown_gate.enter()?;
-        if self.volume.is_dirty() {
+        if self.volume.writer().is_dirty() {
             self.commit_all()?;
         }
         self.volume.differs_from_newest_snapshot()

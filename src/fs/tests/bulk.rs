@@ -154,8 +154,8 @@ fn what_is_refused_is_refused_alone() {
 fn a_full_archive_takes_what_fits_and_stays_sound() {
     let (storage, fs) = fresh(3);
     fs.sync().unwrap();
-    let (blocks, _) = fs.volume.space();
-    fs.volume.limit_size((blocks + 1200) * 4096);
+    let (blocks, _) = fs.volume.allocator().space();
+    fs.volume.allocator().limit_size((blocks + 1200) * 4096);
     let directory = fs.make_directory(ROOT_INO, b"d", 0o755, CREATOR).unwrap().ino;
     let dice = SeededEnvironment::new(4);
     let mut contents = BTreeMap::new();
@@ -243,8 +243,8 @@ fn threads_that_add_the_same_names_share_them() {
 fn what_was_added_before_an_error_is_durable_where_every_change_is() {
     let (storage, fs) = fresh_with(7, NAME_KEY, FsOptions { sync: SyncProfile::Always, ..OPTIONS });
     let directory = fs.make_directory(ROOT_INO, b"d", 0o755, CREATOR).unwrap().ino;
-    let (blocks, _) = fs.volume.space();
-    fs.volume.limit_size((blocks + 800) * 4096);
+    let (blocks, _) = fs.volume.allocator().space();
+    fs.volume.allocator().limit_size((blocks + 800) * 4096);
     let dice = SeededEnvironment::new(8);
     let made: Vec<(Vec<u8>, Vec<u8>)> = (0..500)
         .map(|n| {

@@ -529,7 +529,7 @@ fn pages_of_files_that_were_removed_after_a_failed_flush_are_given_back() {
         assert!(bench.unlink(ino, false));
     }
     bench.fs.sync().unwrap();
-    assert_eq!(bench.fs.volume.blocks().used, bench.fs.volume.space().1);
+    assert_eq!(bench.fs.volume.allocator().blocks().used, bench.fs.volume.allocator().space().1);
     bench.audit(&[]);
 }
 

@@ -15,7 +15,7 @@ fn what_is_shown_as_free_can_be_allocated_and_written() {
             println!("limit {limit} request {request}");
             let (_, fs) = fresh_with(limit ^ request as u64, NAME_KEY, OPTIONS);
             fs.sync().unwrap();
-            fs.volume.limit_size(limit);
+            fs.volume.allocator().limit_size(limit);
             let available = fs.statistics(u64::MAX).unwrap().available;
             let ino = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
             fs.allocate(ino, 0, available, false, false, u64::MAX).unwrap();

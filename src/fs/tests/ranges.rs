@@ -223,12 +223,12 @@ fn a_copy_shares_pages_and_survives_what_happens_to_its_source() {
     let copy = bench.make();
     // Later records follow those of the copy, as in any archive that is in use.
     bench.make();
-    let used = bench.fs.volume.space().1;
+    let used = bench.fs.volume.allocator().space().1;
     assert_eq!(bench.fs.copy_range(source, 0, copy, 0, u64::MAX, false).unwrap(), 64 * FRAME);
     bench.audit(&[source, copy]);
     let pages = |ino: Ino| bench.extents(ino).iter().map(|m| m.extent.page).collect::<Vec<_>>();
     assert_eq!(pages(source), pages(copy));
-    assert!(bench.fs.volume.space().1 < used + 16, "data was copied");
+    assert!(bench.fs.volume.allocator().space().1 < used + 16, "data was copied");
     assert_eq!(bench.fs.attributes(copy).unwrap().blocks, 64 * FRAME / 512);
 
     bench.fs.punch_hole(source, 10, 5 * FRAME, false).unwrap();
@@ -244,7 +244,7 @@ fn a_copy_shares_pages_and_survives_what_happens_to_its_source() {
     content[..63 * FRAME as usize].fill(0);
     let bench = bench.reopen_closed();
     assert!(bench.fs.read(copy, 0, content.len() + 1).unwrap() == content);
-    assert!(bench.fs.volume.space().1 < 100, "{:?}", bench.fs.volume.space());
+    assert!(bench.fs.volume.allocator().space().1 < 100, "{:?}", bench.fs.volume.allocator().space());
     bench.audit(&[copy]);
 }
 
@@ -261,13 +261,13 @@ fn a_large_copy_writes_little_because_nodes_are_filled() {
         bench.make();
     }
     bench.fs.sync().unwrap();
-    let used = bench.fs.volume.space().1;
+    let used = bench.fs.volume.allocator().space().1;
     let mut done = 0;
     while done < 8192 * FRAME {
         done += bench.fs.copy_range(source, done, copy, done, u64::MAX, false).unwrap();
     }
     bench.fs.sync().unwrap();
-    let nodes = (bench.fs.volume.space().1 - used) * BLOCK;
+    let nodes = (bench.fs.volume.allocator().space().1 - used) * BLOCK;
     // 8192 extents of 73 bytes are 598,016 bytes.
     assert!(nodes < 700 << 10, "bytes of nodes: {nodes}");
     bench.audit(&[source, copy]);

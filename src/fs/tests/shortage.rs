@@ -71,7 +71,7 @@ fn what_was_deleted_and_synced_can_be_written_at_once() {
         for held in [false, true] {
             println!("{pattern:?} held={held}");
             let (_, fs) = fresh_with(seed as u64, NAME_KEY, OPTIONS);
-            fs.volume.limit_size(LIMIT);
+            fs.volume.allocator().limit_size(LIMIT);
             for round in 0..4 {
                 let (files, accepted) = fill(&fs, pattern, round);
                 assert!(accepted > 1 << 20, "only {accepted} bytes were taken");
@@ -110,7 +110,7 @@ fn what_is_about_to_be_closed_or_reclaimed_can_be_written_to() {
     for locked in [false, true] {
         println!("locked={locked}");
         let (_, fs) = fresh_with(31, NAME_KEY, OPTIONS);
-        fs.volume.limit_size(LIMIT);
+        fs.volume.allocator().limit_size(LIMIT);
         let (files, accepted) = fill(&fs, PATTERNS[0], 0);
         for (name, ino) in &files {
             fs.open(*ino).unwrap();
@@ -129,7 +129,7 @@ fn what_is_about_to_be_closed_or_reclaimed_can_be_written_to() {
                     let_go(&files);
                 }
                 held.wait();
-                while !fs.volume.is_short() && !refused.load(Ordering::Acquire) {
+                while !fs.volume.space_waiter().is_short() && !refused.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
                 drop(locks);
@@ -158,7 +158,7 @@ fn what_is_about_to_be_closed_or_reclaimed_can_be_written_to() {
 fn an_fsync_without_room_for_nodes_lets_go_what_was_freed() {
     const ANCHORS: u64 = 200;
     let (_, fs) = fresh_with(20, NAME_KEY, OPTIONS);
-    fs.volume.limit_size(64 << 20);
+    fs.volume.allocator().limit_size(64 << 20);
     let make = |name: String| fs.make_node(ROOT_INO, name.as_bytes(), mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
     // Each in a leaf of its own.
     let anchors: Vec<Ino> = (0..ANCHORS)
@@ -199,7 +199,7 @@ fn an_fsync_without_room_for_nodes_lets_go_what_was_freed() {
 #[test]
 fn a_full_archive_with_nothing_to_free_refuses_without_a_commit() {
     let (_, fs) = fresh_with(21, NAME_KEY, OPTIONS);
-    fs.volume.limit_size(LIMIT);
+    fs.volume.allocator().limit_size(LIMIT);
     let (files, _) = fill(&fs, PATTERNS[0], 0);
     for _ in 0..3 {
         fs.sync().unwrap();
@@ -219,7 +219,7 @@ fn a_full_archive_with_nothing_to_free_refuses_without_a_commit() {
 #[test]
 fn several_writers_without_room_share_what_comes_free() {
     let (_, fs) = fresh_with(22, NAME_KEY, OPTIONS);
-    fs.volume.limit_size(LIMIT);
+    fs.volume.allocator().limit_size(LIMIT);
     for round in 0..6 {
         let (files, accepted) = fill(&fs, PATTERNS[1], round);
         std::thread::scope(|scope| {
@@ -262,7 +262,7 @@ fn closing_a_full_archive_repacks_out_of_what_is_kept() {
             fs.write(made.ino, 0, &content(n)).unwrap();
         }
         fs.sync().unwrap();
-        fs.volume.limit_size(LIMIT);
+        fs.volume.allocator().limit_size(LIMIT);
         let large = fs.make_node(ROOT_INO, b"large", mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
         let mut end = 0;
         for request in [131_072, 131_072, 4096, 4096] {
@@ -303,7 +303,7 @@ fn a_full_archive_removes_a_snapshot_and_writes_into_what_it_held() {
         fs.take_snapshot(b"kept").unwrap();
         fs.unlink(ROOT_INO, b"held").unwrap();
         fs.sync().unwrap();
-        fs.volume.limit_size(LIMIT);
+        fs.volume.allocator().limit_size(LIMIT);
         fill(&fs, pattern, 9);
         assert!(matches!(put(b"refused", 2, 1 << 20), Err(Error::NoSpace(_))));
         let _ = fs.unlink(ROOT_INO, b"refused");

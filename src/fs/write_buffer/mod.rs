@@ -209,7 +209,7 @@ impl WriteBuffer {
             if accepted {
                 // Before a log entry can include it: a commit that finds no mark contains all dirty
                 // data.
-                self.volume.mark_staged();
+                self.volume.writer().mark_staged();
                 return Ok(());
             }
             drop(gate);
@@ -446,7 +446,7 @@ impl WriteBuffer {
             }
         }
         if writes {
-            self.volume.mark_staged();
+            self.volume.writer().mark_staged();
         }
         Ok(())
     }

@@ -140,7 +140,7 @@ impl Writeback {
                 sealed.unseal(batch);
                 batch.set_failed(&error);
                 self.write_buffer.remove_finished_batches();
-                self.volume.mark_staged();
+                self.volume.writer().mark_staged();
                 return Err(error);
             }
         };
@@ -382,7 +382,7 @@ impl DirtyThrottle {
             loop {
                 match busy.try_lock_for(LOCK_POLL) {
                     Some(locked) => return Some(locked),
-                    None if self.volume.is_short() => return None,
+                    None if self.volume.space_waiter().is_short() => return None,
                     None => {}
                 }
             }
@@ -468,7 +468,7 @@ mod tests {
         let committing = std::thread::spawn({
             let fs = fs.clone();
             move || {
-                fs.volume.mark_staged();
+                fs.volume.writer().mark_staged();
                 fs.sync()
             }
         });

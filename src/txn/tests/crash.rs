@@ -87,7 +87,7 @@ fn workload(seed: u64, steps: u64, images_wanted: u64, images: &Arc<Mutex<Vec<Im
             }
             _ => {
                 let next = volume.open_generation();
-                if !volume.is_dirty() {
+                if !volume.writer().is_dirty() {
                     log.states.insert(next, live.clone());
                     volume.maintain().unwrap();
                     volume.erase_all().unwrap();

@@ -134,7 +134,7 @@ fn who_waits_for_a_failed_commit_gets_the_leaders_error() {
             count.fetch_add(1, Ordering::Relaxed);
             Err(Error::io("reading what is staged", std::io::Error::from_raw_os_error(number)))
         }));
-        volume.mark_staged();
+        volume.writer().mark_staged();
         let arrived = AtomicU64::new(0);
         let errors: Vec<Error> = std::thread::scope(|scope| {
             let mut callers = Vec::new();
@@ -304,9 +304,9 @@ fn a_commit_whose_growth_was_lost_is_not_trusted() {
     put(&volume, 2, 0, 1, 3000).unwrap();
     let acknowledged = volume.commit().unwrap();
     put(&volume, 2, 1, 2, 3000).unwrap();
-    let before = volume.space().0;
+    let before = volume.allocator().space().0;
     let more = volume.reserve_data(64 << 20, 0).unwrap();
-    assert!(volume.space().0 > before);
+    assert!(volume.allocator().space().0 > before);
     drop(more);
     let images: Arc<Mutex<Vec<Arc<SimulatedStorage>>>> = Arc::default();
     let (weak, taken) = (Arc::downgrade(&storage), images.clone());

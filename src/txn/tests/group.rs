@@ -125,7 +125,7 @@ fn no_writer_waits_for_a_barrier_while_staged_data_is_flushed() {
         volume.commit().unwrap();
         write(&volume, BOUND - SLACK);
         flushed.store(most, Ordering::Relaxed);
-        volume.mark_staged();
+        volume.writer().mark_staged();
         let before = storage.barriers();
         volume.commit().unwrap();
         assert!(!waited.load(Ordering::Relaxed), "a barrier under the writers' lock");
@@ -187,7 +187,7 @@ fn an_fsync_after_a_failed_flush_is_no_empty_entry() {
         }
         op.insert(Key::new(5, kind::INLINE, 0), b"flushed").map(drop)
     }));
-    volume.mark_staged();
+    volume.writer().mark_staged();
     assert!(matches!(volume.commit(), Err(Error::NoSpace(_))));
     let before = volume.durable().generation;
     let wanted = volume.want_commit().unwrap();
@@ -224,17 +224,17 @@ fn what_an_entry_has_can_be_committed_by_a_full_archive() {
     };
     volume.set_owner(TestOwner { flush, pieces: (2..2 + LEAVES).map(piece).collect() });
     let before = volume.durable().generation;
-    volume.mark_staged();
+    volume.writer().mark_staged();
     let wanted = volume.want_commit().unwrap();
     volume.sync_wanted(wanted).unwrap();
     assert_eq!(volume.durable().generation, before, "no entry");
-    volume.limit_size(volume.space().0 * BLOCK);
+    volume.allocator().limit_size(volume.allocator().space().0 * BLOCK);
     take();
     volume.commit().unwrap();
     assert!(volume.durable().generation > before);
     // The rest of the promise was given back.
     taken.lock().clear();
-    assert_eq!(volume.blocks().reserved, 0);
+    assert_eq!(volume.allocator().blocks().reserved, 0);
 }
 
 /// Replayed records wait for pending space, and hold the space promised to their nodes.
@@ -245,15 +245,15 @@ fn what_is_laid_waits_for_the_room_of_its_nodes() {
         let volume = with_log(&Dice::new(43));
         (0..40).for_each(|slot| put(&volume, 2, slot, slot, 60_000).unwrap());
         volume.commit().unwrap();
-        volume.limit_size(volume.space().0 * BLOCK);
+        volume.allocator().limit_size(volume.allocator().space().0 * BLOCK);
         (0..deleted).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
         volume.commit().unwrap();
         // Deleted data is freed by the next commit.
         while volume.allocator().reserve(1, keep_of(true)).unwrap() {}
-        let promised = volume.blocks().reserved;
+        let promised = volume.allocator().blocks().reserved;
         let logged = Logged::of(vec![LogEntry { next_ino: 10, inodes: 1, ..LogEntry::default() }]).unwrap();
         match volume.replay(&logged, 10, &mut |_| Ok(())) {
-            Ok(()) => assert!(volume.blocks().reserved >= promised + 20 * 4, "{deleted}"),
+            Ok(()) => assert!(volume.allocator().blocks().reserved >= promised + 20 * 4, "{deleted}"),
             Err(Error::NoSpace(_)) => continue,
             Err(error) => panic!("{error}"),
         }

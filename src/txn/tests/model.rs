@@ -111,7 +111,7 @@ fn run(seed: u64, steps: u64) -> usize {
     volume.close().unwrap();
     let volume = open(storage, &dice);
     // Nothing is left but the nodes of the history and space trees.
-    assert!(volume.space().1 <= 16, "blocks leaked: {:?}", volume.space());
+    assert!(volume.allocator().space().1 <= 16, "blocks leaked: {:?}", volume.allocator().space());
     most
 }
 

@@ -42,7 +42,7 @@ fn an_operation_that_fails_is_never_taken_for_published() {
     assert!(matches!(failed, Err(Error::Stale)));
     assert!(!publication.is_set() && !publication.is_in(&volume.state()));
     // All that the operation itself can do succeeds; its nodes find no room.
-    volume.limit_size(volume.blocks().total * 4096);
+    volume.allocator().limit_size(volume.allocator().blocks().total * 4096);
     let mut held = Vec::new();
     while let Ok(room) = volume.reserve_data(16 << 10, 0) {
         held.push(room);
@@ -51,7 +51,7 @@ fn an_operation_that_fails_is_never_taken_for_published() {
     assert!(!publication.is_set() && !publication.is_in(&volume.state()));
     assert!(!has(&volume, &volume.state(), 0));
     drop(held);
-    volume.limit_size(u64::MAX);
+    volume.allocator().limit_size(u64::MAX);
     // A failed operation may be repeated, and then it is done.
     insert(&volume, &publication, 0..3000).unwrap();
     assert!(publication.is_in(&volume.state()) && has(&volume, &volume.state(), 2999));
@@ -161,9 +161,9 @@ fn name(volume: &Volume, pages: &mut UnreferencedPages, files: &[u64]) -> Result
 fn pages_of_an_operation_that_fails_are_given_back_or_named_by_the_next_one() {
     let dice = Dice::new(4);
     let volume = create(Arc::new(MemoryStorage::new()), &dice);
-    let before = volume.blocks().used;
+    let before = volume.allocator().blocks().used;
     drop(write(&volume));
-    assert_eq!(volume.blocks().used, before, "nobody named them");
+    assert_eq!(volume.allocator().blocks().used, before, "nobody named them");
     let fail = |pages: &mut UnreferencedPages| {
         let failed = volume.operate(8, true, |op| {
             pages.name(op, |_| true)?;
@@ -174,7 +174,7 @@ fn pages_of_an_operation_that_fails_are_given_back_or_named_by_the_next_one() {
     let mut pages = write(&volume);
     fail(&mut pages);
     drop(pages);
-    assert_eq!(volume.blocks().used, before, "the operation that named them failed");
+    assert_eq!(volume.allocator().blocks().used, before, "the operation that named them failed");
     let mut pages = write(&volume);
     fail(&mut pages);
     // In between one of the files was deleted: its page has no reference, and that of another one
@@ -182,10 +182,10 @@ fn pages_of_an_operation_that_fails_are_given_back_or_named_by_the_next_one() {
     name(&volume, &mut pages, &[3]).unwrap();
     assert_eq!(pages.pieces().len(), 2);
     let held: u64 = pages.pieces()[..1].iter().map(|piece| piece.page.run.blocks).sum();
-    assert_eq!(volume.blocks().used, before + held);
+    assert_eq!(volume.allocator().blocks().used, before + held);
     assert!(!volume.stale_pages().is_empty());
     drop(pages);
-    assert_eq!(volume.blocks().used, before + held, "what was published is given back by nobody");
+    assert_eq!(volume.allocator().blocks().used, before + held, "what was published is given back by nobody");
     volume.commit().unwrap();
     assert_live(&volume, &[((3, 0), (2, 4000))].into());
     assert_sound(&volume);

@@ -47,7 +47,7 @@ fn refuse_each(count: u64, due: bool) -> u64 {
         } else {
             assert!(matches!(refused, Err(Error::NoSpace(_))), "{taken} {refused:?}");
             assert!(matches!(volume.commit(), Err(Error::NoSpace(_))), "what was refused is forgotten: {taken}");
-            assert!(volume.is_dirty() && volume.durable().generation == durable);
+            assert!(volume.writer().is_dirty() && volume.durable().generation == durable);
             assert_live(&open(storage.crash(&mut |_| Fate::Keep), &dice), &before);
         }
         volume.pager().sticky_error().check().unwrap();
@@ -58,7 +58,7 @@ fn refuse_each(count: u64, due: bool) -> u64 {
         expected.insert((2, 0), (77, 3000));
         expected.remove(&(2, 1));
         volume.commit().unwrap();
-        assert!(!volume.is_dirty());
+        assert!(!volume.writer().is_dirty());
         assert_eq!(volume.durable().generation.0, durable.0 + 2, "{taken}");
         assert_live(&volume, &expected);
         assert_sound(&volume);

@@ -156,7 +156,7 @@ fn assert_nothing_is_left_without(volume: &Volume, last: u64) {
     volume.destroy_snapshot(last).unwrap();
     assert_eq!(dead(volume), 0);
     volume.close().unwrap();
-    assert!(volume.space().1 <= 16, "blocks leaked: {:?}", volume.space());
+    assert!(volume.allocator().space().1 <= 16, "blocks leaked: {:?}", volume.allocator().space());
 }
 
 /// Two snapshots lose their names together, one after the other or in one operation: their pages go

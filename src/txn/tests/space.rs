@@ -137,10 +137,10 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
     let dice = Dice::new(12);
     let storage = Arc::new(MemoryStorage::new());
     let volume = create(storage.clone(), &dice);
-    volume.limit_size(LIMIT);
+    volume.allocator().limit_size(LIMIT);
     let mut expected = Content::new();
     for round in 0..3 {
-        let room = volume.blocks();
+        let room = volume.allocator().blocks();
         let promised = (room.total - room.used + room.growth - room.headroom) * BLOCK;
         let mut accepted = 0;
         let refused = loop {
@@ -165,13 +165,13 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
         }
         assert_live(&volume, &expected);
     }
-    assert_eq!(volume.blocks().growth, 0);
+    assert_eq!(volume.allocator().blocks().growth, 0);
     volume.close().unwrap();
     drop(volume);
     // An archive that is longer than the limit does not grow; its existing space is used.
     let volume = open(storage.clone(), &dice);
     let length = storage.len().unwrap();
-    volume.limit_size(1 << 20);
+    volume.allocator().limit_size(1 << 20);
     for (file, slot) in expected.keys() {
         delete(&volume, *file, *slot).unwrap();
     }
@@ -186,21 +186,21 @@ fn the_size_limit_refuses_changes_but_not_deletion_commit_and_close() {
 fn blocks_of_pages_that_are_not_committed_are_taken() {
     let dice = Dice::new(13);
     let volume = create(Arc::new(MemoryStorage::new()), &dice);
-    let before = volume.blocks();
+    let before = volume.allocator().blocks();
     let mut reservation = volume.reserve_data(30_000, 1).unwrap();
-    assert_eq!(volume.blocks().reserved, before.reserved + 8);
+    assert_eq!(volume.allocator().blocks().reserved, before.reserved + 8);
     let pages = volume.write_data(&mut reservation, crate::format::Ino(2), 0, &[7; 30_000], Compression::Off).unwrap();
-    assert_eq!(volume.blocks().used, before.used + 8);
-    assert_eq!(volume.blocks().reserved, before.reserved);
+    assert_eq!(volume.allocator().blocks().used, before.used + 8);
+    assert_eq!(volume.allocator().blocks().reserved, before.reserved);
     drop(pages);
-    assert_eq!(volume.blocks().used, before.used);
+    assert_eq!(volume.allocator().blocks().used, before.used);
     for slot in 0..50 {
         put(&volume, 2, slot, slot, 30_000).unwrap();
         put(&volume, 2, slot, slot, 3_000).unwrap();
     }
     volume.commit().unwrap();
-    assert_eq!(volume.blocks().used, volume.space().1);
-    assert_eq!(volume.blocks().reserved, 0);
+    assert_eq!(volume.allocator().blocks().used, volume.allocator().space().1);
+    assert_eq!(volume.allocator().blocks().reserved, 0);
 }
 
 /// SPACE-2 under fragmentation: every accepted reservation can be written although no long run is
@@ -304,12 +304,12 @@ fn the_file_ends_with_a_whole_group_however_it_grows() {
         let dice = Dice::new(14);
         let storage = Arc::new(MemoryStorage::new());
         let volume = create(storage.clone(), &dice);
-        volume.limit_size(limit);
+        volume.allocator().limit_size(limit);
         storage.set_capacity(capacity);
         let mut lengths = std::collections::BTreeSet::new();
         for slot in 0..300 {
             let written = put(&volume, 2, slot, slot, 60_000);
-            let blocks = volume.space().0;
+            let blocks = volume.allocator().space().0;
             assert_eq!(blocks % 4, 0, "{blocks} blocks, limit={limit} capacity={capacity:?}");
             lengths.insert(blocks);
             if written.is_err() {
@@ -365,7 +365,7 @@ fn opening_loads_no_region() {
     assert!((0..3).all(|number| !volume.allocator().map().is_loaded(number)));
     put(&volume, 3, 0, 1, 10).unwrap();
     let loaded: Vec<u64> = (0..4).filter(|number| volume.allocator().map().is_loaded(*number)).collect();
-    assert_eq!(loaded, [2], "{:?}", volume.space());
+    assert_eq!(loaded, [2], "{:?}", volume.allocator().space());
     assert_sound(&volume);
 }
 
@@ -579,7 +579,7 @@ fn nodes_fill_broken_groups_where_whole_ones_are_few() {
     for _ in 0..3 {
         volume.committer().commit_for(CommitReason::FreeSpace).unwrap();
     }
-    volume.limit_size(0);
+    volume.allocator().limit_size(0);
     let mut taken = 0;
     while volume.allocator().reserve(1, keep_of(false)).unwrap() {
         taken += 1;
@@ -606,7 +606,7 @@ fn a_writer_without_room_waits_for_what_is_being_erased() {
     let dice = Dice::new(15);
     let storage = SimulatedStorage::new();
     let volume = create(storage.clone(), &dice);
-    volume.limit_size(12 << 20);
+    volume.allocator().limit_size(12 << 20);
     let filled = (0..).take_while(|slot| put(&volume, 2, *slot, *slot, 60_000).is_ok()).count() as u64;
     (0..filled).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
@@ -626,7 +626,7 @@ fn a_writer_without_room_waits_for_what_is_being_erased() {
             let volume = volume.clone();
             move || volume.reserve_data(WANTED, 0).map(drop)
         });
-        while !writer.is_finished() && !volume.shortage().first().is_locked() {
+        while !writer.is_finished() && !volume.space_waiter().first().is_locked() {
             std::thread::yield_now();
         }
         seen.store(!writer.is_finished(), std::sync::atomic::Ordering::SeqCst);

@@ -106,7 +106,7 @@ fn short_of_room(volume: &Volume, times: u64) -> Arc<AtomicU64> {
         call if call < times => Err(Error::NoSpace("no room for nodes".into())),
         _ => Ok(()),
     }));
-    volume.mark_staged();
+    volume.writer().mark_staged();
     calls
 }
 
@@ -148,15 +148,15 @@ fn commits_for_room_make_no_checkpoint() {
 fn a_newcomer_does_not_overtake_who_waits_for_room() {
     let dice = Dice::new(4);
     let volume = create(SimulatedStorage::new(), &dice);
-    volume.limit_size(12 << 20);
+    volume.allocator().limit_size(12 << 20);
     let waits = |count: u64, done: &std::thread::ScopedJoinHandle<'_, bool>| {
-        while volume.shortage().waiting() < count && !done.is_finished() {
+        while volume.space_waiter().waiting() < count && !done.is_finished() {
             std::thread::yield_now();
         }
-        volume.shortage().waiting() >= count
+        volume.space_waiter().waiting() >= count
     };
     std::thread::scope(|scope| {
-        let first = volume.shortage().first().lock();
+        let first = volume.space_waiter().first().lock();
         let much = scope.spawn(|| volume.reserve_data(64 << 20, 0).is_ok());
         assert!(waits(1, &much), "there is room for much");
         let little = scope.spawn(|| volume.reserve_data(100, 1).is_ok());
@@ -171,7 +171,7 @@ fn a_newcomer_does_not_overtake_who_waits_for_room() {
         assert!(operation.join().unwrap());
         assert!(data_waits && operation_waits, "it was overtaken");
     });
-    assert_eq!(volume.shortage().waiting(), 0);
+    assert_eq!(volume.space_waiter().waiting(), 0);
 }
 
 /// The timer makes the periodic commits, so it does not queue with writers that wait for space.
@@ -179,7 +179,7 @@ fn a_newcomer_does_not_overtake_who_waits_for_room() {
 fn background_erasing_does_not_queue_for_room() {
     let dice = Dice::new(5);
     let volume = create(SimulatedStorage::new(), &dice);
-    volume.limit_size(12 << 20);
+    volume.allocator().limit_size(12 << 20);
     (0..40).for_each(|slot| put(&volume, 2, slot, slot, 60_000).unwrap());
     (0..40).for_each(|slot| assert!(delete(&volume, 2, slot).unwrap()));
     for _ in 0..3 {
@@ -188,7 +188,7 @@ fn background_erasing_does_not_queue_for_room() {
     while volume.allocator().reserve(1, keep_of(false)).unwrap() {}
     assert!(volume.allocator().map().has_dirty());
     *volume.last_erase().lock() = i64::MAX;
-    let shortage = volume.shortage().first().lock();
+    let shortage = volume.space_waiter().first().lock();
     let (done, told) = mpsc::channel();
     let clock = std::thread::spawn({
         let volume = volume.clone();

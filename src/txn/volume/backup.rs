@@ -138,7 +138,7 @@ impl Volume {
             // No operation may come between the commit and the read of its published state, so the
             // writers wait.
             let mut transaction = self.writer.lock();
-            self.mark_staged();
+            self.writer.mark_staged();
             // When nothing is changed, the newest record of this session says it already.
             self.committer.commit_locked(CommitReason::Changes, chain, &mut transaction)?;
             let record = self.durable();

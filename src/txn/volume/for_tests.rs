@@ -10,12 +10,9 @@ use crate::error::Result;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Key, Pointer, REGION_BLOCKS, kind};
 use crate::pager::Pager;
-use crate::txn::allocator::Allocator;
 use crate::txn::commit::GroupCommit;
 use crate::txn::operation::Operation;
-use crate::txn::space_wait::SpaceWaiter;
 use crate::txn::state::snapshot_tree;
-use crate::txn::writer::Writer;
 
 impl Volume {
     pub(crate) fn pager(&self) -> &Pager {
@@ -24,18 +21,6 @@ impl Volume {
 
     pub(in crate::txn) fn committer(&self) -> &GroupCommit {
         &self.committer
-    }
-
-    pub(in crate::txn) fn writer(&self) -> &Writer {
-        &self.writer
-    }
-
-    pub(in crate::txn) fn allocator(&self) -> &Allocator {
-        &self.allocator
-    }
-
-    pub(in crate::txn) fn shortage(&self) -> &SpaceWaiter {
-        &self.shortage
     }
 
     pub(in crate::txn) fn last_erase(&self) -> &Mutex<i64> {
@@ -105,7 +90,7 @@ impl Volume {
 
     /// Counts the caller as waiting for space until the result is dropped.
     pub(crate) fn be_short(&self) -> impl Sized {
-        self.shortage.queue()
+        self.space_waiter.queue()
     }
 
     /// Returns whether the block belongs to a page of the last commit.

@@ -31,7 +31,7 @@ use crate::format::log::LogMark;
 use crate::format::record::{BackupOrigin, CommitRecord};
 use crate::format::{BLOCK, Generation, Key, Tag};
 use crate::pager::Pager;
-use crate::pager::space::{BlockCounts, SpaceMap};
+use crate::pager::space::SpaceMap;
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
 use crate::txn::ancestry::{Ancestry, Durable, EntryMark, History, Mark, OpenedLog};
 use crate::txn::audit::{Audit, Auditor};
@@ -81,7 +81,7 @@ pub(crate) struct Volume {
     snapshots: Mutex<bool>,
     /// Snapshot usage for callers that must not wait for the host; None before the first look.
     snapshot_use: Mutex<Option<SnapshotStats>>,
-    shortage: SpaceWaiter,
+    space_waiter: SpaceWaiter,
     committer: Arc<GroupCommit>,
     writer: Arc<Writer>,
     allocator: Arc<Allocator>,
@@ -131,7 +131,7 @@ impl Volume {
             // A session that was interrupted may have left one.
             snapshots: Mutex::new(true),
             snapshot_use: Mutex::default(),
-            shortage: SpaceWaiter::new(committer.clone(), writer.clone(), allocator.clone()),
+            space_waiter: SpaceWaiter::new(committer.clone(), writer.clone(), allocator.clone()),
             committer,
             writer,
             allocator,
@@ -150,6 +150,25 @@ impl Volume {
             snapshot: None,
             pinned: Mutex::default(),
         }
+    }
+
+    // ---- parts ----
+
+    pub(crate) fn space_waiter(&self) -> &SpaceWaiter {
+        &self.space_waiter
+    }
+
+    pub(crate) fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    pub(crate) fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    /// Returns the packed pages with a part that is no longer referenced.
+    pub(crate) fn stale_pages(&self) -> &StalePages {
+        self.writer.stale_pages()
     }
 
     // ---- published state ----
@@ -226,25 +245,6 @@ impl Volume {
 
     // ---- figures ----
 
-    pub(crate) fn space(&self) -> (u64, u64) {
-        self.allocator.space()
-    }
-
-    /// Limits the length of the archive's file from now on, like a quota; a file that is already
-    /// longer does not grow.
-    pub(crate) fn limit_size(&self, bytes: u64) {
-        self.allocator.limit_size(bytes);
-    }
-
-    /// Returns the blocks of the file by use, including those of the open transaction.
-    pub(crate) fn blocks(&self) -> BlockCounts {
-        self.allocator.blocks()
-    }
-
-    pub(crate) fn blocks_unless_busy(&self) -> Option<(BlockCounts, u64)> {
-        self.allocator.blocks_unless_busy()
-    }
-
     /// Bytes that the host has allocated to the archive's file.
     pub(crate) fn allocated_on_host(&self) -> Result<u64> {
         self.medium.pager.storage().allocated()
@@ -253,10 +253,6 @@ impl Volume {
     /// Block ranges that no page touches.
     pub(crate) fn reserved_blocks(&self) -> &'static [(u64, u64)] {
         self.medium.pager.reserved()
-    }
-
-    pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.writer.dirty_bytes()
     }
 
     /// Returns sizes and hit counts of the chunk, head and node caches.
@@ -281,11 +277,6 @@ impl Volume {
         self.medium.pager.wipe_buffers();
     }
 
-    /// Returns the packed pages with a part that is no longer referenced.
-    pub(crate) fn stale_pages(&self) -> &StalePages {
-        self.writer.stale_pages()
-    }
-
     // ---- room ----
 
     /// Promises space for `bytes` of file data in `pages` pages in the worst case; with 0 pages
@@ -294,7 +285,7 @@ impl Volume {
     pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
-        self.shortage.reserve(groups_for(bytes, pages))
+        self.space_waiter.reserve(groups_for(bytes, pages))
     }
 
     /// Like [`Self::reserve_data`] for data that was accepted before, which may use the reserve of
@@ -302,7 +293,7 @@ impl Volume {
     pub(crate) fn reserve_accepted(&self, groups: u64) -> Result<Reservation> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
-        if !self.shortage.have_room(&|| self.allocator.reserve(groups, keep_of(true)))? {
+        if !self.space_waiter.have_room(&|| self.allocator.reserve(groups, keep_of(true)))? {
             return Err(Error::NoSpace("the archive cannot grow".into()));
         }
         Ok(self.allocator.reserved(groups))
@@ -314,34 +305,11 @@ impl Volume {
         self.allocator.reserve(groups, keep_of(false)).ok()?.then(|| self.allocator.reserved(groups))
     }
 
-    pub(crate) fn have_room(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
-        self.shortage.have_room(enough)
-    }
-
-    pub(crate) fn is_short(&self) -> bool {
-        self.shortage.is_short()
-    }
-
     // ---- changes ----
 
     /// Sets the owner; later calls have no effect.
     pub(crate) fn set_owner(&self, owner: impl VolumeOwner + 'static) {
         self.writer.set_owner(Box::new(owner));
-    }
-
-    /// Marks that the owner has something to flush, so that the next `commit` is not skipped as
-    /// empty.
-    pub(crate) fn mark_staged(&self) {
-        self.writer.mark_staged();
-    }
-
-    /// Returns whether anything was published or became dirty since the last commit began.
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.writer.is_dirty()
-    }
-
-    pub(crate) fn is_logged(&self) -> bool {
-        self.writer.is_logged()
     }
 
     pub(crate) fn has_log(&self) -> bool {
@@ -350,16 +318,6 @@ impl Volume {
 
     pub(crate) fn log_use(&self) -> LogStats {
         self.committer.log_use()
-    }
-
-    pub(crate) fn commit_is_due(&self) -> bool {
-        self.writer.commit_is_due()
-    }
-
-    /// Returns whether a commit is due soon. A caller that locks nothing makes one then, of little
-    /// dirty data; one that is due is made by any operation, of all there is.
-    pub(crate) fn commit_is_near(&self) -> bool {
-        self.writer.commit_is_near()
     }
 
     pub(crate) fn is_committing(&self) -> bool {
@@ -387,10 +345,10 @@ impl Volume {
     ) -> Result<R> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
-        if self.commit_is_due() {
+        if self.writer.commit_is_due() {
             self.commit()?;
         }
-        let _queued = self.shortage.await_operation(records, essential)?;
+        let _queued = self.space_waiter.await_operation(records, essential)?;
         self.writer.lock().operate(essential, f)
     }
 
@@ -545,7 +503,11 @@ impl Volume {
     /// host refuses changes nothing and is left for the next step.
     fn confirm(&self) -> Result<()> {
         let wanted = self.allocator.waits_for_commit() || recovery::may_be_undone(&self.durable());
-        if wanted && !self.is_dirty() { self.committer.commit_for(CommitReason::FreeSpace).map(drop) } else { Ok(()) }
+        if wanted && !self.writer.is_dirty() {
+            self.committer.commit_for(CommitReason::FreeSpace).map(drop)
+        } else {
+            Ok(())
+        }
     }
 
     /// Recycled blocks need no erasing, so freed blocks get this long to be recycled.
@@ -573,14 +535,14 @@ impl Volume {
         self.committer.check_writable()?;
         while self.allocator.sweep_step()? {}
         for _ in 0..3 {
-            if !self.is_dirty() && !self.allocator.waits_for_commit() {
+            if !self.writer.is_dirty() && !self.allocator.waits_for_commit() {
                 break;
             }
             self.committer.commit_for(CommitReason::FreeSpace)?;
         }
         self.allocator.release_pending_frees();
         // Blocks being erased cannot be allocated for a moment, so other free blocks must exist.
-        drop(self.shortage.await_operation(0, false)?);
+        drop(self.space_waiter.await_operation(0, false)?);
         self.allocator.erase_all()?;
         self.erase_log()
     }
@@ -600,7 +562,7 @@ impl Volume {
             return Ok(());
         }
         self.committer.check_writable()?;
-        if !self.is_dirty() && self.durable().closed && self.chain().session_first.is_none() {
+        if !self.writer.is_dirty() && self.durable().closed && self.chain().session_first.is_none() {
             return Ok(());
         }
         self.commit()?;

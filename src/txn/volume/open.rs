@@ -274,9 +274,9 @@ impl Volume {
         stage: &mut dyn FnMut(View<'_>) -> Result<()>,
     ) -> Result<()> {
         self.committer.open_session()?;
-        let _queued = self.shortage.await_operation(logged.records.len(), true)?;
+        let _queued = self.space_waiter.await_operation(logged.records.len(), true)?;
         // After the last commit that could give it back: the next one is to use it (LOG-5).
-        if !self.shortage.have_room(&|| self.committer.promise_nodes(pieces, true))? {
+        if !self.space_waiter.have_room(&|| self.committer.promise_nodes(pieces, true))? {
             return Err(Error::NoSpace("no room to replay the log".into()));
         }
         self.committer.between_commits(|chain| {

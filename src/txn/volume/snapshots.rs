@@ -69,7 +69,7 @@ impl Volume {
             // No operation may come between the commit and the record that keeps its root, so the
             // writers wait.
             let mut transaction = self.writer.lock();
-            self.mark_staged();
+            self.writer.mark_staged();
             self.committer.commit_locked(CommitReason::FreeSpace, chain, &mut transaction)?;
             let durable = self.durable();
             let root = durable.roots[TreeId::Live];
