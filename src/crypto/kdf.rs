@@ -42,7 +42,7 @@ pub fn hkdf(key: &SecretKey, salt: &[u8], label: &str) -> SecretKey {
 }
 
 /// Like [`hkdf`], with arbitrary bytes as info.
-pub fn hkdf_with(key: &SecretKey, salt: &[u8], info: &[u8]) -> SecretKey {
+pub(crate) fn hkdf_with(key: &SecretKey, salt: &[u8], info: &[u8]) -> SecretKey {
     let mut out = Zeroizing::new([0; 32]);
     // HKDF fails only for outputs beyond 255 times the hash's 32 bytes.
     Hkdf::<Sha256>::new(Some(salt), key.bytes()).expand(info, &mut *out).expect("32 bytes are one hash");
@@ -54,7 +54,7 @@ pub fn hkdf_with(key: &SecretKey, salt: &[u8], info: &[u8]) -> SecretKey {
 ///
 /// # Errors
 /// `Damaged` with the violated bound, `Invalid` when the machine lacks the memory.
-pub fn argon2id(passphrase: &Passphrase, salt: &[u8; 32], cost: KdfCost) -> Result<SecretKey> {
+pub(crate) fn argon2id(passphrase: &Passphrase, salt: &[u8; 32], cost: KdfCost) -> Result<SecretKey> {
     check_cost(cost)?;
     let refused = |error: argon2::Error| Error::invalid(format!("argon2id: {error}"));
     let params = Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32)).map_err(refused)?;
@@ -78,7 +78,7 @@ pub fn argon2id(passphrase: &Passphrase, salt: &[u8; 32], cost: KdfCost) -> Resu
 ///
 /// # Errors
 /// `Damaged` with the violated bound.
-pub fn check_cost(cost: KdfCost) -> Result<()> {
+pub(crate) fn check_cost(cost: KdfCost) -> Result<()> {
     let bound = |name: &str, value: u32, least: u32, most: u32| {
         if (least..=most).contains(&value) {
             return Ok(());
@@ -121,12 +121,12 @@ pub fn sha256(data: &[u8]) -> [u8; 32] {
     Sha256::digest(data).into()
 }
 
-pub fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
+pub(crate) fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()
 }
 
 /// Returns the public half of the re-wrap key pair with this secret (X25519, clamped).
-pub fn rewrap_public(secret: &SecretKey) -> [u8; 32] {
+pub(crate) fn rewrap_public(secret: &SecretKey) -> [u8; 32] {
     PublicKey::from(&StaticSecret::from(*secret.bytes())).to_bytes()
 }
 
@@ -134,7 +134,7 @@ pub fn rewrap_public(secret: &SecretKey) -> [u8; 32] {
 ///
 /// # Errors
 /// `Damaged` for a public half of low order, whose shared secret would be publicly known.
-pub fn x25519_shared(secret: &SecretKey, public: &[u8; 32]) -> Result<SecretKey> {
+pub(crate) fn x25519_shared(secret: &SecretKey, public: &[u8; 32]) -> Result<SecretKey> {
     let shared = StaticSecret::from(*secret.bytes()).diffie_hellman(&PublicKey::from(*public));
     if !shared.was_contributory() {
         return Err(Error::damaged("key slot: the public half is invalid"));

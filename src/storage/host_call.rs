@@ -25,7 +25,7 @@ pub fn sync(file: impl AsFd) -> Result<()> {
 
 /// Makes the names of a directory durable. Some network and FUSE file systems without directory
 /// sync return EINVAL, which is ignored.
-pub fn sync_directory(directory: impl AsFd) -> Result<()> {
+pub(crate) fn sync_directory(directory: impl AsFd) -> Result<()> {
     match sync(directory) {
         Err(Errno::INVAL) => Ok(()),
         synced => synced,

@@ -179,7 +179,7 @@ impl PageKey {
         self.messages.seal(0, aad, data)
     }
 
-    pub fn open_prologue(&self, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
+    pub(crate) fn open_prologue(&self, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
         self.messages.open(0, aad, data, tag)
     }
 
@@ -192,7 +192,7 @@ impl PageKey {
         self.messages.seal(1, aad, data)
     }
 
-    pub fn open_body(&self, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
+    pub(crate) fn open_body(&self, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
         self.messages.open(1, aad, data, tag)
     }
 
@@ -209,7 +209,7 @@ impl PageKey {
     ///
     /// # Panics
     /// When `chunk` is [`MAX_CHUNKS`] or more.
-    pub fn open_chunk(&self, chunk: usize, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
+    pub(crate) fn open_chunk(&self, chunk: usize, aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
         self.messages.open(chunk_message(chunk), aad, data, tag)
     }
 }
