@@ -333,8 +333,16 @@ impl MountOptions {
         match unknown.first() {
             None => Ok(options),
             Some(name) => {
-                let nearest = nearest(name).map_or_else(String::new, |option| format!(", did you mean {option}?"));
-                Err(format!("unknown mount option: {name}{nearest} (all are in mount.lockbox(8))"))
+                let given = lists.iter().flat_map(|list| list.as_ref().split(',')).find(|option| option == name);
+                let advice = match nearest(name) {
+                    Some(option) if option == name => match given {
+                        Some(_) => return Err(format!("{name} needs a value, as in {name}=...: see mount.lockbox(8)")),
+                        None => return Err(format!("{name} takes no value")),
+                    },
+                    Some(option) => format!(", did you mean {option}?"),
+                    None => String::new(),
+                };
+                Err(format!("unknown mount option: {name}{advice} (all are in mount.lockbox(8))"))
             }
         }
     }
@@ -660,6 +668,8 @@ mod tests {
             ("size_limit=1M", "size_limit= takes a size such as 64M or 1G, 8 MiB at least, not '1M'"),
             ("snapshot_dir=x", "snapshot_dir= takes shown, hidden or off, not 'x'"),
             ("threads=0", "threads= takes a number from 1 to 256, not '0'"),
+            ("sandbox", "sandbox needs a value, as in sandbox=...: see mount.lockbox(8)"),
+            ("nofail=1", "nofail takes no value"),
             (
                 "allow-other",
                 "unknown mount option: allow-other, did you mean allow_other? (all are in mount.lockbox(8))",
