@@ -118,9 +118,10 @@ pub(crate) fn unanswered(mounted: &Mounted) -> Failure {
     let me = geteuid();
     match mounted.user.filter(|user| !me.is_root() && *user != me.as_raw()) {
         Some(user) => {
-            let user = daemons::user_name(user);
+            let name = daemons::user_name(user);
+            let senders = if user == 0 { name.clone() } else { format!("{name} and root") };
             Failure::other(format!(
-                "{point} was mounted by user {user}: only {user} and root may send requests to its daemon"
+                "{point} was mounted by user {name}: only {senders} may send requests to its daemon"
             ))
         }
         None => Failure::other(format!(
