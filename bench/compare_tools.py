@@ -1,7 +1,7 @@
 """What remote.sh measures with `--beside`: SCRATCH VERSITYGW ROUNDS CANDIDATE... ; lockbox and other encrypted folders in the same store behind the same link.
 
-A step is done when all of it is in the store: for lockbox when sync(1) returns, for s3backer when it counts no dirty block any more, and for rclone when the server has
-the objects, since their fsync tells nothing of that.
+A step is done when all of it is in the store: for lockbox when an fsync of the root directory returns (sync(2) reaches no FUSE daemon), for s3backer when it counts no
+dirty block any more, and for rclone when the server has the objects, since their fsync does not wait for that.
 """
 
 import os
@@ -47,7 +47,9 @@ class Lockbox:
         self.point = self.mounted.point
 
     def synced(self, _):
-        run("sync", "-f", self.point)
+        root = os.open(self.point, os.O_RDONLY)
+        os.fsync(root)
+        os.close(root)
 
     def close(self):
         self.mounted.__exit__()
