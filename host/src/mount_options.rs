@@ -161,8 +161,8 @@ type Row = ListOption<MountOptions>;
 const SWITCH: &[&str] = &["on", "off"];
 const SYNC: &[&str] = &["never", "periodic", "always"];
 const SYNC_OPTIONS: [SyncOption; 3] = [SyncOption::Never, SyncOption::Periodic, SyncOption::Always];
-/// The first word for a level is the one that is shown.
-const COMPRESS: &[&str] = &["off", "fast", "on", "best", "default"];
+/// The last word for a level is the one that is shown.
+const COMPRESS: &[&str] = &["off", "fast", "default", "best", "on"];
 const COMPRESSIONS: [Compression; 5] =
     [Compression::Off, Compression::Fast, Compression::Default, Compression::Best, Compression::Default];
 const SNAPSHOT_DIR: &[&str] = &["shown", "hidden", "off"];
@@ -193,7 +193,7 @@ pub const MOUNT: &[Row] = &[
         .shown(7, |o| Some(switch(o.pack))),
     Row::new("compress", OneOf(COMPRESS), |o, v| set(&mut o.compression, COMPRESSIONS[v.position]))
         .implies("on")
-        .shown(8, |o| COMPRESSIONS.iter().position(|level| *level == o.compression).map(|at| COMPRESS[at].into()))
+        .shown(8, |o| COMPRESSIONS.iter().rposition(|level| *level == o.compression).map(|at| COMPRESS[at].into()))
         .help("How new data is stored"),
     Row::new("atime", OneOf(&["off", "open"]), |o, v| set(&mut o.access_times, v.position == 1))
         .shown(14, |o| o.access_times.then(|| "open".into()))

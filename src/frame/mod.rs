@@ -37,7 +37,7 @@ pub enum Compression {
     Fast,
     #[default]
     Default,
-    /// For archives that are written once and read as a whole: a tenth of the speed of `Default`,
+    /// For archives that are written once and read as a whole: a third of the speed of `Default`,
     /// and larger chunks.
     Best,
 }

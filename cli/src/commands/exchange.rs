@@ -67,8 +67,8 @@ pub(crate) struct AddArgs {
 }
 
 pub(crate) fn add(args: &AddArgs) -> Result<(), Failure> {
-    args.archive.set_compression(args.compression);
     let (named, mut path) = args.archive.and_paths(&None)?;
+    named.set_compression(args.compression);
     let to = match (path.pop(), &args.to) {
         (Some(_), Some(_)) => return Err(Failure::usage("the archive is named with a path, so --to cannot be used")),
         (Some(path), None) => path,

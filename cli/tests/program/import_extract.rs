@@ -132,6 +132,31 @@ fn a_part_of_an_archive_is_extracted_under_its_last_name() {
 }
 
 #[test]
+fn add_and_backup_compress_as_they_are_told() {
+    let place = Place::new();
+    fs::create_dir(place.path("tree")).unwrap();
+    fs::write(place.path("tree/text"), include_str!("import_extract.rs").repeat(400)).unwrap();
+    let length = |name: &str| fs::metadata(place.path(name)).unwrap().len();
+    for level in ["off", "fast", "default", "best"] {
+        place.archive(&format!("{level}.lbx"));
+        place.good(&["add", "--compress", level, &format!("{level}.lbx"), "tree"]);
+        let out = format!("out-{level}");
+        place.good(&["extract", &format!("{level}.lbx"), "--to", &out]);
+        assert_eq!(fs::read(place.path("tree/text")).unwrap(), fs::read(place.path(&out).join("tree/text")).unwrap());
+    }
+    assert!(length("off.lbx") > length("fast.lbx") && length("default.lbx") > length("best.lbx"));
+    place.archive("copy.lbx");
+    place.good(&["backup", "--compress", "best", "tree", "copy.lbx"]);
+    assert!(length("copy.lbx") < length("default.lbx"));
+    let refused = place.run(&["backup", "--compress", "best", "best.lbx", "other.lbx"]);
+    assert_eq!(
+        (refused.code, refused.complaint.as_str()),
+        (1, "lockbox: --compress is for directories; best.lbx is an archive, and is backed up whole\n")
+    );
+    assert_eq!(place.run(&["add", "--compress", "strong", "off.lbx", "tree"]).code, 1);
+}
+
+#[test]
 fn adding_merges_directories_and_replaces_files_only_when_told() {
     let place = Place::new();
     place.archive("a.lbx");

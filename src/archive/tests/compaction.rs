@@ -15,7 +15,7 @@ use crate::error::{Error, Refusal, Result};
 use crate::format::header::HEADER_BYTES;
 use crate::format::values::{Extent, InodeValue, NO_TRIM};
 use crate::format::{BLOCK, Generation, HEADER_START, Ino, Key, ROOT_INO, kind};
-use crate::fs::{Creator, FileSystem};
+use crate::fs::{Compression, Creator, FileSystem};
 use crate::keys::{self, RollbackOptions, Secrets, UnlockLimits, UnlockedKey};
 use crate::storage::{FileStorage, LockMode, MemoryStorage, Storage};
 
@@ -95,6 +95,31 @@ fn a_compacted_archive_is_smaller_and_goes_on_from_the_old_one() {
     // The passphrase still opens it.
     assert!(keys::unlock(&place.path(), &passphrase("p")).is_ok());
     assert!(place.assert_whole(&place.path()) > place.generation);
+}
+
+/// Each level is applied to all pages, those of the snapshot and those that files share included.
+#[test]
+fn compaction_compresses_all_data_again_when_a_level_is_chosen() {
+    let mut place = Place::new();
+    let archive = Archive::open(&place.path(), &place.key, &OpenOptions::default()).unwrap();
+    let text = include_bytes!("compaction.rs");
+    put(archive.file_system(), ROOT_INO, b"text", &text.repeat(40));
+    for n in 0..40 {
+        put(archive.file_system(), ROOT_INO, format!("text{n}").as_bytes(), &text[n..n + 9000]);
+    }
+    place.content = expected(archive.file_system());
+    archive.close().unwrap();
+    let lengths = [Compression::Off, Compression::Fast, Compression::Default, Compression::Best].map(|level| {
+        place
+            .compact(CompactOptions { compression: Some(level), ..CompactOptions::default() }, &mut |_| Ok(()))
+            .unwrap();
+        place.assert_whole(&place.path());
+        place.path().metadata().unwrap().len()
+    });
+    assert!(lengths.is_sorted_by(|more, less| more > less), "{lengths:?}");
+    // Without a level, the larger chunks stay.
+    place.compact(CompactOptions::default(), &mut |_| Ok(())).unwrap();
+    assert!(place.path().metadata().unwrap().len() <= lengths[3]);
 }
 
 /// Storage other than a file: in memory, with a log and an orphan of an unfinished session.

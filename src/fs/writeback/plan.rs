@@ -22,8 +22,8 @@ use crate::fs::types::FsOptions;
 use crate::fs::write_buffer::{DirtyPiece, FilePlan, Frame, INLINE_GROUPS, Layer};
 use crate::txn::{Reservation, UnreferencedPages, View, Volume, groups_for};
 
-/// Minimum frames per thread: one takes 20 us and more, starting a thread about 50.
-const MIN_FRAMES_PER_THREAD: usize = 32;
+/// Minimum frames per thread: one takes 20 to 50 us, starting a thread about 50.
+const MIN_FRAMES_PER_THREAD: usize = 16;
 
 /// Frames that a thread takes at a time.
 const STRIDE: usize = 8;

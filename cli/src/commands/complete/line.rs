@@ -211,8 +211,8 @@ pub(super) fn kind_of(command: &Command, argument: &Arg) -> Option<ValueKind> {
         ("NAME", "get" | "rm", "name") | ("NAME", "run", "only") => ValueKind::Variable,
         ("NAME", _, "names" | "snapshot") | ("NAME", "restore", "name") => ValueKind::Snapshot,
         (
-            "CMD" | "ID" | "LINK" | "MIB" | "N" | "PATTERN" | "PERCENT" | "RECIPIENT" | "TEXT" | "TIME" | "TOKEN"
-            | "URL" | "SHELL" | "COMMAND",
+            "CMD" | "ID" | "LEVEL" | "LINK" | "MIB" | "N" | "PATTERN" | "PERCENT" | "RECIPIENT" | "TEXT" | "TIME"
+            | "TOKEN" | "URL" | "SHELL" | "COMMAND",
             ..,
         ) => ValueKind::Free,
         _ => return None,
