@@ -108,16 +108,16 @@ pub(crate) fn measure(view: View<'_>, ino: Ino, range: Range<u64>, limit: u64) -
     Ok((count, bytes))
 }
 
-/// Returns whether the extent may be on a packed page: only extents within the first `PACK` bytes
+/// Returns whether an extent may be on a packed page: only extents within the first `PACK` bytes
 /// of a file can be (COPY-1).
-pub(crate) fn may_be_packed(offset: u64, extent: &Extent) -> bool {
-    offset.saturating_add(extent.length.into()) <= PACK
+pub(crate) fn may_be_packed(offset: u64, length: u32) -> bool {
+    offset.saturating_add(length.into()) <= PACK
 }
 
 /// Notes the page of the extent at `offset` as stale, before all or a part of the extent is
 /// removed.
 pub(crate) fn note_stale_if_packed(op: &mut Operation<'_>, offset: u64, extent: &Extent) {
-    if may_be_packed(offset, extent) {
+    if may_be_packed(offset, extent.length) {
         op.note_stale(&extent.page);
     }
 }

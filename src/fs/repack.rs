@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::extents::{self, MappedExtent, PACK, PACK_FILES, Packer, SharedPages};
+use super::extents::{self, MappedExtent, PACK_FILES, Packer, SharedPages};
 use super::types::FsOptions;
 use super::{ShutdownGate, inode};
 use crate::env::Environment;
@@ -170,7 +170,8 @@ impl Repacker {
             records += 1;
             if key.kind == kind::EXTENT {
                 let extent = Extent::decode(value)?;
-                if extents::may_be_packed(key.sub, &extent) && progress.looked_at.insert(extent.page.run.address) {
+                if extents::may_be_packed(key.sub, extent.length) && progress.looked_at.insert(extent.page.run.address)
+                {
                     pages.push(extent.page);
                 }
             }
@@ -205,7 +206,7 @@ impl Repacker {
     /// at the beginning of another file, which then noted their page.
     fn live_parts(&self, view: View<'_>, page: &Pointer) -> Result<Option<Vec<PagePart>>> {
         let Some(items) = self.volume.packed_items(page)? else { return Ok(None) };
-        if items.iter().any(|item| item.offset + u64::from(item.length) > PACK) {
+        if items.iter().any(|item| !extents::may_be_packed(item.offset, item.length)) {
             return Ok(None);
         }
         let mut parts = BTreeMap::new();

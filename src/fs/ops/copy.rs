@@ -30,7 +30,7 @@ use super::attributes::clear_set_id;
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, MAX_VALUE};
-use crate::fs::extents::{self, MappedExtent, PACK, compression_of};
+use crate::fs::extents::{self, MappedExtent, compression_of};
 use crate::fs::write_buffer::{DirtyFile, LockedFile};
 use crate::fs::{FileSystem, inode};
 use crate::txn::{Operation, View};
@@ -328,7 +328,7 @@ fn find_content(view: View<'_>, source: Ino, target: &InodeValue, part: &CopyRan
     let (mut shared_end, mut bytes_end) = (range.end, range.start);
     extents::visit(view, source, visible.clone(), &mut |mapped| {
         let length = mapped.overlap(&visible);
-        let copied = compressed || length < MIN_SHARED || mapped.end() <= PACK;
+        let copied = compressed || length < MIN_SHARED || extents::may_be_packed(mapped.offset, mapped.extent.length);
         if copied && shared.is_empty() && mapped.offset <= bytes_end && bytes_end - range.start < COPY_STEP_BYTES {
             bytes_end = mapped.end().min(visible.end);
             return Ok(ControlFlow::Continue(()));

@@ -387,7 +387,7 @@ fn choose_layouts(pieces: &[Range<u64>], mapped: &[MappedExtent], visible: &Rang
             // Of a page shared with other files the own part counts.
             let own = u64::from(old.extent.length).div_ceil(BLOCK);
             let run = old.extent.page.run;
-            pages.insert(run.address, if may_be_packed(old.offset, &old.extent) { own } else { run.blocks });
+            pages.insert(run.address, if may_be_packed(old.offset, old.extent.length) { own } else { run.blocks });
         }
         rest.extend(parts);
     }
