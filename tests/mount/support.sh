@@ -74,22 +74,18 @@ mounts_below() {
 
 # Daemons are recognised by their arguments: mount.lockbox --daemon ARCHIVE POINT.
 daemons_below() {
-    local file
-    for file in /proc/[0-9]*/cmdline; do
-        if tr '\0' '\n' 2>/dev/null <"$file" | awk -v top="$1/" '
-            NR == 2 && $0 != "--daemon" { exit 1 }
-            NR == 3 { found = index($0, top) == 1 }
-            END { exit !found }'; then
-            file=${file#/proc/}
-            echo "${file%/cmdline}"
-        fi
+    local process words
+    for process in /proc/[0-9]*; do
+        mapfile -d '' -t words 2>/dev/null <"$process/cmdline" || continue
+        [[ ${words[1]-} != --daemon || ${words[2]-} != "$1"/* ]] || echo "${process#/proc/}"
     done
 }
 
 daemon_of() {
-    local archive=$1 pid
+    local archive=$1 pid words
     for pid in $(daemons_below "$(dirname "$archive")"); do
-        if [[ $(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n 3p) == "$archive" ]]; then
+        mapfile -d '' -t words 2>/dev/null <"/proc/$pid/cmdline" || continue
+        if [[ ${words[2]-} == "$archive" ]]; then
             echo "$pid"
             return 0
         fi
