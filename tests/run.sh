@@ -4,10 +4,12 @@
 #   tests/run.sh [STAGE...]     all stages, or the named ones
 #   tests/run.sh quick          the checks that a change needs most often: format lint unit reader smoke
 #
-# After install and build the stages run in two lanes at once. One lane waits for mounts, servers and disks:
+# After install, what the network has to bring and what others compile is prepared at low priority while everything else runs:
+#   tools
+# After build the other stages run in two lanes at once. One lane waits for mounts, servers and disks:
 #   mount share page suites store package
 # The other lane computes, at low priority:
-#   tools format lint test portable reader fuzz licences
+#   format lint test portable reader fuzz licences
 #
 # Each stage writes its output to target/tests/STAGE.log; target/tests/summary.tsv has seconds, processor seconds, cases and seed of each.
 # SEED=N repeats the random tests of a run; the long forms are tests/nightly.sh. Needs a Rust toolchain and root (directly or by sudo)
@@ -23,7 +25,8 @@ PACKAGES=(acl age attr binutils btrfs-progs ca-certificates curl dbench dbus deb
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
 WAITING=(mount share page suites store package)
-COMPUTING=(tools format lint test portable reader fuzz licences)
+PREPARING=(tools)
+COMPUTING=(format lint test portable reader fuzz licences)
 
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=1 DEBIAN_FRONTEND=noninteractive
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -82,9 +85,10 @@ END
     install -m 755 "$target"/debug/{lockbox,mount-lockbox,lockbox-share} "$PROGRAMS"
 }
 
-# The tools of the waiting lane. A tool that cannot be built here is built again by its stage, which then reports the reason.
+# The tools of other stages. A tool that cannot be built here is built again by its stage, which then reports the reason.
 stage_tools() {
     local failed=0
+    once node install_browser || failed=1
     once deny build_deny || failed=1
     once pjdfstest as_root env BUILD_ONLY=1 tests/suites/pjdfstest.sh || failed=1
     once fsx as_root env BUILD_ONLY=1 tests/suites/fsx.sh || failed=1
@@ -179,15 +183,20 @@ install_node() {
     fi
 }
 
+# Chromium, for the page of one-time links, and Node.js.
+install_browser() {
+    local missing=()
+    [[ -x /usr/bin/chromium ]] || missing+=(chromium)
+    install_node "${missing[@]}"
+}
+
 build_azurite() {
     once node install_node && BUILD_ONLY=1 tests/campaign/azurite.sh
 }
 
 # The page of one-time links: its parts, that dist is what the sources build, and links opened in Chromium against a real daemon.
 stage_page() {
-    local missing=()
-    [[ -x /usr/bin/chromium ]] || missing+=(chromium)
-    once node install_node "${missing[@]}" || return 1
+    once node install_browser || return 1
     # No package needs its installation script.
     npm ci --prefix share/page --ignore-scripts --no-audit --no-fund --loglevel error || return 1
     node --test --test-reporter=dot share/page/test/*.test.mjs || return 1
@@ -305,7 +314,8 @@ chosen() {
     done
 }
 
-asked=("${WAITING[@]}" "${COMPUTING[@]}")
+ALL=("${WAITING[@]}" "${COMPUTING[@]}" "${PREPARING[@]}")
+asked=("${ALL[@]}")
 before=(install build)
 if [[ "$*" == quick ]]; then
     asked=()
@@ -316,15 +326,16 @@ elif [[ $# -gt 0 ]]; then
     before=(install)
     for stage in "$@"; do
         if ! declare -F "stage_$stage" >/dev/null; then
-            echo "tests/run.sh: no stage '$stage'; the stages are: ${WAITING[*]} ${COMPUTING[*]} unit smoke" >&2
+            echo "tests/run.sh: no stage '$stage'; the stages are: ${ALL[*]} unit smoke" >&2
             exit 1
         fi
         if [[ " ${WAITING[*]} test " == *" $stage "* && " ${before[*]} " != *' build '* ]]; then before+=(build); fi
-        if [[ " ${WAITING[*]} ${COMPUTING[*]} " == *" $stage "* ]]; then asked+=("$stage"); else before+=("$stage"); fi
+        if [[ " ${ALL[*]} " == *" $stage "* ]]; then asked+=("$stage"); else before+=("$stage"); fi
     done
 fi
 mapfile -t waiting < <(chosen "${WAITING[@]}")
 mapfile -t computing < <(chosen "${COMPUTING[@]}")
+mapfile -t preparing < <(chosen "${PREPARING[@]}")
 [[ ${#waiting[@]} -gt 0 && ${#computing[@]} -gt 0 ]] || STREAM=1
 
 mkdir -p "$logs"
@@ -333,25 +344,29 @@ printf 'stage\toutcome\tseconds\tprocessor seconds\tcases\tseeds\n' >"$logs/summ
 started=$SECONDS
 lanes=()
 trap 'kill "${lanes[@]}" 2>/dev/null; exit 130' INT TERM
+
+# start_lane PRIORITY STAGE...: runs the stages one after the other in the background.
+start_lane() {
+    local priority=$1
+    shift
+    [[ $# -gt 0 ]] || return 0
+    (
+        renice -n "$priority" "$BASHPID" >/dev/null
+        run_lane "$@"
+    ) &
+    lanes+=($!)
+}
+
 for stage in "${before[@]}"; do
-    run_stage "$stage" && continue
-    # Nothing that follows can be trusted without these.
-    if [[ $stage == install || $stage == build ]]; then
+    # Stages that follow depend on install and build.
+    if ! run_stage "$stage" && [[ $stage == install || $stage == build ]]; then
         waiting=() computing=()
         break
     fi
+    [[ $stage != install ]] || start_lane 10 "${preparing[@]}"
 done
-if [[ ${#waiting[@]} -gt 0 ]]; then
-    run_lane "${waiting[@]}" &
-    lanes+=($!)
-fi
-if [[ ${#computing[@]} -gt 0 ]]; then
-    (
-        renice -n 10 "$BASHPID" >/dev/null
-        run_lane "${computing[@]}"
-    ) &
-    lanes+=($!)
-fi
+start_lane 0 "${waiting[@]}"
+start_lane 10 "${computing[@]}"
 [[ ${#lanes[@]} -eq 0 ]] || wait "${lanes[@]}"
 
 mapfile -t failed < <(awk -F'\t' '$2 == "FAILED" { print $1 }' "$logs/summary.tsv")

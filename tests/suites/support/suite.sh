@@ -20,12 +20,14 @@ begin_suite() {
     fi
     local target=${CARGO_TARGET_DIR:-$REPOSITORY/target}
     TOOLS=${TOOLS:-$target/suites}
-    [[ -n ${PROGRAMS-} ]] || (cd "$REPOSITORY" && cargo build --quiet --workspace --bins --tests)
+    [[ -n ${PROGRAMS-} || -n ${BUILD_ONLY-} ]] || (cd "$REPOSITORY" && cargo build --quiet --workspace --bins --tests)
     SCRATCH_DIR=$(mktemp -d "${SCRATCH:-${TMPDIR:-/tmp}}/lbx.XXXX")
     chmod 755 "$SCRATCH_DIR"
     mkdir "$SCRATCH_DIR/bin" "$SCRATCH_DIR/shared"
-    install -m 755 "${PROGRAMS:-$target/debug}/lockbox" "$SCRATCH_DIR/bin/lockbox"
-    install -m 755 "${PROGRAMS:-$target/debug}/mount-lockbox" "$SCRATCH_DIR/bin/mount.lockbox"
+    if [[ -z ${BUILD_ONLY-} ]]; then
+        install -m 755 "${PROGRAMS:-$target/debug}/lockbox" "$SCRATCH_DIR/bin/lockbox"
+        install -m 755 "${PROGRAMS:-$target/debug}/mount-lockbox" "$SCRATCH_DIR/bin/mount.lockbox"
+    fi
     install -m 755 "$REPOSITORY"/tests/mount/*.py "$SCRATCH_DIR/bin/"
     export SCRATCH_DIR PATH="$SCRATCH_DIR/bin:$PATH:/usr/sbin:/sbin" LC_ALL=C.UTF-8 TZ=UTC
     unset XDG_RUNTIME_DIR LOCKBOX_PASSFILE LOCKBOX_PASSCOMMAND
