@@ -1,7 +1,7 @@
 //! Source of time and randomness; the only one in the library.
 
 use std::io::PipeReader;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -57,6 +57,13 @@ impl Environment for SystemEnvironment {
 #[cfg(test)]
 pub(crate) fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
+}
+
+/// Returns the step between two faults or damaged blocks that are tried: `usually`, or 1 with
+/// `FAULTS=all`.
+#[cfg(test)]
+pub(crate) fn stride(usually: usize) -> usize {
+    if std::env::var_os("FAULTS").is_some_and(|wanted| wanted == "all") { 1 } else { usually }
 }
 
 /// Returns the seeds of a random test: the defaults, or the one in SEED. Prints each when its turn
@@ -121,14 +128,14 @@ impl Environment for StampingEnvironment {
 
 /// Reproducible environment for tests: SplitMix64 from a seed, and a clock that advances 1 us per
 /// call. Not for real archives.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 #[derive(Debug)]
 pub(crate) struct SeededEnvironment {
     state: AtomicU64,
     clock: AtomicU64,
 }
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 impl SeededEnvironment {
     pub(crate) fn new(seed: u64) -> Self {
         SeededEnvironment { state: AtomicU64::new(seed), clock: AtomicU64::new(0) }
@@ -149,7 +156,7 @@ impl SeededEnvironment {
     }
 }
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 impl Environment for SeededEnvironment {
     fn now(&self) -> Timestamp {
         let ticks = self.clock.fetch_add(1, Ordering::Relaxed);

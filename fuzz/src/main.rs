@@ -1,7 +1,7 @@
-//! One program for all targets: `TARGET=node lockbox-fuzz [libFuzzer's options] CORPUS`. `SEEDS=DIRECTORY` writes the first inputs and ends;
-//! `EXECUTIONS=N` runs the target so often without libFuzzer, on changed inputs of the directories that `CORPUS` lists (see [`mutate`]).
+//! One program for all targets. `SEEDS=DIRECTORY` writes the first inputs. `TARGET=NAME` chooses a target, and `EXECUTIONS=N` or `DURATION=SECONDS` runs
+//! it on mutated inputs of the directories in `CORPUS` (see [`mutate`]). With the feature `libfuzzer`: `TARGET=NAME lockbox-fuzz [OPTION...] CORPUS`.
 
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
 mod bucket;
 mod mutate;
@@ -9,8 +9,8 @@ mod mutate;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use libfuzzer_sys::fuzz_target;
 use lockbox::archive::fuzzing::{FuzzTarget, TARGETS, seeds, target};
 use lockbox::control::{
     BackupDone, ExpectedSnapshots, ListedSnapshot, PathDifference, RefusalReason, Request, Response, ScheduleStatus,
@@ -34,8 +34,6 @@ const UPPER: [(&str, FuzzTarget); 10] = [
     ("capsule", http::capsule),
     ("request", http::request),
 ];
-
-static CHOSEN: OnceLock<FuzzTarget> = OnceLock::new();
 
 /// Either side of the control socket.
 fn control(data: &[u8]) {
@@ -157,29 +155,48 @@ fn write_seeds(to: &Path) {
     }
 }
 
-fuzz_target!(
-    init: {
-        if let Some(to) = std::env::var_os("SEEDS") {
-            write_seeds(Path::new(&to));
-            std::process::exit(0);
-        }
-        let name = std::env::var("TARGET").expect("TARGET names what to fuzz");
-        let upper = UPPER.iter().find(|(known, _)| *known == name).map(|(_, entry)| *entry);
-        let entry = target(&name).or(upper).expect("TARGET is not known");
-        if let Ok(executions) = std::env::var("EXECUTIONS") {
-            let number = |text: &str| text.parse::<u64>().expect("a number");
-            let seed = std::env::var("SEED").map_or(1, |text| number(&text));
-            let directories = std::env::var_os("CORPUS").expect("CORPUS lists directories, divided by colons");
-            let directories: Vec<PathBuf> = std::env::split_paths(&directories).collect();
-            let findings = std::env::var_os("FINDINGS").expect("FINDINGS is a directory");
-            mutate::run(&name, entry, number(&executions), seed, &directories, Path::new(&findings));
-            std::process::exit(0);
-        }
-        CHOSEN.set(entry).expect("chosen once");
-    },
-    |data: &[u8]| {
-        if let Some(entry) = CHOSEN.get() {
-            entry(data);
-        }
+/// Does what the variables ask for. Returns the target where that is left to libFuzzer.
+fn run() -> Option<FuzzTarget> {
+    if let Some(to) = std::env::var_os("SEEDS") {
+        write_seeds(Path::new(&to));
+        return None;
     }
-);
+    let name = std::env::var("TARGET").expect("TARGET names what to fuzz");
+    let upper = UPPER.iter().find(|(known, _)| *known == name).map(|(_, entry)| *entry);
+    let entry = target(&name).or(upper).expect("TARGET is not known");
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let limit = match (number("EXECUTIONS"), number("DURATION")) {
+        (Some(executions), _) => mutate::Limit::Executions(executions),
+        (None, Some(seconds)) => mutate::Limit::Time(Duration::from_secs(seconds)),
+        (None, None) => return Some(entry),
+    };
+    let directories = std::env::var_os("CORPUS").expect("CORPUS lists directories, divided by colons");
+    let directories: Vec<PathBuf> = std::env::split_paths(&directories).collect();
+    let findings = std::env::var_os("FINDINGS").expect("FINDINGS is a directory");
+    mutate::run(&name, entry, limit, number("SEED").unwrap_or(1), &directories, Path::new(&findings));
+    None
+}
+
+#[cfg(not(feature = "libfuzzer"))]
+fn main() {
+    assert!(run().is_none(), "EXECUTIONS or DURATION says when to stop");
+}
+
+#[cfg(feature = "libfuzzer")]
+mod coverage_guided {
+    use std::sync::OnceLock;
+
+    static CHOSEN: OnceLock<lockbox::archive::fuzzing::FuzzTarget> = OnceLock::new();
+
+    libfuzzer_sys::fuzz_target!(
+        init: {
+            let Some(entry) = super::run() else { std::process::exit(0) };
+            CHOSEN.set(entry).expect("chosen once");
+        },
+        |data: &[u8]| {
+            if let Some(entry) = CHOSEN.get() {
+                entry(data);
+            }
+        }
+    );
+}

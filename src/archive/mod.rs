@@ -4,7 +4,7 @@
 mod backup;
 mod compact;
 mod create;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod snapshots;

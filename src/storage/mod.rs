@@ -5,7 +5,7 @@ mod file;
 pub mod host_call;
 mod host_entry;
 pub mod ipc;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 mod tests;
 
 pub use file::{FileStorage, LockMode};
@@ -13,7 +13,7 @@ pub use host_entry::{FileIdentity, HostEntry, names, rename_to_free_name};
 pub use ipc::{IpcStorage, serve_storage};
 #[cfg(test)]
 pub(crate) use tests::CountingStorage;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 pub(crate) use tests::{MemoryStorage, simulated};
 
 use std::ops::Range;

@@ -27,7 +27,7 @@ const FOREIGN: [&str; 8] =
     ["/home/", "/root/", "/users/", "/work/", ".internal", ".corp.", "co-authored-by", "signed-off-by"];
 const ITEM_WORDS: [&str; 9] = ["fn", "struct", "enum", "union", "trait", "type", "mod", "const", "static"];
 /// What fuzzers enter by is no part of a program, and reaches into every layer as tests do; the other rules hold for it.
-const FUZZ_MARK: &str = "#[cfg(any(test, fuzzing))]";
+const FUZZ_MARK: &str = "#[cfg(any(test, debug_assertions))]";
 
 /// A crate: the root of its sources, its row of the table, and what other crates call it.
 struct Crate {
@@ -370,7 +370,7 @@ mod rules {
             faults(&table, &sources(&[("src/low.rs", "#[cfg(test)]\nmod tests;"), tests])),
             Vec::<String>::new()
         );
-        let marked = sources(&[("src/low.rs", "#[cfg(any(test, fuzzing))]\npub mod tests;"), tests]);
+        let marked = sources(&[("src/low.rs", "#[cfg(any(test, debug_assertions))]\npub mod tests;"), tests]);
         assert_eq!(faults(&table, &marked), Vec::<String>::new());
         assert_eq!(faults(&table, &sources(&[("src/low.rs", "mod tests;"), tests])).len(), 1);
     }

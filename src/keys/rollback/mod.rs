@@ -67,7 +67,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::{ArchiveId, Generation, array_at, u64_at};
 use crate::storage::host_call;
 use crate::txn::{Ancestry, Durable, EntryMark, Mark, Volume};
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 pub(crate) use known_places::Known;
 use known_places::Opened;
 

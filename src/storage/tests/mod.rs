@@ -1,5 +1,8 @@
 //! Storages for tests and fuzzers: in memory, counting, and simulating crashes and failures.
 
+// Fuzz targets, which a debug build has, use a part of what tests do.
+#![cfg_attr(not(test), allow(dead_code, unused_imports))]
+
 #[cfg(test)]
 mod counting;
 mod memory;

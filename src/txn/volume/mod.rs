@@ -182,7 +182,7 @@ impl Volume {
         View { tree: &state.trees.live, store: &self.medium.store, finger: None }
     }
 
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn store(&self) -> &NodeStore {
         &self.medium.store
     }

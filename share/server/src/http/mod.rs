@@ -9,7 +9,7 @@ mod admission;
 mod client_addr;
 mod create;
 mod download;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 pub mod fuzzing;
 mod reply;
 mod request;

@@ -68,13 +68,13 @@
 mod barrier_group;
 mod contract;
 pub mod env;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 pub mod fuzzing;
 mod record;
 pub mod segments;
 mod share;
 pub mod spool;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 pub(crate) mod tests;
 pub mod valkey;
 
@@ -88,7 +88,7 @@ pub use contract::{
     ShareTimes, SpoolEntry, StoreMaintenance, StoreStats, create_random,
 };
 pub use env::{WallTime, random_handle};
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 pub(crate) use tests::simulated;
 
 /// Result of every operation of a store.

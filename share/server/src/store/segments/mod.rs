@@ -7,7 +7,7 @@
 
 mod engine;
 mod files;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, debug_assertions))]
 pub(crate) mod fuzzing {
     //! A forged head of a file.
 
