@@ -60,7 +60,7 @@ trap 'exit 130' INT TERM
 export SCRATCH_DIR=$scratch
 export PATH="$scratch/bin:$PATH:/usr/sbin:/sbin"
 # Nothing of the caller's own may leak into a case.
-unset XDG_RUNTIME_DIR LOCKBOX_PASSFILE LOCKBOX_PASSCOMMAND CARGO_TARGET_DIR
+unset XDG_RUNTIME_DIR LOCKBOX_PASSFILE LOCKBOX_PASSCOMMAND LOCKBOX_TEST_CLOCK CARGO_TARGET_DIR
 export LC_ALL=C.UTF-8 TZ=UTC
 
 wanted() {
