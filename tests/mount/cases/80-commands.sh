@@ -300,7 +300,8 @@ sys.exit(waiting.wait())' "$WORK/box" "$1"
 case_a_lazy_unmount_returns_at_once_and_names_the_users() {
     local pid
     new_archive box
-    attach box
+    # A deadline of no seconds would have passed when the command returns.
+    attach box sync=never,stop_timeout=0
     pid=$(daemon_of "$WORK/box.lbx")
     exec 7>"$WORK/box/file"
     # In the foreground, with the file open: it would wait for ever.
@@ -310,6 +311,7 @@ case_a_lazy_unmount_returns_at_once_and_names_the_users() {
     ! mountpoint -q "$WORK/box" || fail 'still mounted'
     timeout 60 lockbox umount --lazy "$WORK/box.lbx" 2>"$WORK/stderr" || fail 'a second time'
     echo written >&7
+    ! gone "$pid" || fail 'the daemon did not wait for the open file'
     exec 7>&-
     await gone "$pid"
     # What nobody uses is ended as without the option: when the command returns, the archive is closed.

@@ -410,39 +410,6 @@ END
     detach box
 }
 
-# One fsync carries everything that the name needs, however deep and new its directories are.
-case_nested_new_directories_are_durable_with_their_file() {
-    new_archive box
-    local round
-    for round in 1 2 3; do
-        attach box
-        python3 - "$WORK/box" "$round" <<'END'
-import os, sys
-os.chdir(sys.argv[1])
-for kind in ("fsync", "fdatasync", "directory"):
-    path = "%s.%s/b/c/d" % (kind, sys.argv[2])
-    os.makedirs(path)
-    file = os.open(path + "/file", os.O_CREAT | os.O_WRONLY, 0o600)
-    os.write(file, b"durable")
-    if kind == "directory":
-        os.close(file)
-        file = os.open(path, os.O_RDONLY)
-    (os.fdatasync if kind == "fdatasync" else os.fsync)(file)
-END
-        kill_daemon box
-        attach box
-        local kind
-        for kind in fsync fdatasync directory; do
-            same "$(stat -c %F "$WORK/box/$kind.$round/b/c/d/file")" 'regular file'
-        done
-        same "$(cat "$WORK/box/fsync.$round/b/c/d/file")" durable
-        same "$(cat "$WORK/box/fdatasync.$round/b/c/d/file")" durable
-        rm -r "$WORK/box/fsync.$round"
-        detach box
-        check_full box
-    done
-}
-
 case_a_flood_of_attributes_is_bounded_and_can_be_removed() {
     new_archive box
     attach box
