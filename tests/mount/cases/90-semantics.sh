@@ -329,9 +329,10 @@ case_permissions_change_as_on_a_file_system_of_the_kernel() {
     local seed
     new_archive box
     attach box allow_other,suid,dev
+    # STEPS=2000 and more is the long form.
     for seed in 1 "$SEED"; do
         mkdir -m 777 "$WORK/box/$seed" "$WORK/reference.$seed"
-        twins.py "$WORK/box/$seed" "$WORK/reference.$seed" "$seed" 2000
+        twins.py "$WORK/box/$seed" "$WORK/reference.$seed" "$seed" "${STEPS:-1000}"
     done
     detach box
     check_full box
