@@ -117,16 +117,3 @@ END
     detach many
     check_full many
 }
-
-case_truncate_to_astronomic_sizes_costs_nothing() {
-    new_archive box
-    attach box
-    truncate -s 999999999999999 "$WORK/box/huge"
-    same "$(stat -c %s "$WORK/box/huge")" 999999999999999
-    same "$(tail -c 5 "$WORK/box/huge" | od -An -tx1)" ' 00 00 00 00 00'
-    printf end | dd of="$WORK/box/huge" bs=1 seek=999999999999996 conv=notrunc status=none
-    same "$(tail -c 3 "$WORK/box/huge")" end
-    truncate -s 5 "$WORK/box/huge"
-    detach box
-    [[ $(du -m "$WORK/box.lbx" | cut -f1) -lt 16 ]] || fail 'a hole took space in the archive'
-}

@@ -287,10 +287,17 @@ os.ftruncate(file, 4_000_100)
 assert os.pread(file, 5, 4_000_000) == b"after" and os.fstat(file).st_size == 4_000_100
 keep = os.open("kept", os.O_RDWR | os.O_CREAT, 0o600)
 os.write(keep, b"old")
+number = os.fstat(keep).st_ino
 with open("new", "w") as new:
     new.write("new")
 os.rename("new", "kept")
-assert os.pread(keep, 3, 0) == b"old" and os.fstat(keep).st_nlink == 0
+status = os.fstat(keep)
+assert (status.st_ino, status.st_nlink, status.st_size) == (number, 0, 3), status
+assert os.pread(keep, 100, 0) == b"old"
+os.pwrite(keep, b"OLD", 0)
+os.fsync(keep)
+assert os.pread(keep, 100, 0) == b"OLD" and open("kept").read() == "new"
+assert os.stat("kept").st_ino != number
 END
     same "$(cat "$WORK/box/kept")" new
     # Reclaimed also when the daemon dies while the file is open.

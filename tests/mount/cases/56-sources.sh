@@ -85,6 +85,7 @@ case_wrong_and_hostile_sources_are_one_sentence() {
     refused 1 'passfd' mount.lockbox -o passfd=hush box.lbx box
     refused 1 'are both sources of the passphrase' mount.lockbox -o passfile=wrong --passfd 0 box.lbx box
     list --passfile open --passfile-any >/dev/null
+    expect 1 'usage|unexpected' list --password "$PASSPHRASE"
     lockbox ls box.lbx <&- 2>stderr && fail 'a closed standard input opened the archive'
     grep -q 'standard input had no passphrase' stderr
     ! mountpoint -q box || fail 'mounted all the same'

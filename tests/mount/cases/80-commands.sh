@@ -20,19 +20,6 @@ case_add_extract_and_mount_agree() {
     lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" more/odd/random | cmp - "$tree/odd/random"
 }
 
-case_extract_never_follows_links_out_of_the_target() {
-    new_archive box
-    attach box
-    ln -s "$WORK/outside" "$WORK/box/trap"
-    mkdir "$WORK/box/directory"
-    echo evil >"$WORK/box/directory/file"
-    detach box
-    mkdir "$WORK/outside" "$WORK/out"
-    ln -s "$WORK/outside" "$WORK/out/directory"
-    lockbox extract --force --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out" || true
-    same "$(ls -A "$WORK/outside")" '' 'a file was written outside of the target'
-}
-
 case_listings_are_right_and_readable_for_programs() {
     new_archive box
     attach box
@@ -59,30 +46,6 @@ import json, sys
 report = json.load(sys.stdin)
 assert report["sound"] is True and report["findings"] == [], report'
     expect 2 'no such file' lockbox cat "${ask[@]}" nothing
-}
-
-case_passphrases_come_from_where_the_manual_says() {
-    new_archive box
-    LOCKBOX_PASSFILE=$PASSFILE lockbox ls "$WORK/box.lbx" </dev/null
-    LOCKBOX_PASSCOMMAND="cat '$PASSFILE'" lockbox ls "$WORK/box.lbx" </dev/null
-    lockbox ls "$WORK/box.lbx" <"$PASSFILE"
-    lockbox mount "$WORK/box.lbx" "$WORK/box" <"$PASSFILE"
-    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/cmdline | shows "$PASSPHRASE" || fail 'in the arguments'
-    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/environ | shows "$PASSPHRASE" || fail 'in the environment'
-    detach box
-    expect 2 'empty|no passphrase' lockbox ls "$WORK/box.lbx"
-    expect 1 'usage|unexpected' lockbox ls --password secret "$WORK/box.lbx"
-}
-
-case_a_changed_passphrase_opens_and_the_old_one_does_not() {
-    new_archive box
-    echo 'the new passphrase' >"$WORK/new"
-    chmod 600 "$WORK/new"
-    lockbox passwd --weak-kdf --kdf-memory 1 --passfile "$PASSFILE" --new-passfile "$WORK/new" "$WORK/box.lbx"
-    expect 10 'wrong passphrase' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
-    lockbox ls --passfile "$WORK/new" "$WORK/box.lbx"
-    mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$WORK/new"
-    detach box
 }
 
 # The reader that was written from the specification alone.

@@ -172,32 +172,6 @@ END
     detach box
 }
 
-case_a_file_that_was_renamed_over_lives_on() {
-    new_archive box
-    attach box
-    python3 - "$WORK/box" <<'END'
-import os, sys
-os.chdir(sys.argv[1])
-for use in range(20):
-    open("old", "w").write("the old content")
-    open("new", "w").write("the new content")
-    file = os.open("old", os.O_RDWR)
-    number = os.fstat(file).st_ino
-    os.rename("new", "old")
-    status = os.fstat(file)
-    assert (status.st_ino, status.st_nlink, status.st_size) == (number, 0, 15), status
-    assert os.pread(file, 100, 0) == b"the old content"
-    os.pwrite(file, b"THE", 0)
-    os.fsync(file)
-    assert os.pread(file, 100, 0) == b"THE old content"
-    assert open("old").read() == "the new content"
-    assert os.stat("old").st_ino != number
-    os.close(file)
-END
-    detach box
-    check_full box
-}
-
 case_positions_in_a_directory_survive_removals() {
     new_archive box
     attach box
