@@ -504,24 +504,27 @@ case_a_stopped_daemon_stops_no_command_that_names_its_mount() {
     same "$code" 124 'the kernel knows the attributes of the root'
     # Each waits some seconds for an answer, so they wait together.
     told_of() {
-        local passfile=$PASSFILE WORK=$WORK/told.$1
+        local WORK=$WORK/told.$1
         mkdir "$WORK"
-        expect 2 'no daemon answers for .*/box:' timeout 60 lockbox status "$2"
-        expect 2 'no daemon answers for .*/box:' timeout 60 lockbox snapshot ls --passfile "$passfile" "$2"
-        expect 11 'is where .*/box.lbx is mounted: name the archive' timeout 60 lockbox ls --passfile "$passfile" "$2"
+        expect "${@:2}"
     }
     local number=0 told=()
-    for name in box box/ box/. box/../box link "$WORK/box" ./link/; do
-        in_background told_of $((++number)) "$name"
+    begin() {
+        in_background told_of $((++number)) "$@"
         told+=($!)
+    }
+    for name in box box/ box/. box/../box link "$WORK/box" ./link/; do
+        begin 2 'no daemon answers for .*/box:' timeout 60 lockbox status "$name"
+        begin 2 'no daemon answers for .*/box:' timeout 60 lockbox snapshot ls --passfile "$PASSFILE" "$name"
+        begin 11 'is where .*/box.lbx is mounted: name the archive' timeout 60 lockbox ls --passfile "$PASSFILE" "$name"
     done
+    begin 2 'box does not answer' timeout 60 lockbox umount box
+    begin 2 'no daemon answers for .*/box:' timeout 60 lockbox status
+    begin 2 'no daemon answers for .*/box:' timeout 60 lockbox status box/directory
+    begin 2 'no daemon answers for .*/box:' timeout 60 lockbox umount box/inner.lbx
+    begin 15 'does not answer' timeout 60 mount.lockbox other.lbx box -o "passfile=$PASSFILE"
+    begin 15 'does not answer' timeout 60 lockbox mount other.lbx link -o "passfile=$PASSFILE"
     for number in "${told[@]}"; do wait "$number"; done
-    expect 2 'box does not answer' timeout 60 lockbox umount box
-    expect 2 'no daemon answers for .*/box:' timeout 60 lockbox status
-    expect 2 'no daemon answers for .*/box:' timeout 60 lockbox status box/directory
-    expect 2 'no daemon answers for .*/box:' timeout 60 lockbox umount box/inner.lbx
-    expect 15 'does not answer' timeout 60 mount.lockbox other.lbx box -o "passfile=$PASSFILE"
-    expect 15 'does not answer' timeout 60 lockbox mount other.lbx link -o "passfile=$PASSFILE"
     timeout 60 lockbox umount --lazy link
     [[ -z $(mounts_below "$WORK") ]] || fail 'still mounted'
     kill -CONT "$pid"
