@@ -4,7 +4,7 @@
 #   tests/nightly.sh [CAMPAIGN...]     all, or the named ones
 #
 # Campaigns, by their names in the table below: crash damage faults hostile fuzz kills writers moments interrupts schedules
-#   fsx pjdfstest stress openapi versitygw azurite
+#   mounts fsx pjdfstest stress openapi versitygw azurite
 #
 # HOURS=N scales every campaign: 1 (the default) takes about an hour for each of the longest and some eight hours in all.
 # SEED=N repeats the random ones; without it the seed is today's date, which the table shows. KEEP_RELIABILITY=1 also writes the
@@ -20,6 +20,11 @@ export SEED=${SEED:-$(date -u +%Y%m%d)} CARGO_TERM_COLOR=never CARGO_INCREMENTAL
 export PROGRAMS=$logs/programs PAGE=-
 [[ -z ${KEEP_RELIABILITY-} ]] || unset PAGE
 
+# Cases of tests/mount that have a long form; those of "kills" apart.
+long_cases='CASE_TIMEOUT=7200 tests/mount/run.sh killed_at_any acknowledged_survives_the_death flipped_bit permissions_change_as tree_copied tree_unpacked tree_packed add_extract
+    large_file_passes many_files memory_stays large_history'
+long_cases=${long_cases//$'\n'/ }
+
 # One row each: NAME COMMAND. Sizes follow from HOURS and from the rates in tests/RELIABILITY.md and tests/SUITES.md.
 campaigns=(
     "crash       STATES=$((200000 * hours)) tests/reliability.sh crash"
@@ -32,6 +37,7 @@ campaigns=(
     "moments     ROUNDS=$((100 * hours)) tests/reliability.sh moments"
     "interrupts  ROUNDS=$((10 * hours)) tests/reliability.sh interrupts"
     "schedules   SCHEDULES=$((10000 * hours)) cargo test -p lockbox-remote --release schedules"
+    "mounts      KILLS=$((10 * hours)) FLIPS=$((200 * hours)) STEPS=$((10000 * hours)) SOURCES=5500 LARGE=1024 MANY=100000 TREE=100 COMMITS=4000 $long_cases"
     "fsx         tests/suites/fsx.sh --operations $((100000 * hours)) --seeds 3"
     "pjdfstest   ROUNDS=$((5 * hours)) tests/suites/pjdfstest.sh"
     "stress      SECONDS_EACH=30 tests/suites/stress.sh"

@@ -3,7 +3,7 @@
 //!
 //! Background steps and invalidation run every second. Unless `sync=never`, a flush runs every five
 //! seconds, and a commit one second after it. Scheduled snapshots run in a separate thread, because
-//! one may take long.
+//! one may take long. In debug builds tests may have this clock run faster ([`clock_speed`]).
 //!
 //! # Rules of flushes and commits
 //! 1  A commit runs [`ARRIVAL`] after its flush: syncfs(2) on a FUSE mount sends WRITE requests and
@@ -74,10 +74,12 @@ impl Ticker {
                 .spawn_each_second("snapshots", move || snapshots.step(&moments, || collect_writes(&mount, &cache)))?;
         }
         let mut work = BackgroundWork { fs, cache, mount, last_error: String::new() };
-        let mut schedule = (profile != SyncProfile::Never).then(|| FlushSchedule::new(Instant::now()));
+        let (begun, speed) = (Instant::now(), clock_speed());
+        let now = move || begun + begun.elapsed() * speed;
+        let mut schedule = (profile != SyncProfile::Never).then(|| FlushSchedule::new(now()));
         let mut remembered = Instant::now();
         ticker.spawn_each_second("ticker", move || {
-            let done = match schedule.as_mut().and_then(|schedule| schedule.due(Instant::now())) {
+            let done = match schedule.as_mut().and_then(|schedule| schedule.due(now())) {
                 Some(PeriodicStep::Flush) => work.flush(),
                 Some(PeriodicStep::Commit) => work.commit(),
                 None => Ok(()),
@@ -85,7 +87,7 @@ impl Ticker {
             work.report(done);
             // Counts from the end of the flush, when its data is in flight.
             if let Some(schedule) = &mut schedule {
-                schedule.finish_step(Instant::now());
+                schedule.finish_step(now());
             }
             let done = work.maintain();
             work.report(done);
@@ -108,8 +110,9 @@ impl Ticker {
 
     fn spawn_each_second(&mut self, name: &str, mut step: impl FnMut() + Send + 'static) -> std::io::Result<()> {
         let (stop, stopped) = mpsc::channel();
+        let step_time = STEP / clock_speed();
         let thread = thread::Builder::new().name(name.into()).spawn(move || {
-            while stopped.recv_timeout(STEP) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(step_time) == Err(RecvTimeoutError::Timeout) {
                 step();
             }
         })?;
@@ -126,6 +129,14 @@ impl Drop for Ticker {
             let _ = thread.join();
         }
     }
+}
+
+/// Returns how many times faster than real time steps, flushes and commits follow each other: 1 in
+/// release builds. In debug builds it is the value of `LOCKBOX_TEST_CLOCK`, from 1 to 100, so that
+/// a test of a loss window takes a tenth of the time. The proportions stay those of the rules.
+fn clock_speed() -> u32 {
+    let given = if cfg!(debug_assertions) { std::env::var("LOCKBOX_TEST_CLOCK").ok() } else { None };
+    given.and_then(|speed| speed.parse::<u32>().ok()).filter(|speed| (1..=100).contains(speed)).unwrap_or(1)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,10 @@
 #
 # Needs root, /dev/fuse, and the packages that tests/run.sh installs.
 #   PROGRAMS    directory with lockbox, mount-lockbox and lockbox-share (default: target/debug, built when missing)
-#   KILLS       rounds of the kill -9 case (default 10)
-#   FLIPS       bits flipped in the tampering case (default 40)
+#   KILLS       rounds of each case that kills (default 3 to 6)
+#   FLIPS       bits flipped in the tampering case (default 15)
+#   SOURCES     files of the tree of sources (default 1500)
+# The cases name the variables of their other long forms; tests/nightly.sh sets all of them.
 #   MOUNT_JOBS  cases at a time (default 4: most of a case is waiting)
 #   SCRATCH     where archives and trees lie (default $TMPDIR or /tmp); needs about 8 GiB
 #   KEEP        when set, the scratch directory and the logs stay
@@ -60,7 +62,7 @@ trap 'exit 130' INT TERM
 export SCRATCH_DIR=$scratch
 export PATH="$scratch/bin:$PATH:/usr/sbin:/sbin"
 # Nothing of the caller's own may leak into a case.
-unset XDG_RUNTIME_DIR LOCKBOX_PASSFILE LOCKBOX_PASSCOMMAND CARGO_TARGET_DIR
+unset XDG_RUNTIME_DIR LOCKBOX_PASSFILE LOCKBOX_PASSCOMMAND LOCKBOX_TEST_CLOCK CARGO_TARGET_DIR
 export LC_ALL=C.UTF-8 TZ=UTC
 
 wanted() {
@@ -116,17 +118,27 @@ wait_for_cases() {
     done
 }
 
-for file in "$here"/cases/*.sh; do
+# The last files have the longest cases, which come first so that none of them is awaited alone. Cases that run alone come at the end.
+begin_cases() {
+    local file=$1 alone=$2 most=$3 name
+    shift 3
     mapfile -t cases < <(cases_of "$file")
     for name in "${cases[@]}"; do
-        alone=${name%%[a-z]*}
+        [[ ${name%%[a-z]*} == "$alone" ]] || continue
         name=${name#!}
         wanted "$name" "$@" || continue
-        wait_for_cases "$([[ -n $alone ]] && echo 0 || echo $((jobs - 1)))"
+        wait_for_cases "$most"
         run_case "$file" "$name" &
         running[$!]=$name
-        [[ -z $alone ]] || wait_for_cases 0
     done
+}
+
+files=("$here"/cases/*.sh)
+for ((number = ${#files[@]} - 1; number >= 0; number--)); do
+    begin_cases "${files[number]}" '' $((jobs - 1)) "$@"
+done
+for file in "${files[@]}"; do
+    begin_cases "$file" '!' 0 "$@"
 done
 wait_for_cases 0
 [[ $failed -eq 0 ]] || printf 'failed: %s\n' "${failures[*]}"

@@ -166,7 +166,7 @@ killed_at() {
     strace -f --seccomp-bpf -qq -o /dev/null -e trace="$call" -e signal=none -e inject="$call:signal=KILL:when=$number" "$@" >"$WORK/killed" 2>&1 || true
 }
 
-# The clock of a mount looks once a second whether there is something to flush, to commit or to erase, and is awake for nothing else.
+# The clock of a mount looks once a second (with LOCKBOX_TEST_CLOCK=10 in the environment of a debug daemon: ten times) whether there is something to flush, to commit or to erase, and is awake for nothing else.
 # looks PID: how often it went to sleep again.
 looks() {
     local task
@@ -177,11 +177,11 @@ looks() {
     done
 }
 
-# await_looks PID: returns when all that the clock does now and then had its turn. It flushes every fifth time and commits with the next one.
-# Where it waits for others in between it counts more than once, so these are three rounds or two.
+# await_looks PID [NUMBER]: returns when the clock has looked so often; without a number, when all that it does now and then had its turn. It flushes
+# every fifth time and commits with the next one. Where it waits for others in between it counts more than once, so these are three rounds or two.
 await_looks() {
     local goal
-    goal=$(($(looks "$1") + 21))
+    goal=$(($(looks "$1") + ${2:-21}))
     looked() { (($(looks "$1") >= $2)); }
     await looked "$1" "$goal"
 }
@@ -263,7 +263,7 @@ same_tree() {
     same_listing "$1" "$2"
 }
 
-# The tree of real sources that several cases use: at least 5,000 files, with all that metadata can be. Made once.
+# The tree of real sources that several cases use: at least 1,500 files (SOURCES), with all that metadata can be. Made once.
 source_tree() {
     local tree=$SHARED/sources
     (

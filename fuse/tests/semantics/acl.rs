@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 
-use nix::libc::{ENODATA, ENOSPC, EOPNOTSUPP};
+use nix::libc::{ENODATA, ENOSPC, EOPNOTSUPP, EPERM};
 use rustix::fs::{
     AtFlags, CWD, Timespec, Timestamps, XattrFlags, getxattr, listxattr, removexattr, setxattr, utimensat,
 };
@@ -73,18 +73,24 @@ fn the_time_of_birth_is_an_attribute() {
     let seconds = |name: &str| create(mount.outside(name)).metadata().unwrap().mtime();
     let before = seconds("before");
     create(&path);
+    fs::create_dir(mount.path("directory")).unwrap();
     let after = seconds("after");
-    let mut kept = None;
+    let old = Timespec { tv_sec: 5, tv_nsec: 0 };
+    let stamps = Timestamps { last_access: old, last_modification: old };
+    utimensat(CWD, &path, &stamps, AtFlags::empty()).unwrap();
+    let mut kept = [None, None];
     for _ in 0..2 {
-        let mut value = [0; 64];
-        let length = getxattr(&path, "user.lockbox.btime", &mut value[..]).unwrap();
-        let text = std::str::from_utf8(&value[..length]).unwrap().to_owned();
-        let (whole, nanos) = text.split_once('.').unwrap();
-        assert!((before..=after).contains(&whole.parse().unwrap()) && nanos.len() == 9, "{text}");
-        assert_eq!(kept.get_or_insert(text.clone()), &text);
-        assert_eq!(listxattr(&path, &mut value[..]).unwrap(), 0);
-        assert!(setxattr(&path, "user.lockbox.btime", b"0.000000000", XattrFlags::empty()).is_err());
-        assert!(removexattr(&path, "user.lockbox.btime").is_err());
+        for (path, kept) in [&path, &mount.path("directory")].into_iter().zip(&mut kept) {
+            let mut value = [0; 64];
+            let length = getxattr(path, "user.lockbox.btime", &mut value[..]).unwrap();
+            let text = std::str::from_utf8(&value[..length]).unwrap().to_owned();
+            let (whole, nanos) = text.split_once('.').unwrap();
+            assert!((before..=after).contains(&whole.parse().unwrap()) && nanos.len() == 9, "{text}");
+            assert_eq!(kept.get_or_insert(text.clone()), &text);
+            assert_eq!(listxattr(path, &mut value[..]).unwrap(), 0);
+            assert_eq!(code(setxattr(path, "user.lockbox.btime", b"0.000000000", XattrFlags::empty())), EPERM);
+            assert_eq!(code(removexattr(path, "user.lockbox.btime")), EPERM);
+        }
         mount.remount();
     }
     assert_eq!(code(getxattr(&path, "user.other", &mut [0; 8][..])), ENODATA);

@@ -172,7 +172,8 @@ fn the_periodic_commit_bounds_the_loss() {
     // The kernel writes back by itself what is 30 seconds old, so only what arrives sooner was collected. On a machine that is too slow for that a
     // new file is tried.
     const COLLECTED: Duration = Duration::from_secs(20);
-    let mut mount = Mount::new();
+    // The window in real time is that of unit tests and of `loss_windows_of_sync_periodic` in tests/mount.
+    let mut mount = Mount::with_fast_clock();
     let held = |mount: &Mount| {
         let status = mount.status();
         status.used_bytes.map_or(0, |used| used + status.dirty_bytes)
@@ -337,7 +338,7 @@ for _ in range(2):
 /// erased, and the daemon no longer writes to the file of the archive.
 #[test]
 fn an_idle_mount_comes_to_rest() {
-    let mut mount = Mount::new();
+    let mut mount = Mount::with_fast_clock();
     let file = create(mount.path("kept"));
     file.write_all_at(&noise(4, 300_000), 0).unwrap();
     fs::write(mount.path("deleted"), noise(5, 3_000_000)).unwrap();

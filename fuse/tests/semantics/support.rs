@@ -40,6 +40,7 @@ pub(crate) struct Mount {
     options: String,
     mounted: bool,
     in_store: bool,
+    clock_speed: u32,
 }
 
 impl Mount {
@@ -55,18 +56,23 @@ impl Mount {
 
     /// In a directory of the test's.
     pub(crate) fn at(scratch: TempDir, options: &str) -> Mount {
-        Mount::made(scratch, options, false)
+        Mount::made(scratch, options, false, 1)
+    }
+
+    /// With a daemon whose clock runs at ten times the speed (`clock_speed` of fuse/src/ticker.rs).
+    pub(crate) fn with_fast_clock() -> Mount {
+        Mount::made(tempfile::Builder::new().prefix("lockbox-semantics.").tempdir().unwrap(), "", false, 10)
     }
 
     /// Of an archive in a store, which is a directory.
     pub(crate) fn in_store() -> Mount {
-        Mount::made(tempfile::Builder::new().prefix("lockbox-semantics.").tempdir().unwrap(), "", true)
+        Mount::made(tempfile::Builder::new().prefix("lockbox-semantics.").tempdir().unwrap(), "", true, 1)
     }
 
-    fn made(scratch: TempDir, options: &str, in_store: bool) -> Mount {
+    fn made(scratch: TempDir, options: &str, in_store: bool, clock_speed: u32) -> Mount {
         assert!(rustix::process::geteuid().is_root(), "the tests of real mounts need root");
         assert!(Path::new("/dev/fuse").exists(), "/dev/fuse is missing, and the tests of real mounts need it");
-        let mut made = Mount { scratch, options: options.to_owned(), mounted: false, in_store };
+        let mut made = Mount { scratch, options: options.to_owned(), mounted: false, in_store, clock_speed };
         fs::create_dir(made.root()).unwrap();
         fs::create_dir(made.runtime()).unwrap();
         fs::write(made.passfile(), PASSPHRASE).unwrap();
@@ -157,6 +163,7 @@ impl Mount {
                 .env("XDG_RUNTIME_DIR", self.runtime())
                 .env("XDG_CACHE_HOME", self.runtime())
                 .env("XDG_STATE_HOME", self.runtime())
+                .env("LOCKBOX_TEST_CLOCK", self.clock_speed.to_string())
                 .stdin(Stdio::null())
                 .output()
                 .unwrap()

@@ -235,7 +235,7 @@ case_two_writers_append_to_one_file() {
     attach box
     append() {
         local number
-        for number in $(seq 3000); do
+        for number in $(seq 1000); do
             printf '%s %05d %s\n' "$1" "$number" "some text to fill the line" >>"$WORK/box/log"
         done
     }
@@ -250,7 +250,7 @@ for letter in b"xy":
     pid = os.fork()
     if pid == 0:
         file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for number in range(2000):
+        for number in range(1000):
             os.write(file, bytes([letter]) * 99 + b"\n")
             if number % 200 == 0:
                 os.fsync(file)
@@ -262,12 +262,12 @@ END
     verify() {
         local writer
         for writer in a b; do
-            same "$(grep -c "^$writer [0-9]\{5\} some text to fill the line$" "$WORK/box/log")" 3000 "lines of $writer"
+            same "$(grep -c "^$writer [0-9]\{5\} some text to fill the line$" "$WORK/box/log")" 1000 "lines of $writer"
             same "$(grep "^$writer" "$WORK/box/log" | sort -c && echo sorted)" sorted
         done
-        same "$(wc -l <"$WORK/box/log")" 6000
-        same "$(grep -Ec '^(x{99}|y{99})$' "$WORK/box/direct")" 4000
-        same "$(stat -c %s "$WORK/box/direct")" 400000
+        same "$(wc -l <"$WORK/box/log")" 2000
+        same "$(grep -Ec '^(x{99}|y{99})$' "$WORK/box/direct")" 2000
+        same "$(stat -c %s "$WORK/box/direct")" 200000
     }
     verify
     reattach box

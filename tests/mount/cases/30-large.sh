@@ -1,15 +1,18 @@
 # Large files and large directories, within the memory that was granted.
 # shellcheck shell=bash disable=SC2317,SC2164
 
-# One GiB of random parts, text and holes, from a fixed seed.
+# Random parts, text and holes, from a fixed seed. LARGE: MiB, a multiple of 128; 1024 is the long form.
+LARGE=${LARGE:-256}
+
 make_large() {
-    python3 - "$1" <<'END'
+    python3 - "$1" "$LARGE" <<'END'
 import random, sys
 random = random.Random(2)
+parts = int(sys.argv[2]) // 32
 MIB = 1 << 20
 text = b"".join(b"line %d of a text that compresses well\n" % n for n in range(30_000))[:MIB]
 with open(sys.argv[1], "wb") as file:
-    for part in range(32):
+    for part in range(parts):
         if part % 4 == 3:
             file.seek(32 * MIB, 1)
         elif part % 4 == 2:
@@ -18,11 +21,12 @@ with open(sys.argv[1], "wb") as file:
         else:
             for _ in range(32):
                 file.write(random.randbytes(MIB))
-    file.truncate(1024 * MIB)
+    file.truncate(parts * 32 * MIB)
 END
 }
 
-case_a_gib_passes_in_bounded_memory() {
+# What memory= bounds beside other loads is in 63-memory.sh.
+case_a_large_file_passes_in_bounded_memory() {
     local memory=64 sum started written
     make_large "$WORK/large"
     sum=$(sha256sum <"$WORK/large")
@@ -35,18 +39,19 @@ case_a_gib_passes_in_bounded_memory() {
     printf end | dd of="$WORK/box/dense" bs=1 seek=$(((1 << 31) + 5)) conv=notrunc status=none
     bounded "$memory" "written with fsync in $written s"
     reattach box "memory=${memory}M,threads=2"
-    same "$(head -c 1G "$WORK/box/dense" | sha256sum)" "$sum" 'checksum after the remount'
+    same "$(head -c "${LARGE}M" "$WORK/box/dense" | sha256sum)" "$sum" 'checksum after the remount'
     same "$(stat -c %s "$WORK/box/dense")-$(tail -c 3 "$WORK/box/dense")" "$(((1 << 31) + 8))-end"
     cp --sparse=always "$WORK/large" "$WORK/box/sparse"
     bounded "$memory" 'read, and copied with holes'
     reattach box
     same "$(sha256sum <"$WORK/box/sparse")" "$sum" 'checksum of the sparse copy'
-    [[ $(stat -c %b "$WORK/box/sparse") -lt $((850 * 2048)) ]] || fail 'holes of the sparse copy are counted as data'
+    # Three quarters are data.
+    [[ $(stat -c %b "$WORK/box/sparse") -lt $((LARGE * 83 / 100 * 2048)) ]] || fail 'holes of the sparse copy are counted as data'
     rm "$WORK/box/dense"
     detach box
 }
 
-# bounded MEMORY NOTE: the daemon of the box has not grown with the file, of which a thousand MiB passed. Two event loops and the program's own pages
+# bounded MEMORY NOTE: the daemon of the box has not grown with the file, which is larger than the bound. Two event loops and the program's own pages
 # take 24 to 33 MiB beside what was granted (63-memory.sh).
 bounded() {
     local peak
@@ -57,7 +62,7 @@ bounded() {
 
 # MANY=100000 is the long form; lockbox-semantics(7)'s test of listings has a hundred thousand names in every run.
 case_many_files_in_one_directory() {
-    local many=${MANY:-20000}
+    local many=${MANY:-5000}
     new_archive few
     attach few
     for number in $(seq 10); do head -c 1024 /dev/urandom >"$WORK/few/file$number"; done
@@ -111,17 +116,4 @@ END
     same "$(find "$WORK/many/all" -type f | wc -l)" $((many / 2))
     detach many
     check_full many
-}
-
-case_truncate_to_astronomic_sizes_costs_nothing() {
-    new_archive box
-    attach box
-    truncate -s 999999999999999 "$WORK/box/huge"
-    same "$(stat -c %s "$WORK/box/huge")" 999999999999999
-    same "$(tail -c 5 "$WORK/box/huge" | od -An -tx1)" ' 00 00 00 00 00'
-    printf end | dd of="$WORK/box/huge" bs=1 seek=999999999999996 conv=notrunc status=none
-    same "$(tail -c 3 "$WORK/box/huge")" end
-    truncate -s 5 "$WORK/box/huge"
-    detach box
-    [[ $(du -m "$WORK/box.lbx" | cut -f1) -lt 16 ]] || fail 'a hole took space in the archive'
 }

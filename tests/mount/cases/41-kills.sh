@@ -94,7 +94,7 @@ beyond() {
 
 # killed_under JOURNAL: rounds of load, death, check and comparison.
 killed_under() {
-    local round rounds=${KILLS:-4} pid load acknowledged
+    local round rounds=${KILLS:-3} pid load acknowledged
     new_archive box
     begin_loads "$1"
     for round in $(seq "$rounds"); do

@@ -18,6 +18,8 @@ def opened():
     write("file", NEW)
 def created():
     os.close(os.open("new", os.O_CREAT | os.O_WRONLY))
+def linked():
+    os.link("file", "new")
 def renamed():
     os.rename("file", "new")
 def unlinked():
@@ -47,6 +49,7 @@ def name():
     return "new" if os.path.exists("new") else "old"
 rows = {
     "opened": (opened, content), "closed": (closed, content), "created": (created, name),
+    "linked": (linked, name),
     "renamed": (renamed, lambda: ("both" if os.path.exists("file") else "new") if os.path.exists("new") else content()),
     "unlinked": (unlinked, lambda: "old" if os.path.exists("file") else "new"),
     "attributes": (attributes, lambda: "new" if os.stat("file").st_mode & 0o777 == 0o640 and os.listxattr("file") == ["user.new"]
@@ -111,8 +114,9 @@ all_are() {
 }
 
 SYNCED=(fsynced fsynced_directory synchronous mapped)
-CHANGED=(closed created renamed unlinked attributes replaced)
+CHANGED=(closed created linked renamed unlinked attributes replaced)
 
+# In real time: the clock of the other cases runs faster where they wait for it.
 case_loss_windows_of_sync_periodic() {
     write_rows
     fresh_box periodic
@@ -145,7 +149,7 @@ case_loss_windows_of_sync_always() {
     done
     detach box
     check_full box
-    fresh_box always
+    LOCKBOX_TEST_CLOCK=10 fresh_box always
     crash_after collection opened
     all_are new
     detach box
@@ -154,7 +158,7 @@ case_loss_windows_of_sync_always() {
 
 case_loss_windows_of_sync_never() {
     write_rows
-    fresh_box never
+    LOCKBOX_TEST_CLOCK=10 fresh_box never
     # Its clock looks and commits nothing.
     crash_after looks opened "${CHANGED[@]}" "${SYNCED[@]}"
     all_are old

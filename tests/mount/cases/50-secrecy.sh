@@ -15,7 +15,7 @@ case_the_archive_reveals_neither_names_nor_content() {
         setfattr -n user.conspicuous-attribute -v conspicuous-value "$WORK/box/conspicuous-directory"
     # Plain text, and much of it deleted again.
     cp -r "$(source_tree)" "$WORK/box/sources"
-    rm -r "$WORK"/box/sources/[a-c]*
+    rm -r "$WORK"/box/sources/a*
     look() {
         ! grep -aq conspicuous "$WORK/box.lbx" || fail "a name or content stands in the archive ($1)"
         ! grep -aq "${PASSPHRASE:2}" "$WORK/box.lbx" || fail "the passphrase stands in the archive ($1)"
@@ -73,7 +73,7 @@ END
     same "$(compare.py "$WORK/original" "$WORK/box")" same 'before any flip'
     detach box
     mkdir "$WORK/flipped"
-    for seed in $(seq "${FLIPS:-40}"); do
+    for seed in $(seq "${FLIPS:-15}"); do
         cp --sparse=always "$WORK/box.lbx" "$WORK/flipped.lbx"
         archive.py flip "$WORK/flipped.lbx" "$seed"
         code=0
@@ -92,7 +92,7 @@ END
         esac
         : >"$WORK/flipped.log"
     done
-    note "${FLIPS:-40} flips: $opened without effect, $partly read with EIO, $refused refused at opening"
+    note "${FLIPS:-15} flips: $opened without effect, $partly read with EIO, $refused refused at opening"
 }
 
 case_damage_gives_eio_and_check_names_the_page() {

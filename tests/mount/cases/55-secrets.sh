@@ -164,7 +164,7 @@ case_a_killed_daemon_takes_the_other_process_along() {
 case_a_daemon_without_its_other_process_says_so_and_loses_nothing() {
     local pid other
     new_archive box
-    attach box
+    LOCKBOX_TEST_CLOCK=10 attach box
     pid=$(daemon_of "$WORK/box.lbx")
     other=$(pgrep -P "$pid")
     kill -9 "$other"

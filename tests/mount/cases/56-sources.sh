@@ -64,49 +64,28 @@ case_wrong_and_hostile_sources_are_one_sentence() {
     new_archive box
     cd "$WORK"
     printf 'hush-hush\n' >wrong
-    printf '\n' >empty
-    chmod 600 wrong empty
+    chmod 600 wrong
     cp "$PASSFILE" open
     chmod 644 open
     mkdir credentials
-    mkfifo -m 600 fifo
-    # Each program, each command: the same answer.
+    # Each program, each command: the same answer. What may lie in the place of a secret is in 58-hostile-secrets.sh.
     local program
     list() { lockbox ls "$@" box.lbx; }
     attach_with() { mount.lockbox "$@" box.lbx box; }
     for program in list attach_with; do
-        refused 10 'wrong passphrase' "$program" --passfile wrong
-        refused 2 'has no passphrase: it is empty' "$program" --passfile empty
-        refused 2 'has no passphrase: it is empty' "$program" --passfile /dev/null
-        refused 2 'No such file' "$program" --passfile missing
-        refused 2 'Is a directory' "$program" --passfile credentials
-        refused 2 'longer than 64 KiB' "$program" --passfile /dev/zero
-        refused 2 'may be read by others' "$program" --passfile open
-        refused 2 'Bad file' "$program" --passfd 77
         refused 1 'passfd' "$program" --passfd 1
-        refused 2 'longer than 64 KiB' "$program" --passcommand 'yes hush-hush'
-        refused 2 'exit status: 3' "$program" --passcommand 'echo hush-hush; exit 3'
         refused 2 'printed no passphrase' "$program" --passcommand true
-        refused 10 'wrong passphrase' "$program" --passcommand 'echo hush-hush'
         refused 2 'CREDENTIALS_DIRECTORY' "$program" --credential box
-        refused 1 'without a path' "$program" --credential ../wrong
         refused 1 'are both sources of the passphrase' "$program" --passfile wrong --passcommand 'echo hush-hush'
         # Nothing on standard input, and none at all.
         refused 2 'standard input had no passphrase' "$program"
         refused 2 ': command not found' env PATH="$WORK/credentials" "$(type -P lockbox)" ls --ask-password box.lbx
     done
-    export CREDENTIALS_DIRECTORY=$WORK/credentials
-    refused 2 'No such file' list --credential missing
-    unset CREDENTIALS_DIRECTORY
     refused 1 'without a path' mount.lockbox -o credential=/etc/passwd box.lbx box
     refused 1 'passfd' mount.lockbox -o passfd=hush box.lbx box
     refused 1 'are both sources of the passphrase' mount.lockbox -o passfile=wrong --passfd 0 box.lbx box
     list --passfile open --passfile-any >/dev/null
-    # A directory as a descriptor, a closed one, an endless one.
-    exec 8<credentials 7</dev/zero
-    refused 2 'Is a directory' list --passfd 8
-    refused 2 'longer than 64 KiB' list --passfd 7
-    exec 8<&- 7<&-
+    expect 1 'usage|unexpected' list --password "$PASSPHRASE"
     lockbox ls box.lbx <&- 2>stderr && fail 'a closed standard input opened the archive'
     grep -q 'standard input had no passphrase' stderr
     ! mountpoint -q box || fail 'mounted all the same'
@@ -179,13 +158,9 @@ case_key_files_identities_and_codes_open_a_mount_or_say_why_not() {
     # One digit of the last group but one is another.
     python3 -c 'import sys; c = list(sys.argv[1]); c[50] = str((int(c[50]) + 1) % 10); print("".join(c))' "$code" >mistyped
     head -c 100 /dev/urandom >other
-    head -c 10 /dev/urandom >short
-    head -c 100 /dev/zero >zeros
-    : >empty
     cp key exposed
-    chmod 600 code mistyped other short zeros empty
+    chmod 600 code mistyped other
     chmod 644 exposed
-    mkdir directory
     list() { lockbox ls "$@" box.lbx; }
     attach_with() { mount.lockbox "$@" box.lbx box; }
     local source program
@@ -198,17 +173,6 @@ case_key_files_identities_and_codes_open_a_mount_or_say_why_not() {
     for program in list attach_with; do
         refused 10 'wrong passphrase' "$program" --keyfile other
         refused 10 'group' "$program" --passfile mistyped
-        refused 2 'too short' "$program" --keyfile short
-        refused 2 'repeated' "$program" --keyfile zeros
-        refused 2 'empty|too short' "$program" --keyfile empty
-        refused 2 'repeated|too large' "$program" --keyfile /dev/zero
-        refused 2 'too large' "$program" --keyfile /dev/urandom
-        refused 2 'directory' "$program" --keyfile directory
-        refused 2 'No such file' "$program" --keyfile missing
-        refused 2 'may be read by others' "$program" --keyfile exposed
-        refused 2 'identity' "$program" --identity other
-        refused 2 'longer than' "$program" --identity /dev/zero
-        refused 2 'identity' "$program" --identity empty
     done
     list --keyfile exposed --passfile-any
     ! mountpoint -q box || fail 'mounted all the same'

@@ -24,11 +24,8 @@ case_a_wrong_password_is_refused() {
     detach box
 }
 
-case_a_missing_archive_is_refused() {
+case_missing_and_other_files_are_no_archives() {
     refused 19 'no such file'
-}
-
-case_other_files_are_no_archives() {
     head -c 3000000 /dev/urandom >"$WORK/box.lbx"
     refused 11 'not a lockbox archive'
     : >"$WORK/box.lbx"
@@ -107,14 +104,14 @@ small_host() {
 }
 
 case_a_full_disk_is_an_error_and_loses_nothing() {
-    small_host 96M
+    small_host 48M
     create "$WORK/host/box.lbx"
     mkdir "$WORK/box"
     mount_it() {
         mount.lockbox "$WORK/host/box.lbx" "$WORK/box" -o "passfile=$PASSFILE,log=$WORK/box.log"
     }
     mount_it
-    head -c 20000000 /dev/urandom >"$WORK/kept"
+    head -c 6000000 /dev/urandom >"$WORK/kept"
     dd if="$WORK/kept" of="$WORK/box/kept" bs=1M conv=fsync status=none
     # The kernel takes the bytes first, so the error comes at the write, the fsync or the close.
     expect 1 'no space left' dd if=/dev/urandom of="$WORK/box/filler" bs=1M count=200 conv=fsync
@@ -122,7 +119,7 @@ case_a_full_disk_is_an_error_and_loses_nothing() {
     # What is fsynced after the failure is as good as before it.
     rm "$WORK/box/filler"
     python3 -c 'import os, sys; os.fsync(os.open(sys.argv[1], os.O_RDONLY))' "$WORK/box"
-    await dd if=/dev/urandom of="$WORK/box/again" bs=1M count=20 conv=fsync status=none
+    await dd if=/dev/urandom of="$WORK/box/again" bs=1M count=6 conv=fsync status=none
     cp "$WORK/box/again" "$WORK/again"
     # Full again, now by small files, and deleted to the last.
     mkdir "$WORK/box/small"

@@ -1,11 +1,11 @@
 # A host that is full, or fails, under a mount: errors come where programs look for them, and nothing acknowledged is lost.
 # shellcheck shell=bash disable=SC2317,SC2164
 
-# ext4 of 300 MB in a file.
+# ext4 of 160 MB in a file.
 # loop_host [OPTION...]: of mkfs.
 loop_host() {
     mkdir -p "$WORK/host" "$WORK/box"
-    truncate -s 300M "$WORK/host.image"
+    truncate -s 160M "$WORK/host.image"
     mkfs.ext4 -q -m 0 "$@" "$WORK/host.image"
     mount -o loop "$WORK/host.image" "$WORK/host"
     create "$WORK/host/box.lbx"

@@ -9,6 +9,7 @@ phase_peak() {
     echo "$peak"
 }
 
+# TREE=100 is the long form: directories of a thousand files.
 case_memory_stays_within_what_was_granted() {
     # Beside what is granted, two event loops take some 10 MiB each and the program's own pages the rest: 24 to 33 MiB over six runs, by what is in
     # flight when it is most. With as many loops as the machine has processors the bound would be another one on each. 7 MiB above the most that was
@@ -34,7 +35,7 @@ def parallel(*jobs):
     if failed:
         raise failed[0]
 def files():
-    for directory in range(100):
+    for directory in range(int(sys.argv[3])):
         os.mkdir("d%d" % directory)
         for number in range(1000):
             with open("d%d/file %06d" % (directory, number), "wb", buffering=0) as file:
@@ -80,7 +81,7 @@ END
             walk) echo 3 >/proc/sys/vm/drop_caches && find "$WORK/box" -type f -exec stat -c '%s' {} + >"$WORK/sizes" ;;
             chmod) chmod -R go-rwx "$WORK/box" ;;
             rm) rm -r "$WORK/box"/* ;;
-            *) python3 "$WORK/load.py" "$WORK/box" "$phase" ;;
+            *) python3 "$WORK/load.py" "$WORK/box" "$phase" "${TREE:-40}" ;;
         esac
         peak=$(phase_peak "$pid")
         note "$phase: at most $peak MiB"

@@ -41,7 +41,7 @@ case_what_lies_in_the_place_of_roots_mount_is_not_opened() {
     install -d -o "$TEST_USER" "$WORK/users"
     new_archive box
     as_user mkdir -p "$WORK/users/parent/point"
-    lockbox mount --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/users/parent/point"
+    LOCKBOX_TEST_CLOCK=10 lockbox mount --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/users/parent/point"
     pid=$(daemon_of "$WORK/box.lbx")
     # Only with a writer does the daemon send for what the kernel caches.
     exec 5>"$WORK/users/parent/point/file"

@@ -20,19 +20,6 @@ case_add_extract_and_mount_agree() {
     lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" more/odd/random | cmp - "$tree/odd/random"
 }
 
-case_extract_never_follows_links_out_of_the_target() {
-    new_archive box
-    attach box
-    ln -s "$WORK/outside" "$WORK/box/trap"
-    mkdir "$WORK/box/directory"
-    echo evil >"$WORK/box/directory/file"
-    detach box
-    mkdir "$WORK/outside" "$WORK/out"
-    ln -s "$WORK/outside" "$WORK/out/directory"
-    lockbox extract --force --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out" || true
-    same "$(ls -A "$WORK/outside")" '' 'a file was written outside of the target'
-}
-
 case_listings_are_right_and_readable_for_programs() {
     new_archive box
     attach box
@@ -59,30 +46,6 @@ import json, sys
 report = json.load(sys.stdin)
 assert report["sound"] is True and report["findings"] == [], report'
     expect 2 'no such file' lockbox cat "${ask[@]}" nothing
-}
-
-case_passphrases_come_from_where_the_manual_says() {
-    new_archive box
-    LOCKBOX_PASSFILE=$PASSFILE lockbox ls "$WORK/box.lbx" </dev/null
-    LOCKBOX_PASSCOMMAND="cat '$PASSFILE'" lockbox ls "$WORK/box.lbx" </dev/null
-    lockbox ls "$WORK/box.lbx" <"$PASSFILE"
-    lockbox mount "$WORK/box.lbx" "$WORK/box" <"$PASSFILE"
-    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/cmdline | shows "$PASSPHRASE" || fail 'in the arguments'
-    ! tr '\0' '\n' </proc/"$(daemon_of "$WORK/box.lbx")"/environ | shows "$PASSPHRASE" || fail 'in the environment'
-    detach box
-    expect 2 'empty|no passphrase' lockbox ls "$WORK/box.lbx"
-    expect 1 'usage|unexpected' lockbox ls --password secret "$WORK/box.lbx"
-}
-
-case_a_changed_passphrase_opens_and_the_old_one_does_not() {
-    new_archive box
-    echo 'the new passphrase' >"$WORK/new"
-    chmod 600 "$WORK/new"
-    lockbox passwd --weak-kdf --kdf-memory 1 --passfile "$PASSFILE" --new-passfile "$WORK/new" "$WORK/box.lbx"
-    expect 10 'wrong passphrase' lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx"
-    lockbox ls --passfile "$WORK/new" "$WORK/box.lbx"
-    mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$WORK/new"
-    detach box
 }
 
 # The reader that was written from the specification alone.
@@ -121,7 +84,7 @@ case_the_independent_reader_extracts_the_same() {
     attach box
     rsync -aHX --sparse "$tree/" "$WORK/box/sources/"
     # Something to split, trim and free: not only what a fresh copy looks like.
-    rm -r "$WORK"/box/sources/[a-d]*
+    rm -r "$WORK"/box/sources/a*
     printf changed | dd of="$WORK/box/sources/odd/random" bs=1 seek=1000000 conv=notrunc status=none
     truncate -s 2000000 "$WORK/box/sources/odd/random"
     reattach box
@@ -138,16 +101,19 @@ case_the_independent_reader_extracts_the_same() {
 
 # Deleting seven of every eight files of each shared page gives their space back, by a purge and by waiting.
 case_small_files_that_shared_pages_are_erased() {
-    local full n how
+    local full n how speed
     new_archive box
     for how in purge wait; do
-        attach box
+        # What is waited for comes with the clock.
+        speed=1
+        [[ $how == purge ]] || speed=10
+        LOCKBOX_TEST_CLOCK=$speed attach box
         mkdir "$WORK/box/$how"
         head -c 24000000 /dev/urandom >"$WORK/noise"
         split -b 3000 -a 4 -d "$WORK/noise" "$WORK/box/$how/f"
         sync -f "$WORK/box/$how"
         detach box
-        attach box
+        LOCKBOX_TEST_CLOCK=$speed attach box
         full=$(stat -c %b "$WORK/box.lbx")
         for ((n = 0; n < 8000; n++)); do
             [[ $((n % 8)) == 0 ]] || printf '%s/f%04d\0' "$WORK/box/$how" "$n"
@@ -159,10 +125,13 @@ case_small_files_that_shared_pages_are_erased() {
         given_back() { ((full - $(stat -c %b "$WORK/box.lbx") >= 20000)); }
         if [[ $how == wait ]]; then await 300 given_back; fi
         given_back || fail "$how: too little was given back: before=$full after=$(stat -c %b "$WORK/box.lbx")"
-        for ((n = 0; n < 8000; n += 8)); do
-            cmp -s "$WORK/box/$how/f$(printf %04d "$n")" <(tail -c +$((n * 3000 + 1)) "$WORK/noise" | head -c 3000) ||
-                fail "$how: file $n differs"
-        done
+        python3 - "$WORK/noise" "$WORK/box/$how" <<'END'
+import sys
+noise = open(sys.argv[1], "rb").read()
+for n in range(0, 8000, 8):
+    with open("%s/f%04d" % (sys.argv[2], n), "rb") as file:
+        assert file.read() == noise[n * 3000:(n + 1) * 3000], "file %d differs" % n
+END
         detach box
         lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
     done
@@ -300,7 +269,8 @@ sys.exit(waiting.wait())' "$WORK/box" "$1"
 case_a_lazy_unmount_returns_at_once_and_names_the_users() {
     local pid
     new_archive box
-    attach box
+    # A deadline of no seconds would have passed when the command returns.
+    attach box sync=never,stop_timeout=0
     pid=$(daemon_of "$WORK/box.lbx")
     exec 7>"$WORK/box/file"
     # In the foreground, with the file open: it would wait for ever.
@@ -310,6 +280,7 @@ case_a_lazy_unmount_returns_at_once_and_names_the_users() {
     ! mountpoint -q "$WORK/box" || fail 'still mounted'
     timeout 60 lockbox umount --lazy "$WORK/box.lbx" 2>"$WORK/stderr" || fail 'a second time'
     echo written >&7
+    ! gone "$pid" || fail 'the daemon did not wait for the open file'
     exec 7>&-
     await gone "$pid"
     # What nobody uses is ended as without the option: when the command returns, the archive is closed.

@@ -86,13 +86,13 @@ case_a_backup_that_is_killed_shows_one_of_two_moments() {
     new_archive box
     attach box
     mkdir "$WORK/box/both"
-    head -c 20000000 /dev/urandom >"$WORK/box/large"
+    head -c 5000000 /dev/urandom >"$WORK/box/large"
     echo 0 >"$WORK/box/both/one"
     echo 0 >"$WORK/box/both/two"
     backup "$WORK/box" "$WORK/copy.lbx" >/dev/null
     for round in $(seq 12); do
         echo "$round" >"$WORK/box/both/one"
-        head -c 5000000 /dev/urandom >"$WORK/box/of$((round % 4))"
+        head -c 5000000 /dev/urandom >"$WORK/box/of$((round % 2))"
         echo "$round" >"$WORK/box/both/two"
         in_background backup "$WORK/box" "$WORK/copy.lbx"
         kill=${BACKGROUND[-1]}

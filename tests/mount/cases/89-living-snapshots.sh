@@ -183,7 +183,7 @@ case_what_programs_renamed_is_told_as_renamed() {
 case_removing_a_snapshot_of_a_mount_frees_what_it_held() {
     local before
     new_archive box
-    attach box
+    LOCKBOX_TEST_CLOCK=10 attach box
     head -c 40000000 /dev/urandom >"$WORK/box/large"
     snapshot create "$WORK/box" "$(printf 'odd\n\377 name')" >"$WORK/name"
     same "$(printf 'odd\n\377 name\n' | od -c)" "$(od -c "$WORK/name")"
@@ -205,7 +205,7 @@ case_removing_a_snapshot_of_a_mount_frees_what_it_held() {
 case_a_snapshot_that_is_removed_under_its_users_is_gone() {
     local before
     new_archive box
-    attach box
+    LOCKBOX_TEST_CLOCK=10 attach box
     mkdir "$WORK/box/dir"
     echo kept >"$WORK/box/dir/file"
     head -c 30000000 /dev/urandom >"$WORK/box/dir/large"

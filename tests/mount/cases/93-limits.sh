@@ -236,7 +236,7 @@ case_an_emptied_archive_takes_data_at_once() {
 import errno, os, sys
 os.chdir(sys.argv[1])
 piece = os.urandom(1 << 20)
-for number in range(20):
+for number in range(8):
     # One large file, or one in so many pieces that it is freed in several steps.
     size, stride = (1 << 20, 1 << 20) if number % 2 else (4096, 1 << 17)
     file = os.open("filler", os.O_CREAT | os.O_WRONLY)

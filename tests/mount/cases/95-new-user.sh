@@ -1,5 +1,5 @@
-# What new users do, told with the programs that were just built (STORIES: by these names alone). packaging/test-package.sh tells the first of
-# the stories with an installed package.
+# What new users do, told with the programs that were just built (STORIES: by these names alone). packaging/test-package.sh tells the first
+# of them, new-user.txt, with an installed package.
 # shellcheck shell=bash disable=SC2317,SC2164
 
 # told ARGUMENT...: by tell.py, in $WORK/story, on a machine without other archives, with the names that a package installs.
@@ -44,6 +44,8 @@ case_new_users_find_their_way() {
         grep -qE "^(ann\\$|root#) .*lockbox $command( |\$)" "$WORK"/story/*.txt || fail "no story has lockbox $command"
     done
     grep -q '^Task: ' "$WORK"/story/*.txt || fail 'no story has the tasks'
+    # It is told with an installed package.
+    [[ " ${STORIES-} " == *' new-user.txt '* ]] || rm "$WORK/story/new-user.txt"
     # The rows that are no commands name their cases.
     for row in $(grep -oE '`([a-z]+_)+[a-z]+`' "$WORK/tasks.md" | tr -d '`'); do
         grep -qxF "case_$row() {" "$cases"/*.sh || fail "no case is $row"

@@ -67,14 +67,14 @@ requests() {
     wc -l <"$WORK/requests"
 }
 
-# An archive with a tree and a large file in $WORK/www, and what went into it in $WORK/src.
+# publish [BYTES]: an archive with a tree and a large file in $WORK/www, and what went into it in $WORK/src.
 publish() {
     make_certificates
     export SSL_CERT_FILE=$WORK/authority.pem XDG_CACHE_HOME=$WORK/cache
     mkdir -p "$WORK/www" "$WORK/src"
     create "$WORK/www/a.lbx"
     cp -r "$(dirname "$0")/cases" "$WORK/src/tree"
-    head -c 30000000 /dev/urandom >"$WORK/src/large"
+    head -c "${1:-30000000}" /dev/urandom >"$WORK/src/large"
     lockbox add --passfile "$PASSFILE" "$WORK/www/a.lbx" "$WORK/src/tree" "$WORK/src/large"
 }
 
@@ -270,7 +270,7 @@ case_a_server_without_ranges_is_refused_by_name() {
 }
 
 case_doctor_says_what_a_server_can_do_and_asks_little_of_it() {
-    publish
+    publish 1000000
     serve
     lockbox doctor --remote allow-private "$URL/a.lbx" >"$WORK/words" || fail "$(cat "$WORK/words")"
     same "$(awk '{ print $1, $2 }' "$WORK/words" | tr '\n' ' ')" 'ok transport ok file ok ranges ok version ok conditions ok archive '

@@ -6,7 +6,7 @@ objects() {
     (cd "$STORE" && find . -type f -path "$1" | sort)
 }
 
-# An archive at $BOX with a tree and a large file, and the place for its backups.
+# prepare_store [BYTES]: an archive at $BOX with a tree and a large file, and the place for its backups.
 prepare_store() {
     export XDG_CACHE_HOME=$WORK/cache
     STORE=$WORK/store
@@ -15,7 +15,7 @@ prepare_store() {
     mkdir -p "$WORK/src"
     new_archive a
     cp -r "$(dirname "$0")/cases" "$WORK/src/tree"
-    head -c 30000000 /dev/urandom >"$WORK/src/large"
+    head -c "${1:-30000000}" /dev/urandom >"$WORK/src/large"
     lockbox add --passfile "$PASSFILE" "$BOX" "$WORK/src/tree" "$WORK/src/large"
 }
 
@@ -68,13 +68,13 @@ case_a_backup_in_an_object_store_is_made_brought_up_to_date_and_read() {
 }
 
 case_a_backup_into_a_store_that_is_killed_at_any_moment_leaves_the_one_before() {
-    local i pid killed=0 before
-    prepare_store
+    local i pid killed=0 before kills=${KILLS:-5}
+    prepare_store 5000000
     back_up "$BOX" "$URL"
     cp -r "$WORK/src" "$WORK/was"
     # How many end before the signal comes is chance.
-    for i in $(seq 1 100); do
-        ((killed < 8)) || break
+    for i in $(seq 1 $((12 * kills))); do
+        ((killed < kills)) || break
         head -c 3000000 /dev/urandom >"$WORK/src/large$((i % 8))"
         lockbox add --force --passfile "$PASSFILE" "$BOX" "$WORK/src/large$((i % 8))"
         before=$(files)
@@ -92,7 +92,7 @@ case_a_backup_into_a_store_that_is_killed_at_any_moment_leaves_the_one_before() 
         rm -r "$WORK/was"
         cp -r "$WORK/out" "$WORK/was"
     done
-    ((killed == 8)) || fail "only $killed were killed while they worked"
+    ((killed == kills)) || fail "only $killed were killed while they worked"
     # The same machine goes on by itself.
     back_up --verify "$BOX" "$URL"
     rm -rf "$WORK/out"
@@ -110,8 +110,9 @@ far_enough() {
     (($(files) > $1)) || gone "$2"
 }
 
-case_objects_that_are_gone_cut_or_altered_are_told_and_links_lead_nowhere() {
-    local object kept failed=0
+# Each object of each kind is gone, cut and altered in remote/src/bucket/tests/inventory.rs, a segment in cli/tests/program/elsewhere.rs too.
+case_objects_that_are_gone_or_cut_are_told_and_links_lead_nowhere() {
+    local object kept failed=0 segment=
     prepare_store
     back_up "$BOX" "$URL"
     kept=$WORK/kept
@@ -119,13 +120,14 @@ case_objects_that_are_gone_cut_or_altered_are_told_and_links_lead_nowhere() {
         cp "$STORE/$object" "$kept"
         # Of the two records the older one says that a writer came, and nobody reads it.
         [[ $object == "$(objects './*/log/*' | tail -1)" ]] && continue
-        rm "$STORE/$object"
-        [[ $object != */seg/* ]] || expect 12 '' lockbox check --full --passfile "$PASSFILE" "$URL"
-        ! lockbox check --full --passfile "$PASSFILE" "$URL" >/dev/null 2>&1 || fail "$object is gone, and all is sound"
-        # A segment may end with what the archive has no use for.
-        head -c 1 "$kept" >"$STORE/$object"
-        [[ $object != */seg/* ]] || expect 12 '' lockbox check --full --passfile "$PASSFILE" "$URL"
-        ! lockbox check --full --passfile "$PASSFILE" "$URL" >/dev/null 2>&1 || fail "$object is cut, and all is sound"
+        if [[ $object == */seg/* && -z $segment ]]; then
+            segment=$object
+            rm "$STORE/$object"
+            expect 12 '' lockbox check --full --passfile "$PASSFILE" "$URL"
+            # It may end with what the archive has no use for.
+            head -c 1 "$kept" >"$STORE/$object"
+            expect 12 '' lockbox check --full --passfile "$PASSFILE" "$URL"
+        fi
         # What somebody else may put there is not followed.
         rm "$STORE/$object"
         ln -s "$kept" "$STORE/$object"
@@ -134,6 +136,7 @@ case_objects_that_are_gone_cut_or_altered_are_told_and_links_lead_nowhere() {
         cp "$kept" "$STORE/$object"
         failed=$((failed + 1))
     done
+    [[ -n $segment ]] || fail 'no segment'
     ((failed > 4)) || fail "only $failed objects"
     lockbox check --full --passfile "$PASSFILE" "$URL"
     # A directory that is a link now.
@@ -144,7 +147,7 @@ case_objects_that_are_gone_cut_or_altered_are_told_and_links_lead_nowhere() {
 }
 
 case_a_backup_that_another_machine_writes_is_told_with_its_remedy() {
-    prepare_store
+    prepare_store 1000000
     back_up "$BOX" "$URL"
     expect 1 'take-over is for backups in object stores' back_up --take-over "$BOX" "$WORK/file.lbx"
     expect 1 'take-over is for backups in object stores' back_up --take-over "$BOX" -
@@ -167,7 +170,7 @@ case_a_backup_that_another_machine_writes_is_told_with_its_remedy() {
 }
 
 case_a_store_inside_of_the_mounted_archive_is_refused_and_root_follows_no_link_beside_a_users_mount() {
-    prepare_store
+    prepare_store 1000000
     mkdir "$WORK/dir" "$WORK/elsewhere"
     mount.lockbox "$BOX" "$WORK/dir" -o "passfile=$PASSFILE"
     expect 1 'lies in the archive that is to be backed up' lockbox backup "$WORK/dir" "file://$WORK/dir/store"
