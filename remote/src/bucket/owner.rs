@@ -30,6 +30,13 @@ impl WriterIdentity {
         }
     }
 
+    /// Returns the name of the other writer's program if that is a process of this machine.
+    pub(super) fn program_here(&self, other: &WriterIdentity) -> Option<String> {
+        let is_here = self.machine != [0; 16] && self.machine == other.machine && !self.outlives(other);
+        let name = is_here.then(|| fs::read(format!("/proc/{}/comm", other.process)).ok()).flatten()?;
+        Some(lockbox_terminal::display(name.trim_ascii_end()))
+    }
+
     /// Returns whether the other writer is known to be dead: it was of this machine, and its
     /// process or its boot has ended.
     pub(super) fn outlives(&self, other: &WriterIdentity) -> bool {
@@ -109,6 +116,9 @@ mod tests {
         let mut ended = std::process::Command::new("true").spawn().unwrap();
         ended.wait().unwrap();
         assert!(!process_exists(ended.id()));
+        assert!(here.program_here(&here).is_some_and(|name| !name.is_empty()), "a writer of this machine is named");
+        assert_eq!(here.program_here(&WriterIdentity { machine: [4; 16], ..here.clone() }), None);
+        assert_eq!(here.program_here(&WriterIdentity { started: here.started + 1, ..here.clone() }), None);
         let nameless = WriterIdentity { machine: [0; 16], ..here };
         assert!(!nameless.outlives(&WriterIdentity { boot: [3; 16], ..nameless.clone() }));
     }

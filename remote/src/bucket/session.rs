@@ -142,7 +142,7 @@ impl WriterSession {
                 && !take_over
                 && !owner.outlives(&before.writer)
             {
-                return Err(in_use(store, before));
+                return Err(in_use(store, owner, before));
             }
             if let Some(session) = WriterSession::try_acquire(store, incarnation, owner, before)? {
                 return Ok(session);
@@ -639,11 +639,16 @@ fn with_notice(notice: String, error: Error) -> Error {
     }
 }
 
-fn in_use(store: &BucketStore, before: &BucketVersion) -> Error {
+fn in_use(store: &BucketStore, owner: &WriterIdentity, before: &BucketVersion) -> Error {
     let host = lockbox_terminal::display(before.writer.host.as_bytes());
     let time = lockbox_terminal::utc(before.trailer.time.min(MAX_TIME) as i64);
+    let process = before.writer.process;
+    let state = match owner.program_here(&before.writer) {
+        Some(program) => format!("process {process} ({program}) of this machine"),
+        None => format!("process {process} there, unless it ended without closing the archive"),
+    };
     Error::InUse(format!(
-        "{}: a writer on {host} has it open, or ended without closing it; its newest record is from {time} UTC",
+        "{}: a writer on {host} has it open: {state}; its newest record is from {time} UTC",
         store.name
     ))
 }
