@@ -4,7 +4,7 @@
 #   tests/nightly.sh [CAMPAIGN...]     all, or the named ones
 #
 # Campaigns, by their names in the table below: crash damage faults hostile fuzz kills writers moments interrupts schedules
-#   mounts fsx pjdfstest stress openapi versitygw azurite
+#   portal mounts fsx pjdfstest stress openapi versitygw azurite
 #
 # HOURS=N scales every campaign: 1 (the default) takes about an hour for each of the longest and some eight hours in all.
 # SEED=N repeats the random ones; without it the seed is today's date, which the table shows. KEEP_RELIABILITY=1 also writes the
@@ -37,6 +37,7 @@ campaigns=(
     "moments     ROUNDS=$((100 * hours)) tests/reliability.sh moments"
     "interrupts  ROUNDS=$((10 * hours)) tests/reliability.sh interrupts"
     "schedules   SCHEDULES=$((10000 * hours)) cargo test -p lockbox-remote --release schedules"
+    "portal      FAULTS=all cargo test -p lockbox-remote --release captive_portal"
     "mounts      KILLS=$((10 * hours)) FLIPS=$((200 * hours)) STEPS=$((10000 * hours)) SOURCES=5500 LARGE=1024 MANY=100000 TREE=100 COMMITS=4000 $long_cases"
     "fsx         tests/suites/fsx.sh --operations $((100000 * hours)) --seeds 3"
     "pjdfstest   ROUNDS=$((5 * hours)) tests/suites/pjdfstest.sh"

@@ -1,5 +1,5 @@
 //! Entry points for fuzzers: each accepts any bytes, and panics if an invariant is violated.
-//! Compiled for fuzzing and tests only.
+//! Part of tests and debug builds only.
 
 mod decoders;
 mod forge;

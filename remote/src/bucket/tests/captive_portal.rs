@@ -81,11 +81,12 @@ impl Prepared {
     }
 
     /// Does `work` with what was prepared, each time with a portal's answer to another one of its
-    /// requests, and with each status.
+    /// requests. Each request meets two statuses or three; all of them with `FAULTS=all`.
     fn at_each_request(&self, work: impl Fn(&str)) {
+        let step = if std::env::var_os("FAULTS").is_some_and(|wanted| wanted == "all") { 1 } else { 3 };
         let mut met = 0;
-        for status in STATUSES {
-            for at in 0.. {
+        for (number, status) in STATUSES.into_iter().enumerate() {
+            for at in (number % step..).step_by(step) {
                 self.server.objects.lock().clone_from(&self.objects);
                 *self.server.portal.lock() = Some((at, status));
                 work(&format!("{:?}, status {status} in place of answer {at}", self.cloud));
@@ -95,7 +96,7 @@ impl Prepared {
                 met += 1;
             }
         }
-        assert!(met >= STATUSES.len() * 4, "only {met} requests met the portal");
+        assert!(met >= STATUSES.len() * 4 / step, "only {met} requests met the portal");
     }
 }
 
