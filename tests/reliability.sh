@@ -108,7 +108,7 @@ run_crash() { library fs::tests::crash::every; }
 run_crash_long() { STATES=$STATES SEED=${SEED:-1000} library --ignored fs::tests::crash::crash_campaign; }
 run_faults() {
     library fs::tests::faults tests::snapshot_faults tests::backup_faults restoring::after_each_fault \
-        damage::an_older_leaf backups::damage_of_the_backup hostile::logs::a_damaged_page
+        damage::an_older_leaf hostile::logs::a_damaged_page
 }
 run_damage() { library archive::tests::damage archive::tests::flipped_snapshots; }
 run_flips() { library --ignored every_flipped_byte; }
