@@ -131,9 +131,8 @@ impl Drop for Ticker {
     }
 }
 
-/// Returns how many times faster than real time steps, flushes and commits follow each other: 1 in
-/// release builds. In debug builds it is the value of `LOCKBOX_TEST_CLOCK`, from 1 to 100, so that
-/// a test of a loss window takes a tenth of the time. The proportions stay those of the rules.
+/// Returns the speed of the clock of steps, flushes and commits: 1 in release builds, the value of
+/// `LOCKBOX_TEST_CLOCK` (1 to 100) in debug builds. Proportions between them do not change.
 fn clock_speed() -> u32 {
     let given = if cfg!(debug_assertions) { std::env::var("LOCKBOX_TEST_CLOCK").ok() } else { None };
     given.and_then(|speed| speed.parse::<u32>().ok()).filter(|speed| (1..=100).contains(speed)).unwrap_or(1)

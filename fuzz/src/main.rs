@@ -1,5 +1,7 @@
-//! One program for all targets. `SEEDS=DIRECTORY` writes the first inputs. `TARGET=NAME` chooses a target, and `EXECUTIONS=N` or `DURATION=SECONDS` runs
-//! it on mutated inputs of the directories in `CORPUS` (see [`mutate`]). With the feature `libfuzzer`: `TARGET=NAME lockbox-fuzz [OPTION...] CORPUS`.
+//! One program for all targets. `SEEDS=DIRECTORY` writes the first inputs. `TARGET=NAME` chooses a
+//! target, and `EXECUTIONS=N` or `DURATION=SECONDS` runs it on mutated inputs of the directories in
+//! `CORPUS` (see [`mutate`]). With the feature `libfuzzer`: `TARGET=NAME lockbox-fuzz [OPTION...]
+//! CORPUS`.
 
 #![cfg_attr(feature = "libfuzzer", no_main)]
 

@@ -1,5 +1,6 @@
-//! Replays the inputs of a target, then runs it on mutated ones. Without libFuzzer's coverage counters and the sanitizer it is some fifty times as
-//! fast: for the tests of each change, and for campaigns of hundreds of millions on the corpus that libFuzzer has found.
+//! Replays the inputs of a target, then runs it on mutated ones. Without libFuzzer's coverage
+//! counters and the sanitizer it is some fifty times as fast: for the tests of each change, and for
+//! campaigns of hundreds of millions on the corpus that libFuzzer has found.
 
 use std::cell::RefCell;
 use std::fs;
@@ -111,7 +112,8 @@ fn execute(entry: fn(&[u8]), finding: &Path) {
     }
 }
 
-/// Replays every input of the directories, then mutates them in one to four places until the limit. A panic leaves its input in `findings`.
+/// Replays every input of the directories, then mutates them in one to four places until the limit.
+/// A panic leaves its input in `findings`.
 pub(crate) fn run(name: &str, entry: fn(&[u8]), limit: Limit, seed: u64, directories: &[PathBuf], findings: &Path) {
     let inputs = corpus(directories);
     let mut random = Rng::with_seed(seed);
