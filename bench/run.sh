@@ -198,5 +198,9 @@ mkdir -p "$here/results"
     echo
     printf '%s\n' "${measurements[@]}" | python3 "$here/table.py" "$scratch" "$here/results/latest.json" "${candidates[@]}"
 } | tee "$result"
-"$programs/plot" "$here/results/latest.json" "$here/results/latest.svg"
+if [[ -x $programs/plot ]]; then
+    "$programs/plot" "$here/results/latest.json" "$here/results/latest.svg"
+else
+    echo "not drawn: $programs has no program 'plot', of the package lockbox-bench" >&2
+fi
 echo "written to $result" >&2

@@ -60,7 +60,9 @@ impl CompressionArgs {
 }
 
 pub(crate) fn compression_levels() -> impl TypedValueParser<Value = Compression> {
-    PossibleValuesParser::new(Compression::NAMES).try_map(|name| name.parse::<Compression>())
+    let named = |name: String| Compression::LEVELS.into_iter().find(|(known, _)| *known == name);
+    PossibleValuesParser::new(Compression::LEVELS.map(|(name, _)| name))
+        .map(move |name| named(name).expect("clap accepts known names only").1)
 }
 
 /// Other writers of the archive

@@ -4,9 +4,7 @@ mod cipher;
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::fmt;
 use std::io;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use zstd::bulk::{Compressor, Decompressor};
@@ -16,7 +14,6 @@ pub(crate) use cipher::{
     DataHead, EntryStart, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_chunk, wrong_kind_error,
 };
 
-use crate::error::Error;
 use crate::format::page::{PackedItem, PageKind, head_length};
 use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, NODE_CAPACITY, PAGE_OVERHEAD};
 
@@ -43,8 +40,13 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// The names of all levels, as options of commands and mounts.
-    pub const NAMES: [&str; 4] = ["off", "fast", "default", "best"];
+    /// All levels with their names, as options of commands and mounts.
+    pub const LEVELS: [(&str, Compression); 4] = [
+        ("off", Compression::Off),
+        ("fast", Compression::Fast),
+        ("default", Compression::Default),
+        ("best", Compression::Best),
+    ];
 
     fn chunk_log2(self) -> u8 {
         if self == Compression::Best { LARGE_CHUNK_LOG2 } else { CHUNK_LOG2 }
@@ -103,26 +105,6 @@ fn blocks_of(bytes: usize) -> u64 {
 /// Returns the number of blocks of a data page whose chunks take `stored` bytes.
 fn data_blocks(stored: usize, chunks: usize, items: usize) -> u64 {
     blocks_of(head_length(chunks, items) + stored)
-}
-
-impl fmt::Display for Compression {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(Compression::NAMES[*self as usize])
-    }
-}
-
-impl FromStr for Compression {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Compression, Error> {
-        match name {
-            "off" => Ok(Compression::Off),
-            "fast" => Ok(Compression::Fast),
-            "default" => Ok(Compression::Default),
-            "best" => Ok(Compression::Best),
-            _ => Err(Error::invalid(format!("'{name}' is no level of compression: {}", Compression::NAMES.join(", ")))),
-        }
-    }
 }
 
 /// Creates a node page: raw, or one zstd frame if that saves a block.
