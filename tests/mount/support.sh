@@ -159,6 +159,14 @@ kill_daemon() {
     await gone "$pid"
 }
 
+# stop_process PID: returns when no thread of it runs. One that still ran could take a request of the kernel, and whatever waits for the answer to a
+# request that was taken cannot be killed.
+stop_process() {
+    kill -STOP "$1"
+    is_stopped() { ! grep -h '^State:' "/proc/$1"/task/*/status | grep -qv 'T (stopped)'; }
+    await is_stopped "$1"
+}
+
 # killed_at CALL NUMBER COMMAND...: kills the command as one of its threads makes the system call for that time. With fewer calls it ends by itself.
 killed_at() {
     local call=$1 number=$2

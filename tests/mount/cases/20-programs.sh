@@ -322,7 +322,7 @@ case_the_kernel_keeps_names_and_missing_ones() {
     # Creating made the kernel ask for the directory's attributes anew.
     stat "$WORK/box"
     pid=$(daemon_of "$WORK/box.lbx")
-    kill -STOP "$pid"
+    stop_process "$pid"
     same "$(exists "$WORK/box/missing" || echo $?)" 3
     exists "$WORK/box/new" || fail 'the kernel forgot a new file when it was closed'
     kill -CONT "$pid"

@@ -106,7 +106,7 @@ case_shells_complete_mount_points_whose_daemon_is_dead_or_stopped_too() {
         "lockbox umount $WORK/de" "lockbox umount $WORK/dead" 'lockbox umount left' 'lockbox umount left'
     same "$(offered umount '' | grep -vc '^/')" 2
     # What would wait for a daemon for ever ends by itself: inside of the mount, and on the way past it.
-    kill -STOP "$pid"
+    stop_process "$pid"
     in_shells 'lockbox umount l' 'lockbox umount live' 'lockbox mount liv' 'lockbox mount live' 'lockbox mount live/' 'lockbox mount live/'
     kill -CONT "$pid"
     umount -l dead

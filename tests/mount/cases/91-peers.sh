@@ -379,7 +379,7 @@ a_stopped_daemon() {
     echo content >"$WORK/stopped/file"
     sync "$WORK/stopped/file"
     pid=$(daemon_of "$WORK/stopped.lbx")
-    kill -STOP "$pid"
+    stop_process "$pid"
     end_with_case "$pid"
     expect 2 'does not answer' timeout 60 lockbox umount "$WORK/stopped"
     mountpoint -q "$WORK/stopped" || fail 'unmounted although that was refused'
@@ -391,7 +391,7 @@ a_stopped_daemon() {
     attach stopped
     same "$(cat "$WORK/stopped/file")" content
     pid=$(daemon_of "$WORK/stopped.lbx")
-    kill -STOP "$pid"
+    stop_process "$pid"
     end_with_case "$pid"
     timeout 60 fusermount3 -uz "$WORK/stopped"
     ! mountpoint -q "$WORK/stopped" || fail 'still mounted after fusermount3 -uz'
@@ -424,7 +424,7 @@ commands_beside_a_stopped_daemon() {
     for _ in {1..20}; do
         echo content >halted/new
         mv halted/new halted/file
-        kill -STOP "$pid"
+        stop_process "$pid"
         code=0
         timeout 2 stat halted >stdout 2>&1 || code=$?
         [[ $code -ne 124 ]] || break
@@ -444,18 +444,18 @@ commands_beside_a_stopped_daemon() {
         told+=($!)
     }
     for name in halted halted/ halted/. halted/../halted link "$WORK/halted" ./link/; do
-        begin 2 'no daemon answers for .*/halted:' timeout 60 lockbox status "$name"
-        begin 2 'no daemon answers for .*/halted:' timeout 60 lockbox snapshot ls --passfile "$PASSFILE" "$name"
-        begin 11 'is where .*/halted.lbx is mounted: name the archive' timeout 60 lockbox ls --passfile "$PASSFILE" "$name"
+        begin 2 'no daemon answers for .*/halted:' timeout --kill-after=5 60 lockbox status "$name"
+        begin 2 'no daemon answers for .*/halted:' timeout --kill-after=5 60 lockbox snapshot ls --passfile "$PASSFILE" "$name"
+        begin 11 'is where .*/halted.lbx is mounted: name the archive' timeout --kill-after=5 60 lockbox ls --passfile "$PASSFILE" "$name"
     done
-    begin 2 'halted does not answer' timeout 60 lockbox umount halted
-    begin 2 'no daemon answers for .*/halted:' timeout 60 lockbox status
-    begin 2 'no daemon answers for .*/halted:' timeout 60 lockbox status halted/directory
-    begin 2 'no daemon answers for .*/halted:' timeout 60 lockbox umount halted/inner.lbx
-    begin 15 'does not answer' timeout 60 mount.lockbox other.lbx halted -o "passfile=$PASSFILE"
-    begin 15 'does not answer' timeout 60 lockbox mount other.lbx link -o "passfile=$PASSFILE"
+    begin 2 'halted does not answer' timeout --kill-after=5 60 lockbox umount halted
+    begin 2 'no daemon answers for .*/halted:' timeout --kill-after=5 60 lockbox status
+    begin 2 'no daemon answers for .*/halted:' timeout --kill-after=5 60 lockbox status halted/directory
+    begin 2 'no daemon answers for .*/halted:' timeout --kill-after=5 60 lockbox umount halted/inner.lbx
+    begin 15 'does not answer' timeout --kill-after=5 60 mount.lockbox other.lbx halted -o "passfile=$PASSFILE"
+    begin 15 'does not answer' timeout --kill-after=5 60 lockbox mount other.lbx link -o "passfile=$PASSFILE"
     for number in "${told[@]}"; do wait "$number"; done
-    timeout 60 lockbox umount --lazy link
+    timeout --kill-after=5 60 lockbox umount --lazy link
     [[ -z $(mounts_below "$WORK" | grep -vx "$WORK" || true) ]] || fail "still mounted"
     kill -CONT "$pid"
     await 30 gone "$pid"

@@ -238,7 +238,7 @@ case_a_server_that_is_away_is_waited_for_and_then_an_error() {
     lockbox status "$WORK/box" | shows 'its server does not answer since 20'
     lockbox status --all "$WORK/box" | shows '^No answer since    20'
     # Who asks hangs: the daemon answers all the same, without that.
-    kill -STOP "$(fetchers "$(url_daemon)")"
+    stop_process "$(fetchers "$(url_daemon)")"
     lockbox status --json "$WORK/box" | shows '"remote":null'
     kill -CONT "$(fetchers "$(url_daemon)")"
     serve
