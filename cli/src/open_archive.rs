@@ -370,7 +370,6 @@ impl ArchiveArgs {
         sources
     }
 
-    /// Unlocks an archive that may be damaged.
     pub(crate) fn unlock_damaged(&self) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
         let path = &self.archive;
         let place = self.place_of(|| ArchiveLocation::open_damaged(path, self.remote()))?;
@@ -408,7 +407,6 @@ impl ArchiveArgs {
         self.open_at(&self.unlock(sources)?, writer, &SnapshotViewArgs::default())
     }
 
-    /// Reads with a key that was unlocked before.
     pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
         self.open_at(key, None, &SnapshotViewArgs::default())
     }
@@ -480,7 +478,6 @@ impl ArchiveArgs {
         }
     }
 
-    /// Prints the notices of an opened archive.
     fn with_notices(&self, opened: lockbox::Result<Archive>) -> Result<Archive, Failure> {
         let path = &self.archive;
         let failed = |error| Lockbox::failure(path, error);

@@ -375,7 +375,6 @@ impl MountedTree {
         rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o755))
     }
 
-    /// Returns the directory of a path, and its name there.
     fn parent<'p>(&self, path: &'p [u8]) -> rustix::io::Result<(OwnedFd, &'p OsStr)> {
         let slash = path.iter().rposition(|&byte| byte == b'/');
         let (directory, name) = slash.map_or((&b"."[..], path), |at| (&path[..at], &path[at + 1..]));

@@ -75,12 +75,10 @@ struct BusMessage {
 }
 
 impl BusMessage {
-    /// Returns the first argument if it is a string (`s`).
     fn first_string(&self) -> Option<String> {
         self.signature.starts_with('s').then(|| MessageReader { bytes: &self.body, at: 0 }.read_string().ok()).flatten()
     }
 
-    /// Returns the first argument if it is a boolean (`b`).
     fn first_bool(&self) -> Option<bool> {
         self.signature
             .starts_with('b')
@@ -125,7 +123,6 @@ impl Bus {
         Ok(bus)
     }
 
-    /// Calls a method of the bus itself.
     fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<BusMessage> {
         let method = BusMethod {
             destination: "org.freedesktop.DBus",

@@ -189,7 +189,6 @@ pub(crate) fn send_differences(
     Ok(Response::Done)
 }
 
-/// Estimates the encoded size of a difference.
 fn encoded_length(difference: &PathDifference) -> usize {
     96 + 2 * difference.path.0.len() + difference.from.as_ref().map_or(0, |from| 2 * from.0.len())
 }

@@ -8,7 +8,6 @@ use lockbox_terminal::quantity;
 
 /// Column of the texts in a help, after the names.
 const NAME_COLUMNS: usize = 31;
-/// Columns of a help.
 const HELP_COLUMNS: usize = 80;
 
 /// Kind of value that follows an option.
@@ -62,7 +61,6 @@ impl<T> ListOption<T> {
         ListOption { help, ..self }
     }
 
-    /// Returns the option as a help text names it.
     fn usage(&self) -> String {
         match self.value {
             OptionValue::Nothing => self.name.to_owned(),

@@ -358,7 +358,6 @@ fn is_numbered(name: &[u8], prefix: &str) -> bool {
     })
 }
 
-/// The inverse of [`name_of_time`].
 fn time_of_name(text: &str) -> Option<Timestamp> {
     let (day, time) = text.strip_suffix('Z')?.split_once('T')?;
     let mut numbers = day.splitn(3, '-').chain(time.splitn(3, '-')).map(|part| part.parse::<i64>().ok());
@@ -374,7 +373,6 @@ fn time_of_name(text: &str) -> Option<Timestamp> {
     (name_of_time(time) == text).then_some(time)
 }
 
-/// Adds the snapshot's name to an error about it.
 fn named(error: Error, name: &[u8]) -> Error {
     match error {
         Error::NotFound => Error::Refused(Refusal::NoSnapshot { name: display(name) }),

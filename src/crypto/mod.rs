@@ -140,7 +140,6 @@ fn choose_word(environment: &dyn Environment) -> Result<usize> {
     }
 }
 
-/// Length of a code in bytes.
 const CODE_BYTES: usize = 16;
 /// Groups that carry two bytes of the code each.
 const CODE_VALUES: usize = CODE_BYTES / 2;

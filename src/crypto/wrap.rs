@@ -131,7 +131,6 @@ pub fn unwrap_key(
     Ok(SecretKey::new(*plain))
 }
 
-/// Returns the key of descriptions.
 pub fn description_key(volume_key: &SecretKey, archive: &[u8; 16]) -> XaesKey {
     XaesKey::new(&hkdf(volume_key, archive, "lockbox/v1/slot/description"))
 }

@@ -8,13 +8,11 @@ pub const BLOCK: u64 = 4096;
 pub const FORMAT_VERSION: u32 = 1;
 /// Blocks of one header copy: framing and 32 slots.
 pub const HEADER_BLOCKS: u64 = 33;
-/// Number of key slots in a header.
 pub const KEY_SLOTS: usize = 32;
 /// First block of each header copy.
 pub const HEADER_START: [u64; 2] = [0, 320];
 /// First block of each ring area.
 pub const RING_START: [u64; 2] = [33, 353];
-/// Number of slots in the whole ring.
 pub const RING_SLOTS: u64 = 64;
 /// Blocks of an archive without pages.
 pub const MIN_BLOCKS: u64 = 385;
@@ -69,7 +67,6 @@ pub fn reserved(has_log: bool) -> &'static [(u64, u64)] {
     if has_log { &RESERVED_WITH_LOG } else { &RESERVED }
 }
 
-/// Returns the block address of a ring slot.
 pub fn slot_block(slot: u64) -> u64 {
     RING_START[(slot / 32) as usize] + slot % 32
 }

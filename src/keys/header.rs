@@ -52,9 +52,7 @@ pub(crate) struct Header {
     durable: u64,
 }
 
-/// Label of the key of the header MAC.
 const MAC_LABEL: &str = "lockbox/v1/header";
-/// Label of the commitment of the volume key.
 const COMMITMENT_LABEL: &str = "lockbox/v1/commitment";
 
 impl Header {

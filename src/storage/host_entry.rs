@@ -89,7 +89,6 @@ impl HostEntry {
         })
     }
 
-    /// Returns whether the name refers to `file` now.
     pub fn refers_to(&self, file: impl AsFd) -> io::Result<bool> {
         match self.stat(AtFlags::SYMLINK_NOFOLLOW) {
             Ok(named) => Ok(FileIdentity::from(&named) == FileIdentity::of(file)?),
@@ -147,7 +146,6 @@ impl HostEntry {
         Ok(host_call::sync_directory(self.open_directory()?)?)
     }
 
-    /// Opens the same directory for reading.
     fn open_directory(&self) -> io::Result<OwnedFd> {
         Ok(rustix::fs::openat(&self.directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
     }

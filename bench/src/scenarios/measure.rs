@@ -59,7 +59,6 @@ impl Report {
     }
 }
 
-/// Cost of a step.
 struct Cost {
     millis: f64,
     /// Milliseconds of all threads, including the kernel: least affected by other programs.
@@ -93,7 +92,6 @@ fn load() -> String {
         .map_or(String::new(), |line| line.split(' ').take(3).collect::<Vec<_>>().join(" "))
 }
 
-/// Returns the median.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

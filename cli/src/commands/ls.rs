@@ -242,7 +242,6 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// Returns the name in JSON.
 pub(crate) fn type_name(bits: u32) -> &'static str {
     match bits & mode::TYPE {
         mode::REGULAR => "file",

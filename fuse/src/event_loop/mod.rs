@@ -58,7 +58,6 @@ pub struct LoopScheduler {
 struct LoopCounts {
     /// Loops that serve a request.
     working: usize,
-    /// Loops that are parked.
     parked: usize,
     /// Parked loops that were woken and have not returned yet.
     woken: usize,

@@ -14,9 +14,7 @@ use crate::error::{Error, Result};
 
 /// Length of one header copy in bytes: framing and slots.
 pub const HEADER_BYTES: usize = 33 * 4096;
-/// Kind byte of an empty slot.
 pub const SLOT_EMPTY: u8 = 0;
-/// Kind byte of a passphrase slot.
 pub const SLOT_PASSPHRASE: u8 = 1;
 
 const MAGIC: [u8; 16] = *b"\x89LOCKBOX\r\n\x1a\n\0\0\0\0";
@@ -267,7 +265,6 @@ fn checksum(copy_bytes: &[u8]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// Kind byte of a key-file slot.
 pub const SLOT_KEY_FILE: u8 = 2;
 /// Kind byte of a recovery-code slot.
 pub const SLOT_RECOVERY: u8 = 3;
@@ -407,7 +404,6 @@ pub fn is_key_slot(kind: u8) -> bool {
 pub enum Rewrap {
     /// Public half of the X25519 key pair derived from the slot's key-encryption key.
     Public([u8; 32]),
-    /// Age recipient.
     Recipient(String),
 }
 

@@ -72,7 +72,6 @@ pub struct DroppedRange {
     pub end: u64,
 }
 
-/// Decoded log entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogEntry {
     pub next_ino: u64,
@@ -84,7 +83,6 @@ pub struct LogEntry {
     pub pieces: Vec<LogPiece>,
 }
 
-/// Returns the number of blocks of an entry with `body` bytes.
 pub fn entry_blocks(body: usize) -> u64 {
     ((body + ENTRY_OVERHEAD) as u64).div_ceil(BLOCK)
 }
@@ -220,12 +218,10 @@ impl LogPiece {
     }
 }
 
-/// Returns the encoded length of a record with a value of this length.
 pub fn record_length(value: usize) -> usize {
     RECORD + value
 }
 
-/// Returns the encoded length of a piece with `data` bytes.
 pub fn piece_length(data: usize) -> usize {
     PIECE + data
 }

@@ -18,7 +18,6 @@ pub const PROLOGUE: usize = 48;
 /// Length of an encoded pointer in bytes.
 pub const POINTER: usize = 32;
 
-/// Kind of a page's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageKind {

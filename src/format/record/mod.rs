@@ -31,7 +31,6 @@ const ORIGIN: usize = 64;
 /// Bytes of a delta list before its runs.
 const DELTA_HEAD: usize = POINTER + 8;
 
-/// Root of one tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Root {
     pub pointer: Pointer,

@@ -12,7 +12,6 @@ const LIST_HEAD: usize = 10;
 /// Maximum type: types are the top four bits of a 16-bit mode.
 const MAX_TYPE: u8 = 15;
 
-/// Entry of a directory-index record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
     pub name: Vec<u8>,
@@ -38,7 +37,6 @@ struct RawEntry<'a> {
     ino: Ino,
 }
 
-/// Splits off the first entry.
 #[inline]
 fn split_entry(value: &[u8]) -> Result<(RawEntry<'_>, &[u8])> {
     let Some((head, rest)) = value.split_first_chunk::<INDEX_HEAD>() else {

@@ -18,7 +18,6 @@ use crate::error::{Error, Result};
 /// `InodeValue::trim` of an inode without a trim offset.
 pub const NO_TRIM: u64 = u64::MAX;
 
-/// Inode flag bits.
 pub mod inode_flags {
     pub const HAS_XATTRS: u32 = 1;
     pub const NO_PACK: u32 = 2;

@@ -298,7 +298,6 @@ fn records(ino: Ino) -> Range<Key> {
     Key::new(ino.0, kind::XATTR, 0)..Key::new(ino.0, kind::XATTR_PIECE, 0)
 }
 
-/// Returns the keys of the pieces of a value.
 fn pieces(ino: Ino, entry: &XattrEntry) -> Range<Key> {
     let first = u64::from(entry.piece) << 32;
     let count = (entry.length as usize).div_ceil(XATTR_PIECE) as u64;

@@ -60,7 +60,6 @@ const FINGERPRINT_LABEL: &str = "lockbox/v1/fingerprint";
 /// Label of the key that seals the memory of places, derived from the user's random key; associated
 /// data begin with it.
 const KEY_LABEL: &str = "lockbox/v1/place";
-/// Label of the names of its files.
 const NAME_LABEL: &str = "lockbox/v1/place/name";
 /// The file with the user's random key.
 const KEY_FILE: &str = "places.key";

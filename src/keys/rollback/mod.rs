@@ -232,7 +232,6 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A path for messages.
 fn shown(path: &Path) -> std::path::Display<'_> {
     path.display()
 }
@@ -245,9 +244,7 @@ fn sentence(error: &Error) -> String {
     }
 }
 
-/// Label of the key that seals the file.
 const KEY_LABEL: &str = "lockbox/v1/seen";
-/// Label of the file's name.
 const NAME_LABEL: &str = "lockbox/v1/seen/name";
 /// Associated data: there is one kind of message under the key.
 const AAD: &[u8] = b"lockbox/v1/seen";

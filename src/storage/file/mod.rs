@@ -51,7 +51,6 @@ static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 /// process ends.
 pub struct FileStorage {
     file: File,
-    /// Path for messages.
     path: PathBuf,
     /// Name of the file; `None` when another process checks the name.
     name: Option<FileName>,

@@ -74,7 +74,6 @@ pub enum CreatorPolicy {
     /// Those on the same machine: over the Unix socket, or over a loopback address without a trace
     /// of a proxy.
     ThisMachine,
-    /// Clients of the Unix socket.
     UnixSocket,
 }
 
@@ -301,7 +300,6 @@ impl ShareNotifier {
         self.slot(handle).changed.notified()
     }
 
-    /// Wakes the watchers of a share.
     fn changed(&self, handle: Handle) {
         self.slot(handle).changed.notify_waiters();
     }
