@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
+use lockbox::archive::ArchiveId;
 use lockbox::archive::{Archive, BackupReport, Generation, Snapshot};
 use lockbox::control::{
     self, ActionResult, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, SnapshotName, Status,
     TreePath,
 };
 use lockbox::error::Timestamp;
-use lockbox::format::ArchiveId;
 use lockbox::keys::Fingerprint;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Spinner, code, located, mounts, shown};
 use rustix::fs::{Mode, OFlags, RenameFlags, ResolveFlags};

@@ -9,7 +9,7 @@ use fuser::{
 };
 use lockbox::error::Timestamp;
 use lockbox::exchange::{device_number, split_device_number};
-use lockbox::format::Ino;
+use lockbox::fs::Ino;
 use lockbox::fs::{Attributes, Creator, FileSystem, RenameMode, SetTime, XattrMode, mode};
 use lockbox::{Error, Result};
 use nix::errno::Errno;

@@ -48,7 +48,7 @@ impl<T> ListOption<T> {
     }
 
     /// Adds the value that the name alone stands for.
-    pub const fn implies(self, value: &'static str) -> ListOption<T> {
+    pub(crate) const fn implies(self, value: &'static str) -> ListOption<T> {
         ListOption { implied: Some(value), ..self }
     }
 

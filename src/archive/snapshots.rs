@@ -342,7 +342,7 @@ fn name_of_scheduled(time: Timestamp) -> Vec<u8> {
 }
 
 /// Returns the time in the name of a scheduled snapshot; `None` for other names.
-pub fn time_of_scheduled(name: &[u8]) -> Option<Timestamp> {
+pub(crate) fn time_of_scheduled(name: &[u8]) -> Option<Timestamp> {
     time_of_name(std::str::from_utf8(name).ok()?.strip_prefix(SCHEDULED)?)
 }
 
@@ -471,10 +471,6 @@ impl RetentionPolicy {
     pub fn with(mut self, rule: RetentionRule, count: u32) -> RetentionPolicy {
         self.0[rule as usize] = count;
         self
-    }
-
-    pub fn count(&self, rule: RetentionRule) -> u32 {
-        self.0[rule as usize]
     }
 
     /// Returns the rules in use, shortest period first.

@@ -254,7 +254,7 @@ impl Recipient {
     }
 
     /// Returns the stored form, without a comment.
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         &self.text
     }
 

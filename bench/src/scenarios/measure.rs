@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
 use lockbox::crypto::Passphrase;
-use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Creator, FileSystem, NewFile};
+use lockbox::fs::{Ino, ROOT_INO};
 use lockbox::keys::{self, UnlockedKey};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::resource::{UsageWho, getrusage};

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use lockbox::Error;
 use lockbox::exchange::{Entries, ListingEntry, resolve, split_device_number};
-use lockbox::format::Ino;
+use lockbox::fs::Ino;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox_host::DAMAGED;
 use lockbox_terminal::display;

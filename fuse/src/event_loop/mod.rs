@@ -107,14 +107,14 @@ impl LoopScheduler {
     }
 
     /// Returns the number of loops that serve no request.
-    pub fn free_loops(&self) -> usize {
+    pub(crate) fn free_loops(&self) -> usize {
         let state = self.state.lock();
         state.loops.saturating_sub(state.working)
     }
 
     /// Announces long work that no request in flight announces, until the guard is dropped: on
     /// another thread, or for a request without a reply.
-    pub fn begin_long_work(&self) -> LongWork<'_> {
+    pub(crate) fn begin_long_work(&self) -> LongWork<'_> {
         self.state.lock().long += 1;
         LongWork(self)
     }

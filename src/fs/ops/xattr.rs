@@ -90,7 +90,7 @@ impl FileSystem {
     }
 
     /// Returns all names, each followed by NUL, in the format of listxattr(2).
-    pub fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
+    pub(crate) fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
         self.list_xattrs_for(ino, &|| true)
     }
 

@@ -220,14 +220,14 @@ impl Daemon {
 
     /// Discards expired pending uploads and forgets ended downloads. Call it every few seconds, on
     /// a thread that may block.
-    pub fn discard_overdue(&self) {
+    pub(crate) fn discard_overdue(&self) {
         self.pending_uploads.discard_overdue(&self.spool);
         self.leases.forget_old();
     }
 
     /// Throws away everything that was uploaded and taken by no share: the process ends, and its
     /// tokens with it.
-    pub fn discard_waiting(&self) {
+    pub(crate) fn discard_waiting(&self) {
         self.pending_uploads.discard_all(&self.spool);
     }
 
