@@ -457,22 +457,6 @@ impl Storage for RemoteFile {
         }
     }
 
-    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn set_len(&self, _length: u64) -> Result<()> {
-        Err(read_only())
-    }
-
     /// Does nothing: the storage is read-only.
     fn barrier(&self) -> Result<()> {
         Ok(())
@@ -497,10 +481,6 @@ impl Storage for RemoteFile {
     fn read_only(&self) -> bool {
         true
     }
-}
-
-fn read_only() -> Error {
-    Error::ReadOnly("an archive on a server can only be read".into())
 }
 
 /// Computes the identity of a disk cache: the address and the cache scope. For a file without a
