@@ -112,7 +112,7 @@ impl Bus {
     fn handshake(mut stream: UnixStream) -> io::Result<Bus> {
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-        let name: String = geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
+        let name = lockbox_terminal::hex(geteuid().to_string().as_bytes());
         stream.write_all(format!("\0AUTH EXTERNAL {name}\r\n").as_bytes())?;
         expect(&mut stream, "OK ")?;
         stream.write_all(b"NEGOTIATE_UNIX_FD\r\n")?;

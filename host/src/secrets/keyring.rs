@@ -143,7 +143,7 @@ fn of_list(line: &str) -> Option<Key> {
 }
 
 fn name(archive: &[u8; 16]) -> String {
-    archive.iter().fold(PREFIX.to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    format!("{PREFIX}{}", lockbox_terminal::hex(archive))
 }
 
 fn refused(error: KeyError) -> Error {

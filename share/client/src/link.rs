@@ -232,7 +232,7 @@ impl Secret {
     pub(crate) fn note_name(&self) -> String {
         let mut name = [0; 16];
         self.derive(b"lockbox.share/v1/note", &mut name);
-        name.iter().map(|byte| format!("{byte:02x}")).collect()
+        lockbox_terminal::hex(&name)
     }
 
     /// The bytes 1 to 32.

@@ -41,12 +41,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use lockbox_terminal::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{
-    MARK, RollbackOptions, SealedFile, hex, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in,
-};
+use super::{MARK, RollbackOptions, SealedFile, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::XaesKey;
 use crate::crypto::kdf::hkdf;

@@ -55,6 +55,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use lockbox_terminal::hex;
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, linkat, openat, renameat, renameat_with, unlinkat};
 use rustix::io::Errno;
@@ -226,10 +227,6 @@ fn put_mark(out: &mut Vec<u8>, mark: &Mark) {
 fn mark_at(bytes: &[u8], at: usize) -> Mark {
     let (first, generation) = (Generation(u64_at(bytes, at + 16)), Generation(u64_at(bytes, at + 24)));
     Mark { session: array_at(bytes, at), first, generation, tag: array_at(bytes, at + 32) }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn shown(path: &Path) -> std::path::Display<'_> {
