@@ -28,7 +28,7 @@ pub trait Environment: Send + Sync {
 
 /// System clock and random generator.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SystemEnvironment;
+pub(crate) struct SystemEnvironment;
 
 impl Environment for SystemEnvironment {
     fn now(&self) -> Timestamp {
@@ -88,14 +88,13 @@ fn timestamp(seconds: i64, nanos: i64) -> Timestamp {
 /// runs ahead of the coarse clock, up to the last time that any file system took from the precise
 /// clock. Therefore this process lets the kernel stamp a private pipe and uses that timestamp.
 #[derive(Debug)]
-pub struct StampingEnvironment {
+pub(crate) struct StampingEnvironment {
     stamped: Option<PipeReader>,
 }
 
 impl StampingEnvironment {
     /// Falls back to the coarse clock when no file descriptor is available.
-    #[expect(clippy::new_without_default, reason = "it opens a descriptor")]
-    pub fn new() -> StampingEnvironment {
+    pub(crate) fn new() -> StampingEnvironment {
         StampingEnvironment { stamped: std::io::pipe().ok().map(|(reader, _)| reader) }
     }
 

@@ -13,7 +13,7 @@ pub mod control;
 pub mod crypto;
 pub mod env;
 pub mod exchange;
-pub mod format;
+pub(crate) mod format;
 pub(crate) mod frame;
 pub mod fs;
 pub mod keys;
@@ -23,3 +23,12 @@ pub mod storage;
 pub(crate) mod txn;
 
 pub use error::{Error, Result};
+
+/// Codecs of the specification for the micro benchmarks of this repository, not for programs.
+#[doc(hidden)]
+pub mod codecs {
+    pub use crate::format::data_head::head_length;
+    pub use crate::format::node::{LEAF_ENTRY, NODE_HEAD, NodeHead, decode, encode_leaf};
+    pub use crate::format::values::{InodeValue, NO_TRIM};
+    pub use crate::format::{Key, NODE_CAPACITY, kind};
+}

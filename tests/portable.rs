@@ -9,8 +9,8 @@ use std::path::Path;
 
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::crypto::Passphrase;
-use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Creator, FileSystem, mode};
+use lockbox::fs::{Ino, ROOT_INO};
 use lockbox::keys;
 use serde_json::Value;
 use sha2::{Digest, Sha256};

@@ -14,8 +14,8 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::exchange::{self, Entries, ExtractOptions, Filter, ImportOptions};
-use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Creator, FileSystem};
+use lockbox::fs::{Ino, ROOT_INO};
 use lockbox::keys;
 
 const CREATOR: Creator = Creator { uid: 0, gid: 0, umask: None };

@@ -10,12 +10,11 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use lockbox::codecs::{
+    InodeValue, Key, LEAF_ENTRY, NO_TRIM, NODE_CAPACITY, NODE_HEAD, NodeHead, decode, encode_leaf, head_length, kind,
+};
 use lockbox::crypto::SecretKey;
 use lockbox::crypto::aead::XaesKey;
-use lockbox::format::data_head::head_length;
-use lockbox::format::node::{self, NodeHead};
-use lockbox::format::values::{InodeValue, NO_TRIM};
-use lockbox::format::{Key, NODE_CAPACITY, kind};
 
 fn seal(c: &mut Criterion) {
     let key = XaesKey::new(&SecretKey::new([7; 32]));
@@ -34,13 +33,13 @@ fn seal(c: &mut Criterion) {
 fn nodes(c: &mut Criterion) {
     let head = NodeHead { level: 0, tree: 1, lower: Key::MIN, upper: Key::MAX };
     let value = InodeValue { trim: NO_TRIM, ..InodeValue::default() }.encode();
-    let count = (NODE_CAPACITY - node::NODE_HEAD) / (node::LEAF_ENTRY + value.len());
+    let count = (NODE_CAPACITY - NODE_HEAD) / (LEAF_ENTRY + value.len());
     let keys: Vec<Key> = (1..=count as u64).map(|ino| Key::new(ino, kind::INODE, 0)).collect();
     let entries = || keys.iter().map(|key| (*key, &value[..]));
-    let encoded = node::encode_leaf(&head, entries());
+    let encoded = encode_leaf(&head, entries());
     let mut group = c.benchmark_group("node");
-    group.bench_function("encode a leaf of inodes", |b| b.iter(|| black_box(node::encode_leaf(&head, entries()))));
-    group.bench_function("decode a leaf of inodes", |b| b.iter(|| node::decode(black_box(&encoded)).is_ok()));
+    group.bench_function("encode a leaf of inodes", |b| b.iter(|| black_box(encode_leaf(&head, entries()))));
+    group.bench_function("decode a leaf of inodes", |b| b.iter(|| decode(black_box(&encoded)).is_ok()));
     group.bench_function("decode an inode", |b| b.iter(|| InodeValue::decode(black_box(&value)).is_ok()));
     group.finish();
 }

@@ -33,7 +33,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the name in JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::WorkingDirectory => "working-directory",

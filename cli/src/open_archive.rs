@@ -43,6 +43,9 @@ pub(crate) struct ArchiveArgs {
     writing: OnceCell<ArchiveLocation>,
     #[arg(skip)]
     compression: Cell<Compression>,
+    /// Standard input is data of the command, not the passphrase.
+    #[arg(skip)]
+    input_taken: Cell<bool>,
 }
 
 /// Compression of the copied data
@@ -210,6 +213,7 @@ impl OpeningArgs {
             place: OnceCell::new(),
             writing: OnceCell::new(),
             compression: Cell::default(),
+            input_taken: Cell::default(),
         }
     }
 }
@@ -240,48 +244,48 @@ impl ArchiveArgs {
     }
 
     pub(crate) fn read(&self) -> Result<Archive, Failure> {
-        self.open(None, &self.opening.sources)
+        self.open(None)
     }
 
     pub(crate) fn read_at(&self, view: &SnapshotViewArgs) -> Result<Archive, Failure> {
         self.probe(None)?;
-        self.open_at(&self.unlock(&self.opening.sources)?, None, view)
+        self.open_at(&self.unlock()?, None, view)
     }
 
     /// Opens for reading and watches for signals, for commands that roll back when interrupted.
     pub(crate) fn read_watched(&self, view: &SnapshotViewArgs) -> Result<(Archive, Interrupt), Failure> {
-        self.probe(None)?;
-        let key = self.unlock(&self.opening.sources)?;
-        let interrupt = Interrupt::watch()?;
-        Ok((self.open_at(&key, None, view)?, interrupt))
+        self.open_watched(None, view)
     }
 
     /// Opens for writing and watches for signals, for commands that leave the rest to a later one.
     pub(crate) fn write_watched(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
-        self.write_watched_with(writer, &self.opening.sources)
+        self.open_watched(Some(writer), &SnapshotViewArgs::default())
     }
 
-    /// The same for commands whose standard input is not a passphrase.
-    pub(crate) fn write_watched_with_input_taken(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
-        self.write_watched_with(writer, &self.sources_without_input())
-    }
-
-    fn write_watched_with(&self, writer: WriterArgs, sources: &Sources) -> Result<(Archive, Interrupt), Failure> {
-        self.probe(Some(writer))?;
-        let key = self.unlock(sources)?;
+    fn open_watched(
+        &self,
+        writer: Option<WriterArgs>,
+        view: &SnapshotViewArgs,
+    ) -> Result<(Archive, Interrupt), Failure> {
+        self.probe(writer)?;
+        let key = self.unlock()?;
         let interrupt = Interrupt::watch()?;
-        Ok((self.open_at(&key, Some(writer), &SnapshotViewArgs::default())?, interrupt))
+        Ok((self.open_at(&key, writer, view)?, interrupt))
     }
 
-    /// The same for a command that watches for signals itself, and whose standard input is not a
-    /// passphrase.
+    /// Leaves standard input to the command as data: it is not read for the passphrase.
+    pub(crate) fn take_input(&self) {
+        self.input_taken.set(true);
+    }
+
+    /// The same for a command that watches for signals itself.
     pub(crate) fn write_beside(
         &self,
         writer: WriterArgs,
         watch: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<Archive, Failure> {
         self.probe(Some(writer))?;
-        let key = self.unlock(&self.sources_without_input())?;
+        let key = self.unlock()?;
         watch()?;
         self.open_at(&key, Some(writer), &SnapshotViewArgs::default())
     }
@@ -295,7 +299,7 @@ impl ArchiveArgs {
     ) -> Result<(Archive, UnlockedKey, Interrupt), Failure> {
         self.probe(Some(writer))?;
         let key = match new {
-            None => self.unlock(&self.opening.sources)?,
+            None => self.unlock()?,
             Some(passphrase) => {
                 let _working = Spinner::deriving(self.opening.sources.passphrase.advises());
                 let opened =
@@ -324,7 +328,7 @@ impl ArchiveArgs {
     /// Opens the archive for backups: one that was not closed is repaired first.
     pub(crate) fn read_for_backup(&self) -> Result<(Archive, Interrupt), Failure> {
         self.probe(None)?;
-        let key = self.unlock(&self.opening.sources)?;
+        let key = self.unlock()?;
         let interrupt = Interrupt::watch()?;
         let opened = Archive::open_for_backup(self.source()?, &key, &self.seen());
         Ok((self.with_notices(opened)?, interrupt))
@@ -340,7 +344,7 @@ impl ArchiveArgs {
     }
 
     pub(crate) fn write(&self, writer: WriterArgs) -> Result<Archive, Failure> {
-        self.open(Some(writer), &self.opening.sources)
+        self.open(Some(writer))
     }
 
     /// Makes one durable change. An archive that is not closed stays as it was, unless the change
@@ -357,22 +361,6 @@ impl ArchiveArgs {
             .map_err(|error| Lockbox::failure(&self.archive, error))
     }
 
-    /// Opens for reading; standard input is data, not the passphrase.
-    pub(crate) fn read_with_input_taken(&self) -> Result<Archive, Failure> {
-        self.open(None, &self.sources_without_input())
-    }
-
-    pub(crate) fn write_with_input_taken(&self, writer: WriterArgs) -> Result<Archive, Failure> {
-        self.open(Some(writer), &self.sources_without_input())
-    }
-
-    fn sources_without_input(&self) -> Sources {
-        let mut sources = self.opening.sources.clone();
-        sources.passphrase.input_taken = true;
-        sources
-    }
-
-    /// Unlocks an archive that may be damaged.
     pub(crate) fn unlock_damaged(&self) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
         let path = &self.archive;
         let place = self.place_of(|| ArchiveLocation::open_damaged(path, self.remote()))?;
@@ -388,13 +376,15 @@ impl ArchiveArgs {
     /// Unlocks the archive as its only writer; returns the key and the location.
     pub(crate) fn unlock_alone(&self, writer: WriterArgs) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
         self.probe(Some(writer))?;
-        let key = self.unlock(&self.opening.sources)?;
+        let key = self.unlock()?;
         self.come(writer)?;
         Ok((key, self.place()?))
     }
 
-    fn unlock(&self, sources: &Sources) -> Result<UnlockedKey, Failure> {
-        secrets::unlock(self.source()?, &self.archive, sources, &self.opening.cache, &self.opening.limit.limits())
+    fn unlock(&self) -> Result<UnlockedKey, Failure> {
+        let mut sources = self.opening.sources.clone();
+        sources.passphrase.input_taken |= self.input_taken.get();
+        secrets::unlock(self.source()?, &self.archive, &sources, &self.opening.cache, &self.opening.limit.limits())
     }
 
     /// Returns the rollback options, for commands that open the archive themselves.
@@ -405,12 +395,11 @@ impl ArchiveArgs {
         RollbackOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
     }
 
-    fn open(&self, writer: Option<WriterArgs>, sources: &Sources) -> Result<Archive, Failure> {
+    fn open(&self, writer: Option<WriterArgs>) -> Result<Archive, Failure> {
         self.probe(writer)?;
-        self.open_at(&self.unlock(sources)?, writer, &SnapshotViewArgs::default())
+        self.open_at(&self.unlock()?, writer, &SnapshotViewArgs::default())
     }
 
-    /// Reads with a key that was unlocked before.
     pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
         self.open_at(key, None, &SnapshotViewArgs::default())
     }
@@ -482,7 +471,6 @@ impl ArchiveArgs {
         }
     }
 
-    /// Prints the notices of an opened archive.
     fn with_notices(&self, opened: lockbox::Result<Archive>) -> Result<Archive, Failure> {
         let path = &self.archive;
         let failed = |error| Lockbox::failure(path, error);

@@ -6,7 +6,7 @@ use jiff::tz::TimeZone;
 use lockbox::Error;
 use lockbox::error::Timestamp;
 use lockbox::exchange::{CopyCounts, Problem, ProblemCause, SkippedCount, SkippedItems};
-use lockbox_terminal::{display, quantity};
+use lockbox_terminal::{display, hex, quantity};
 use serde_json::{Value, json};
 
 use crate::exit::{self, Failure};
@@ -232,10 +232,6 @@ pub(crate) fn put_name(object: &mut Value, key: &str, name: &[u8]) {
     if std::str::from_utf8(name).is_err() {
         object[format!("{key}_hex")] = json!(hex(name));
     }
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Formats a time as RFC 3339 with nanoseconds.

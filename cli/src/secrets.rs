@@ -2,9 +2,9 @@
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
+use lockbox::archive::ArchiveId;
 use lockbox::archive::{Archive, KdfCost};
 use lockbox::crypto::{KeyFile, Passphrase};
-use lockbox::format::ArchiveId;
 use lockbox::keys::{
     self, Fingerprint, KeyAccess, KeyKind, RollbackOptions, Secrets, UnlockLimits, UnlockedKey, seen_directory,
 };

@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
+use lockbox::archive::ArchiveId;
 use lockbox::archive::{Archive, BackupReport, Generation, Snapshot};
 use lockbox::control::{
     self, ActionResult, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, SnapshotName, Status,
     TreePath,
 };
 use lockbox::error::Timestamp;
-use lockbox::format::ArchiveId;
 use lockbox::keys::Fingerprint;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Spinner, code, located, mounts, shown};
 use rustix::fs::{Mode, OFlags, RenameFlags, ResolveFlags};
@@ -375,7 +375,6 @@ impl MountedTree {
         rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o755))
     }
 
-    /// Returns the directory of a path, and its name there.
     fn parent<'p>(&self, path: &'p [u8]) -> rustix::io::Result<(OwnedFd, &'p OsStr)> {
         let slash = path.iter().rposition(|&byte| byte == b'/');
         let (directory, name) = slash.map_or((&b"."[..], path), |at| (&path[..at], &path[at + 1..]));

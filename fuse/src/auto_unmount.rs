@@ -40,7 +40,6 @@ pub(crate) fn time_since_boot() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Activity since the last sample.
 #[derive(Clone, Copy, Debug, Default)]
 struct ActivitySample {
     used: bool,

@@ -187,7 +187,7 @@ impl ControlHandler {
         let mut status = Status {
             pid: std::process::id(),
             uid: geteuid().as_raw(),
-            archive_id: archive.id().iter().map(|byte| format!("{byte:02x}")).collect(),
+            archive_id: lockbox_terminal::hex(&archive.id()),
             fingerprint: archive.fingerprint().to_string(),
             mount_id: mount.id,
             mount_device: mount.device,

@@ -9,7 +9,7 @@ use fuser::{
 };
 use lockbox::error::Timestamp;
 use lockbox::exchange::{device_number, split_device_number};
-use lockbox::format::Ino;
+use lockbox::fs::Ino;
 use lockbox::fs::{Attributes, Creator, FileSystem, RenameMode, SetTime, XattrMode, mode};
 use lockbox::{Error, Result};
 use nix::errno::Errno;
@@ -155,7 +155,6 @@ pub(crate) fn from_kernel_device(device: u32) -> u32 {
     device_number((device & 0xF_FF00) >> 8, (device & 0xFF) | (device >> 12 & 0xF_FF00))
 }
 
-/// Inverse of [`from_kernel_device`].
 fn to_kernel_device(rdev: u32) -> u32 {
     let (major, minor) = split_device_number(rdev);
     (minor & 0xFF) | major << 8 | (minor & 0xF_FF00) << 12

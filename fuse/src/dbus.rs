@@ -75,12 +75,10 @@ struct BusMessage {
 }
 
 impl BusMessage {
-    /// Returns the first argument if it is a string (`s`).
     fn first_string(&self) -> Option<String> {
         self.signature.starts_with('s').then(|| MessageReader { bytes: &self.body, at: 0 }.read_string().ok()).flatten()
     }
 
-    /// Returns the first argument if it is a boolean (`b`).
     fn first_bool(&self) -> Option<bool> {
         self.signature
             .starts_with('b')
@@ -114,7 +112,7 @@ impl Bus {
     fn handshake(mut stream: UnixStream) -> io::Result<Bus> {
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-        let name: String = geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
+        let name = lockbox_terminal::hex(geteuid().to_string().as_bytes());
         stream.write_all(format!("\0AUTH EXTERNAL {name}\r\n").as_bytes())?;
         expect(&mut stream, "OK ")?;
         stream.write_all(b"NEGOTIATE_UNIX_FD\r\n")?;
@@ -125,7 +123,6 @@ impl Bus {
         Ok(bus)
     }
 
-    /// Calls a method of the bus itself.
     fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<BusMessage> {
         let method = BusMethod {
             destination: "org.freedesktop.DBus",

@@ -98,7 +98,6 @@ struct BlockedThread {
 }
 
 impl BlockedThread {
-    /// Adds a sample of the same thread.
     fn observe(earlier: Option<&BlockedThread>, switches: u64, hosts_idle: bool) -> BlockedThread {
         match earlier {
             Some(earlier) if earlier.switches == switches => {

@@ -127,7 +127,6 @@ struct Brokerage {
 }
 
 impl Brokerage {
-    /// Fails if the process cannot be started.
     fn start(log: &LogTarget<'_>) -> io::Result<Brokerage> {
         let (questions, their_questions) = UnixStream::pair()?;
         let (refusals, their_refusals) = UnixStream::pair()?;

@@ -100,7 +100,7 @@ impl ReadAhead {
 /// Limits dirty bytes of the mount in the kernel: an fsync of a small file waits for all of them,
 /// since the daemon gets requests in order. The kernel's own limit grows with the machine's memory
 /// (49 MiB with 24 GiB). Needs root.
-pub fn bound_write_back(device: u64) -> io::Result<()> {
+pub(crate) fn bound_write_back(device: u64) -> io::Result<()> {
     fs::write(bdi_setting_path(device, "max_bytes"), WRITE_BACK.to_string())
 }
 
@@ -111,12 +111,12 @@ fn bdi_setting_path(device: u64, name: &str) -> String {
 
 /// Opens the file with the number of unanswered requests of a connection. It is missing if fusectl
 /// is not mounted.
-pub fn open_waiting(device: u64) -> io::Result<fs::File> {
+pub(crate) fn open_waiting(device: u64) -> io::Result<fs::File> {
     fs::File::open(format!("/sys/fs/fuse/connections/{}/waiting", minor(device)))
 }
 
 /// Opens the file that aborts a connection: every request in flight and every later one then fails
 /// at once.
-pub fn open_abort(device: u64) -> io::Result<fs::File> {
+pub(crate) fn open_abort(device: u64) -> io::Result<fs::File> {
     fs::OpenOptions::new().write(true).open(format!("/sys/fs/fuse/connections/{}/abort", minor(device)))
 }

@@ -323,12 +323,12 @@ pub fn register(archive: &Path, point: &Path) {
 /// Opens the root of the mount with these numbers if no other mount covers it. A user with write
 /// access to its path may have replaced it since the table was read: with a FIFO, on which open
 /// would block, or a link to a device that acts on open. So nothing but that mount is opened.
-pub fn open_root(mount: Numbers) -> io::Result<OwnedFd> {
+pub(crate) fn open_root(mount: Numbers) -> io::Result<OwnedFd> {
     held_root(mount)?.reopen()
 }
 
 /// Holds the root without a request to its daemon.
-pub fn held_root(mount: Numbers) -> io::Result<Mountpoint> {
+pub(crate) fn held_root(mount: Numbers) -> io::Result<Mountpoint> {
     let found = mounts::table()?.into_iter().find(|mounted| mounted.numbers() == mount);
     let point = found.ok_or(io::ErrorKind::NotFound)?.point;
     let held = Mountpoint::of(&point)?;
@@ -385,13 +385,13 @@ fn resolve_existing(path: &Path) -> PathBuf {
 
 /// Returns the user that must own the mount point, if the rule applies. `owner`: of the archive;
 /// None for a remote one.
-pub fn required_owner(owner: Option<u32>, options: &MountOptions) -> Option<u32> {
+pub(crate) fn required_owner(owner: Option<u32>, options: &MountOptions) -> Option<u32> {
     owner.filter(|&owner| geteuid().is_root() && owner != 0 && !options.trust_owner)
 }
 
 /// Returns the owner of an archive's file, or of the directory with its objects
 /// (`file:///directory`), for which this process has no descriptor.
-pub fn owner_by_path(archive: &Path) -> Option<u32> {
+pub(crate) fn owner_by_path(archive: &Path) -> Option<u32> {
     let local = if remote::is_remote(archive) { remote::directory(archive)? } else { archive.to_path_buf() };
     local.metadata().ok().map(|found| found.uid())
 }

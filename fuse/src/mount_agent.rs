@@ -133,7 +133,6 @@ fn probe(mount: Numbers) -> UnmountOutcome {
     }
 }
 
-/// Optional tasks of the agent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AgentTasks {
     /// Removes the mount point once the archive is closed.
@@ -371,7 +370,6 @@ impl ProcessStatus {
         self.0.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
     }
 
-    /// Returns the supplementary groups.
     pub(crate) fn groups(&self) -> impl Iterator<Item = u32> {
         self.field(LINES[0]).split_whitespace().filter_map(|group| group.parse().ok())
     }

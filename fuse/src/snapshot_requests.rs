@@ -30,7 +30,7 @@ use lockbox::control::{
 };
 use lockbox::error::{Refusal, Timestamp};
 use lockbox::exchange::{LiveNamespace, PathChange, PathChangeKind, Restore, compare};
-use lockbox::format::Ino;
+use lockbox::fs::Ino;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::{Error, Result};
 use lockbox_host::mount_options::MountOptions;
@@ -189,7 +189,6 @@ pub(crate) fn send_differences(
     Ok(Response::Done)
 }
 
-/// Estimates the encoded size of a difference.
 fn encoded_length(difference: &PathDifference) -> usize {
     96 + 2 * difference.path.0.len() + difference.from.as_ref().map_or(0, |from| 2 * from.0.len())
 }
@@ -312,8 +311,8 @@ impl LiveNamespace for ClientRenames<'_> {
 pub(crate) mod tests {
     use lockbox::archive::{CreateOptions, KdfCost, OpenOptions};
     use lockbox::crypto::Passphrase;
-    use lockbox::format::ROOT_INO;
     use lockbox::fs::Creator;
+    use lockbox::fs::ROOT_INO;
     use lockbox::keys;
 
     use super::*;

@@ -344,7 +344,7 @@ mod tests {
     use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
     use lockbox::archive::Archive;
-    use lockbox::format::{Ino, ROOT_INO};
+    use lockbox::fs::{Ino, ROOT_INO};
 
     use super::*;
     use crate::snapshot_requests::tests::{CREATOR, opened};

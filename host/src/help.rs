@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_version_names_the_format_that_is_written() {
-        assert!(VERSION.ends_with(&format!(", format {})", lockbox::format::FORMAT_VERSION)), "{VERSION}");
+        assert!(VERSION.ends_with(&format!(", format {})", lockbox::archive::FORMAT_VERSION)), "{VERSION}");
     }
 
     #[test]

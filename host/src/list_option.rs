@@ -8,7 +8,6 @@ use lockbox_terminal::quantity;
 
 /// Column of the texts in a help, after the names.
 const NAME_COLUMNS: usize = 31;
-/// Columns of a help.
 const HELP_COLUMNS: usize = 80;
 
 /// Kind of value that follows an option.
@@ -49,7 +48,7 @@ impl<T> ListOption<T> {
     }
 
     /// Adds the value that the name alone stands for.
-    pub const fn implies(self, value: &'static str) -> ListOption<T> {
+    pub(crate) const fn implies(self, value: &'static str) -> ListOption<T> {
         ListOption { implied: Some(value), ..self }
     }
 
@@ -62,7 +61,6 @@ impl<T> ListOption<T> {
         ListOption { help, ..self }
     }
 
-    /// Returns the option as a help text names it.
     fn usage(&self) -> String {
         match self.value {
             OptionValue::Nothing => self.name.to_owned(),

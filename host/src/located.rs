@@ -34,7 +34,7 @@ use crate::remote;
 
 /// A stopped or stuck daemon leaves every call on its mount waiting for ever; one that runs answers
 /// at once.
-pub const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Links on one path, as the kernel counts them.
 const MAX_LINKS: usize = 40;
 

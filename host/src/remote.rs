@@ -81,7 +81,7 @@ impl Remote {
     ///
     /// # Errors
     /// A sentence about a wrong list.
-    pub fn from_environment() -> std::result::Result<Remote, String> {
+    pub(crate) fn from_environment() -> std::result::Result<Remote, String> {
         Remote::from_variable(std::env::var_os(VARIABLE).as_deref())
     }
 

@@ -110,7 +110,6 @@ impl AzureAccount {
     }
 }
 
-/// Unparsed settings of an account.
 #[derive(Default)]
 struct AccountSettings<'a> {
     name: Option<&'a str>,
@@ -298,7 +297,6 @@ impl AzureContainer {
 }
 
 impl AzureSigner<'_> {
-    /// Returns the error of a response without success.
     pub(crate) fn failure(&self, response: &Response<Body>) -> RemoteError {
         StoreFailure::from_azure(response).into_error(Cloud::Azure, self.secret.is_some())
     }

@@ -58,7 +58,6 @@ const ADDRESS_OFFSET: u64 = 52;
 /// Default upper bound in bytes.
 const MAX_DEFAULT_BYTES: u64 = 20 << 30;
 
-/// Suffix of the names of cache files.
 const SUFFIX: &str = ".cache";
 
 /// SHA-256 that identifies the content of a cache.

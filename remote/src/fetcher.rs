@@ -106,7 +106,6 @@ enum OpenReply {
     Failed(u32, String),
 }
 
-/// Reply to a poll for a newer version.
 #[derive(Serialize, Deserialize)]
 enum PollReply {
     None,
@@ -152,7 +151,6 @@ pub struct FetcherControl {
     /// Weak: does not keep the process alive.
     control: Weak<UnixStream>,
     process: Weak<FetcherProcess>,
-    /// Last request byte.
     last_request: Mutex<u8>,
     /// Closed to start spooling, after a byte if that is forced; set if the archive is open for
     /// writing.

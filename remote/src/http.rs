@@ -229,7 +229,6 @@ impl RangeSource for HttpSource {
     }
 }
 
-/// Parsed header of a range response.
 pub(crate) struct RangeResponse {
     pub(crate) version: FileVersion,
     /// End of the following bytes, as a file offset.

@@ -43,6 +43,7 @@ use std::time::Duration;
 
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
+use lockbox_terminal::hex;
 use serde::{Deserialize, Serialize};
 
 pub use address::{Address, Cloud};
@@ -306,9 +307,4 @@ fn object_store(
             Ok(Some(Box::new(DirectoryStore::open(&path, writer)?)))
         }
     }
-}
-
-/// Encodes bytes as lower-case hexadecimal digits.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

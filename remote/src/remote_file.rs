@@ -274,7 +274,6 @@ impl Inner {
         self.throughput.prefetch_slots(MAX_PREFETCH_SLOTS)
     }
 
-    /// Reads a range and measures it.
     fn read_range(&self, range: Range<u64>) -> RemoteResult<Vec<u8>> {
         self.throughput.begin_request(Instant::now());
         let answer = self.source.read_range(&self.version, range);
@@ -282,7 +281,6 @@ impl Inner {
         answer
     }
 
-    /// Returns the slot after the last one.
     fn end(&self) -> u64 {
         self.version.length.div_ceil(SLOT)
     }
@@ -330,7 +328,6 @@ impl Inner {
         cache.get(slot, &self.source.cache_key(place), out).then_some(bytes)
     }
 
-    /// Returns whether the disk cache lists the slot.
     fn may_be_on_disk(&self, slot: u64) -> bool {
         self.cache.as_ref().is_some_and(|cache| cache.may_contain(slot))
     }
@@ -460,22 +457,6 @@ impl Storage for RemoteFile {
         }
     }
 
-    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
-        Err(read_only())
-    }
-
-    fn set_len(&self, _length: u64) -> Result<()> {
-        Err(read_only())
-    }
-
     /// Does nothing: the storage is read-only.
     fn barrier(&self) -> Result<()> {
         Ok(())
@@ -500,10 +481,6 @@ impl Storage for RemoteFile {
     fn read_only(&self) -> bool {
         true
     }
-}
-
-fn read_only() -> Error {
-    Error::ReadOnly("an archive on a server can only be read".into())
 }
 
 /// Computes the identity of a disk cache: the address and the cache scope. For a file without a

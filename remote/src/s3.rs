@@ -159,7 +159,6 @@ impl S3Signer<'_> {
         }
     }
 
-    /// Returns the error of a response without success.
     pub(crate) fn failure(&self, response: Response<Body>) -> RemoteError {
         StoreFailure::from_document(response).into_error(self.cloud, self.credentials.is_some())
     }

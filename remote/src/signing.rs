@@ -12,7 +12,6 @@ use zeroize::Zeroizing;
 
 use crate::hex;
 
-/// A header of a request.
 pub(crate) type HttpHeader = (&'static str, String);
 
 /// Names that one cloud uses in signatures of version 4.

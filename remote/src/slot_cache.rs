@@ -41,7 +41,6 @@ pub(crate) struct SlotCache {
     streams: Vec<ReadStream>,
 }
 
-/// Sequential read stream.
 struct ReadStream {
     /// First slot of the stream, and the slot after the last read.
     began: u64,

@@ -32,7 +32,6 @@ pub(crate) struct StoreFailure {
     skew: Option<u64>,
 }
 
-/// Meaning of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
     Clock,
@@ -63,7 +62,6 @@ impl StoreFailure {
         StoreFailure { status, code, region: region.filter(|region| is_word(region, b"-")), skew }
     }
 
-    /// Reads a failure of Azure's interface.
     pub(crate) fn from_azure(response: &Response<Body>) -> StoreFailure {
         let code = azure_code(response).to_owned();
         StoreFailure { status: response.status(), code, region: None, skew: clock_skew(response) }

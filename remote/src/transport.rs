@@ -205,7 +205,6 @@ pub(crate) struct TcpTransport {
     write_limit: Option<Duration>,
 }
 
-/// Returns the limit for the socket.
 fn socket_limit(timeout: NextTimeout) -> Result<Option<Duration>, Error> {
     match *timeout.after {
         limit if limit.is_zero() => Err(Error::Timeout(timeout.reason)),

@@ -12,14 +12,13 @@ mod snapshots;
 pub(crate) mod tests;
 
 pub use crate::crypto::kdf::KdfCost;
-pub use crate::format::Generation;
+pub use crate::format::header::recognize;
+pub use crate::format::{ArchiveId, FORMAT_VERSION, Generation};
 pub use crate::txn::{Finding, FindingKind, Lost, Severity};
 pub use backup::{BackupDestination, BackupReport, BackupSource, BackupStep, BackupWatch, Backups, NewBackupFile};
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use create::NewArchive;
-pub use snapshots::{
-    PinnedState, RetentionPolicy, RetentionRule, Snapshot, SnapshotManager, name_of_time, time_of_scheduled,
-};
+pub use snapshots::{PinnedState, RetentionPolicy, RetentionRule, Snapshot, SnapshotManager, name_of_time};
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -30,7 +29,7 @@ use crate::crypto::{Prompts, SecretKey};
 use crate::env::{Environment, StampingEnvironment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result};
 use crate::format::header::{Framing, SLOT_EMPTY, encode};
-use crate::format::{ArchiveId, BLOCK, FORMAT_VERSION, KEY_SLOTS, ROOT_INO, SessionId, Timestamp};
+use crate::format::{BLOCK, KEY_SLOTS, ROOT_INO, SessionId, Timestamp};
 use crate::frame::PageCipher;
 use crate::fs::{Compression, Creator, DataReading, FileSystem, FsOptions, StructureReport, SyncProfile};
 use crate::keys::header::{self, Header, SlotBlock, empty_slots};
@@ -169,7 +168,7 @@ impl Archive {
         &self.witness
     }
 
-    pub fn read_only(&self) -> bool {
+    pub(crate) fn read_only(&self) -> bool {
         self.storage.read_only()
     }
 
@@ -364,7 +363,7 @@ impl Archive {
 }
 
 /// Findings of one check, in order of discovery.
-pub type Findings = Vec<Finding>;
+pub(crate) type Findings = Vec<Finding>;
 
 /// Result of a check.
 #[derive(Clone, Debug, Default)]

@@ -342,7 +342,7 @@ fn name_of_scheduled(time: Timestamp) -> Vec<u8> {
 }
 
 /// Returns the time in the name of a scheduled snapshot; `None` for other names.
-pub fn time_of_scheduled(name: &[u8]) -> Option<Timestamp> {
+pub(crate) fn time_of_scheduled(name: &[u8]) -> Option<Timestamp> {
     time_of_name(std::str::from_utf8(name).ok()?.strip_prefix(SCHEDULED)?)
 }
 
@@ -358,7 +358,6 @@ fn is_numbered(name: &[u8], prefix: &str) -> bool {
     })
 }
 
-/// The inverse of [`name_of_time`].
 fn time_of_name(text: &str) -> Option<Timestamp> {
     let (day, time) = text.strip_suffix('Z')?.split_once('T')?;
     let mut numbers = day.splitn(3, '-').chain(time.splitn(3, '-')).map(|part| part.parse::<i64>().ok());
@@ -374,7 +373,6 @@ fn time_of_name(text: &str) -> Option<Timestamp> {
     (name_of_time(time) == text).then_some(time)
 }
 
-/// Adds the snapshot's name to an error about it.
 fn named(error: Error, name: &[u8]) -> Error {
     match error {
         Error::NotFound => Error::Refused(Refusal::NoSnapshot { name: display(name) }),
@@ -473,10 +471,6 @@ impl RetentionPolicy {
     pub fn with(mut self, rule: RetentionRule, count: u32) -> RetentionPolicy {
         self.0[rule as usize] = count;
         self
-    }
-
-    pub fn count(&self, rule: RetentionRule) -> u32 {
-        self.0[rule as usize]
     }
 
     /// Returns the rules in use, shortest period first.

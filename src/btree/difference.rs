@@ -166,7 +166,6 @@ impl WalkItem {
     }
 }
 
-/// Returns the pointer of a node, if it is stored.
 fn pointer(child: &Child) -> Option<Pointer> {
     match child {
         Child::Stored(pointer) => Some(*pointer),
@@ -211,7 +210,6 @@ impl<'t> TreeWalk<'t> {
         }
     }
 
-    /// Advances past the next item.
     fn advance(&mut self) {
         if self.root.take().is_none()
             && let Some((_, at)) = self.open.last_mut()

@@ -17,13 +17,13 @@ pub use server::{ClientConnection, ControlListener, ControlServer, listen};
 pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir, runtime_dirs};
 
 use std::ffi::{OsStr, OsString};
-use std::fmt::Write;
 use std::fs::Metadata;
 use std::iter;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use lockbox_terminal::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -421,12 +421,7 @@ impl SocketName {
     }
 
     fn of_hash(hash: Sha256) -> SocketName {
-        let mut name = String::with_capacity(37);
-        for byte in &hash.finalize()[..16] {
-            // Writing to a String never fails.
-            let _ = write!(name, "{byte:02x}");
-        }
-        SocketName(name + ".sock")
+        SocketName(hex(&hash.finalize()[..16]) + ".sock")
     }
 
     pub fn is_of(&self, socket: &Path) -> bool {
@@ -478,7 +473,7 @@ macro_rules! as_digits {
     ($($type:ident: $most:expr),+) => { $(
         impl From<$type> for String {
             fn from(sent: $type) -> String {
-                digits(&sent.0)
+                hex(&sent.0)
             }
         }
 
@@ -493,10 +488,6 @@ macro_rules! as_digits {
 }
 
 as_digits!(SnapshotName: MAX_NAME, TreePath: MAX_PATH, PathBytes: MAX_TEXT);
-
-fn digits(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 fn bytes(digits: &str, most: usize) -> Result<Vec<u8>, &'static str> {
     if digits.len() > 2 * most || !digits.len().is_multiple_of(2) {

@@ -16,7 +16,6 @@ const MAX_IDENTITY_BYTES: usize = 1 << 20;
 /// Maximum number of identities tried per slot.
 const MAX_IDENTITIES: usize = 64;
 
-/// Prefixes of SSH public keys.
 const PUBLIC_KEYS: [&str; 3] = ["ssh-", "ecdsa-", "sk-"];
 
 /// Prompts of plugins and protected identities, implemented by the calling program. `None` means
@@ -255,7 +254,7 @@ impl Recipient {
     }
 
     /// Returns the stored form, without a comment.
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         &self.text
     }
 

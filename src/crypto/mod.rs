@@ -7,7 +7,7 @@
 pub mod aead;
 pub mod identity;
 pub mod kdf;
-pub mod wrap;
+pub(crate) mod wrap;
 
 pub use identity::{Identities, NoPrompts, Prompts};
 
@@ -29,7 +29,7 @@ impl SecretKey {
         SecretKey(bytes)
     }
 
-    pub fn bytes(&self) -> &[u8; 32] {
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 }
@@ -59,9 +59,9 @@ pub struct KeyFile(SecretKey);
 impl KeyFile {
     /// Minimum size in bytes: a key file alone is derived without stretching, so it must be
     /// unguessable.
-    pub const MIN_BYTES: u64 = 32;
+    pub(crate) const MIN_BYTES: u64 = 32;
     /// Maximum size in bytes: a larger file is a mistake, such as a device or the archive itself.
-    pub const MAX_BYTES: u64 = 64 << 20;
+    pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
     /// Reads and hashes the source to its end.
     ///
@@ -140,7 +140,6 @@ fn choose_word(environment: &dyn Environment) -> Result<usize> {
     }
 }
 
-/// Length of a code in bytes.
 const CODE_BYTES: usize = 16;
 /// Groups that carry two bytes of the code each.
 const CODE_VALUES: usize = CODE_BYTES / 2;
@@ -220,7 +219,7 @@ impl RecoveryCode {
 
     /// Returns whether the input looks like a recovery code: nine groups of six digits with any
     /// separators.
-    pub fn is_code_like(typed: &[u8]) -> bool {
+    pub(crate) fn is_code_like(typed: &[u8]) -> bool {
         let digits = typed.iter().filter(|byte| byte.is_ascii_digit() || b"OoIl".contains(byte)).count();
         (50..=58).contains(&digits) && typed.iter().all(|byte| byte.is_ascii_digit() || b"OoIl- \t\r\n".contains(byte))
     }

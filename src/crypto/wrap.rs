@@ -9,7 +9,7 @@ use super::kdf::hkdf;
 use crate::error::{Error, Result};
 
 /// Length of the sealed part with its tag.
-pub const WRAPPED: usize = 528;
+pub(crate) const WRAPPED: usize = 528;
 
 /// Length of the sealed part's plaintext.
 const PLAIN: usize = WRAPPED - TAG;
@@ -19,7 +19,7 @@ const MAX_LABEL: usize = 255;
 const LABEL: usize = 80;
 
 /// Content of the sealed part of a slot.
-pub struct SlotSecret {
+pub(crate) struct SlotSecret {
     pub volume_key: SecretKey,
     pub rewrap_public: [u8; 32],
     pub created_seconds: i64,
@@ -29,7 +29,7 @@ pub struct SlotSecret {
 }
 
 /// Returns the commitment of a KEK: HKDF(KEK, `lockbox/v1/slot/commit`).
-pub fn commitment(kek: &SecretKey, archive: &[u8; 16]) -> [u8; 32] {
+pub(crate) fn commitment(kek: &SecretKey, archive: &[u8; 16]) -> [u8; 32] {
     *hkdf(kek, archive, "lockbox/v1/slot/commit").bytes()
 }
 
@@ -38,7 +38,7 @@ fn wrapping_key(kek: &SecretKey, archive: &[u8; 16]) -> XaesKey {
 }
 
 /// Seals the slot secret; the caller builds `aad` from the clear part of the slot.
-pub fn wrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8], secret: &SlotSecret) -> Vec<u8> {
+pub(crate) fn wrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8], secret: &SlotSecret) -> Vec<u8> {
     let label = &secret.label.as_bytes()[..secret.label.floor_char_boundary(MAX_LABEL)];
     // The plaintext is sealed in place, so no copy of the volume key is left; a panic in between
     // aborts.
@@ -58,7 +58,13 @@ pub fn wrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8], s
 ///
 /// # Errors
 /// `Damaged` when the seal does not open although the commitment matched.
-pub fn unwrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8], sealed: &[u8]) -> Result<SlotSecret> {
+pub(crate) fn unwrap(
+    kek: &SecretKey,
+    archive: &[u8; 16],
+    nonce: &[u8; 24],
+    aad: &[u8],
+    sealed: &[u8],
+) -> Result<SlotSecret> {
     let malformed = |flaw: &str| Error::damaged(format!("key slot: {flaw}"));
     let Some((sealed, tag)) = sealed.split_last_chunk::<TAG>() else { return Err(malformed("sealed part is short")) };
     let Ok(sealed) = <&[u8; PLAIN]>::try_from(sealed) else { return Err(malformed("sealed part has a wrong length")) };
@@ -92,11 +98,11 @@ pub fn unwrap(kek: &SecretKey, archive: &[u8; 16], nonce: &[u8; 24], aad: &[u8],
 }
 
 /// Length of a sealed volume key with its tag.
-pub const WRAPPED_KEY: usize = 32 + TAG;
+pub(crate) const WRAPPED_KEY: usize = 32 + TAG;
 
 /// Seals the volume key alone; the slot's description is sealed under the volume key (see
 /// [`description_key`]).
-pub fn wrap_key(
+pub(crate) fn wrap_key(
     kek: &SecretKey,
     archive: &[u8; 16],
     nonce: &[u8; 24],
@@ -114,7 +120,7 @@ pub fn wrap_key(
 ///
 /// # Errors
 /// `Damaged` when the seal does not open although the commitment matched.
-pub fn unwrap_key(
+pub(crate) fn unwrap_key(
     kek: &SecretKey,
     archive: &[u8; 16],
     nonce: &[u8; 24],
@@ -131,8 +137,7 @@ pub fn unwrap_key(
     Ok(SecretKey::new(*plain))
 }
 
-/// Returns the key of descriptions.
-pub fn description_key(volume_key: &SecretKey, archive: &[u8; 16]) -> XaesKey {
+pub(crate) fn description_key(volume_key: &SecretKey, archive: &[u8; 16]) -> XaesKey {
     XaesKey::new(&hkdf(volume_key, archive, "lockbox/v1/slot/description"))
 }
 

@@ -175,7 +175,6 @@ impl CopyTally {
         }
     }
 
-    /// Returns the totals including the current object.
     fn met(&self) -> FileTotals {
         self.met
     }

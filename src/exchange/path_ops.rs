@@ -73,7 +73,6 @@ pub(super) fn resolve_or_create(
     Ok(directory)
 }
 
-/// Mode of a directory that is created by path.
 const DIRECTORY_MODE: u32 = 0o755;
 
 /// Target of a move or copy.

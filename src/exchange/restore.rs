@@ -99,7 +99,6 @@ impl LiveNamespace for OfflineNamespace<'_> {
     fn changed(&mut self, _: Ino) {}
 }
 
-/// Returns the directory of a path, and its name there.
 fn parent<'p>(fs: &FileSystem, path: &'p [u8]) -> Result<(Ino, &'p [u8])> {
     let slash = path.iter().rposition(|&byte| byte == b'/');
     let (directory, name) = slash.map_or((&path[..0], path), |at| (&path[..at], &path[at + 1..]));
@@ -121,7 +120,6 @@ pub struct Restore<'a> {
 
 /// Object that is restored to one path.
 struct RestoreItem {
-    /// Path in the snapshot.
     path: Vec<Vec<u8>>,
 }
 

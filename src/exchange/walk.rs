@@ -219,7 +219,6 @@ impl<'a, T> ArchiveWalk<'a, T> {
     }
 }
 
-/// Appends a name to a path.
 pub(crate) fn join(path: &mut Vec<u8>, name: &[u8]) {
     if !path.is_empty() {
         path.push(b'/');

@@ -1,76 +1,71 @@
 //! Ids, units, geometry and limits shared by all layers (specification sections 1, 2, 5.2 and 6).
 
-pub use crate::error::Timestamp;
+pub(crate) use crate::error::Timestamp;
 
 /// Block size in bytes, the unit of allocation.
-pub const BLOCK: u64 = 4096;
+pub(crate) const BLOCK: u64 = 4096;
 /// Format version that this program writes and reads.
 pub const FORMAT_VERSION: u32 = 1;
-/// Blocks of one header copy: framing and 32 slots.
-pub const HEADER_BLOCKS: u64 = 33;
-/// Number of key slots in a header.
-pub const KEY_SLOTS: usize = 32;
+pub(crate) const KEY_SLOTS: usize = 32;
 /// First block of each header copy.
-pub const HEADER_START: [u64; 2] = [0, 320];
+pub(crate) const HEADER_START: [u64; 2] = [0, 320];
 /// First block of each ring area.
-pub const RING_START: [u64; 2] = [33, 353];
-/// Number of slots in the whole ring.
-pub const RING_SLOTS: u64 = 64;
+pub(crate) const RING_START: [u64; 2] = [33, 353];
+pub(crate) const RING_SLOTS: u64 = 64;
 /// Blocks of an archive without pages.
-pub const MIN_BLOCKS: u64 = 385;
+pub(crate) const MIN_BLOCKS: u64 = 385;
 /// Block ranges `[start, end)` that never belong to a page.
-pub const RESERVED: [(u64, u64); 2] = [(0, 65), (320, 385)];
+pub(crate) const RESERVED: [(u64, u64); 2] = [(0, 65), (320, 385)];
 /// Block range `[start, end)` of the log, in archives that have one.
-pub const LOG: (u64, u64) = (65, 320);
+pub(crate) const LOG: (u64, u64) = (65, 320);
 /// [`RESERVED`] for archives with a log: header, ring and log are adjacent.
 const RESERVED_WITH_LOG: [(u64, u64); 1] = [(0, 385)];
 /// Bytes of a page outside body, or head and chunks: nonce 24, prologue 48 + 16, tag of body or
 /// head 16.
-pub const PAGE_OVERHEAD: usize = 104;
+pub(crate) const PAGE_OVERHEAD: usize = 104;
 /// Maximum length of a page in blocks.
-pub const MAX_PAGE_BLOCKS: u64 = 64;
+pub(crate) const MAX_PAGE_BLOCKS: u64 = 64;
 /// Maximum plain file data of one page in bytes.
-pub const MAX_DATA: usize = 128 * 1024;
+pub(crate) const MAX_DATA: usize = 128 * 1024;
 /// Blocks of a raw node.
-pub const NODE_BLOCKS: u64 = 4;
+pub(crate) const NODE_BLOCKS: u64 = 4;
 /// Maximum level of a node.
-pub const MAX_LEVEL: u8 = 15;
+pub(crate) const MAX_LEVEL: u8 = 15;
 /// Maximum length of an encoded node in bytes.
 pub const NODE_CAPACITY: usize = NODE_BLOCKS as usize * BLOCK as usize - PAGE_OVERHEAD;
 /// Maximum length of a leaf entry's value in bytes.
-pub const MAX_VALUE: usize = 3500;
+pub(crate) const MAX_VALUE: usize = 3500;
 /// Blocks covered by one space map value.
-pub const REGION_BLOCKS: u64 = 8192;
+pub(crate) const REGION_BLOCKS: u64 = 8192;
 /// Maximum inode number: the upper 16 bits of the kernel's inode number identify the view.
 pub const MAX_INO: u64 = (1 << 48) - 1;
 /// Maximum file offset: that of `off_t`.
-pub const MAX_OFFSET: u64 = i64::MAX as u64;
+pub(crate) const MAX_OFFSET: u64 = i64::MAX as u64;
 /// Maximum length in bytes of the name of a directory entry, an xattr or a snapshot.
-pub const MAX_NAME: usize = 255;
+pub(crate) const MAX_NAME: usize = 255;
 
 /// Number of a commit, from 1; 0 means "none".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
 impl Generation {
-    pub fn next(self) -> Generation {
+    pub(crate) fn next(self) -> Generation {
         Generation(self.0 + 1)
     }
 
     /// Returns the ring slot of this generation's record, 0..64.
-    pub fn slot(self) -> u64 {
+    pub(crate) fn slot(self) -> u64 {
         32 * (self.0 & 1) + (self.0 >> 1) % 32
     }
 }
 
 /// Returns the block ranges `[start, end)` that never belong to a page, depending on whether the
 /// archive has a log.
-pub fn reserved(has_log: bool) -> &'static [(u64, u64)] {
+pub(crate) fn reserved(has_log: bool) -> &'static [(u64, u64)] {
     if has_log { &RESERVED_WITH_LOG } else { &RESERVED }
 }
 
-/// Returns the block address of a ring slot.
-pub fn slot_block(slot: u64) -> u64 {
+pub(crate) fn slot_block(slot: u64) -> u64 {
     RING_START[(slot / 32) as usize] + slot % 32
 }
 
@@ -82,13 +77,13 @@ pub struct Ino(pub u64);
 pub const ROOT_INO: Ino = Ino(1);
 
 /// 128-bit authentication tag of a page body or record.
-pub type Tag = [u8; 16];
+pub(crate) type Tag = [u8; 16];
 
 /// Random id of an archive.
 pub type ArchiveId = [u8; 16];
 
 /// Random id of a writing session.
-pub type SessionId = [u8; 16];
+pub(crate) type SessionId = [u8; 16];
 
 /// Run of blocks: address (48 bits) and length in blocks (16 bits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,37 +93,37 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn new(address: u64, blocks: u64) -> Run {
+    pub(crate) fn new(address: u64, blocks: u64) -> Run {
         Run { address, blocks }
     }
 
-    pub fn pack(self) -> u64 {
+    pub(crate) fn pack(self) -> u64 {
         self.address | (self.blocks << 48)
     }
 
-    pub fn unpack(packed: u64) -> Run {
+    pub(crate) fn unpack(packed: u64) -> Run {
         Run { address: packed & ((1 << 48) - 1), blocks: packed >> 48 }
     }
 
-    pub fn end(self) -> u64 {
+    pub(crate) fn end(self) -> u64 {
         self.address + self.blocks
     }
 
-    pub fn offset(self) -> u64 {
+    pub(crate) fn offset(self) -> u64 {
         self.address * BLOCK
     }
 
-    pub fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         self.blocks * BLOCK
     }
 
     /// Returns whether every block may belong to a page of a file of `total` blocks.
-    pub fn is_page_space(self, total: u64) -> bool {
+    pub(crate) fn is_page_space(self, total: u64) -> bool {
         self.blocks > 0 && self.blocks <= MAX_PAGE_BLOCKS && self.end() <= total && self.avoids(&RESERVED)
     }
 
     /// Returns whether the run overlaps none of these block ranges.
-    pub fn avoids(self, ranges: &[(u64, u64)]) -> bool {
+    pub(crate) fn avoids(self, ranges: &[(u64, u64)]) -> bool {
         ranges.iter().all(|&(start, end)| self.end() <= start || self.address >= end)
     }
 }
@@ -142,9 +137,10 @@ pub struct Pointer {
 }
 
 impl Pointer {
-    pub const NULL: Pointer = Pointer { run: Run { address: 0, blocks: 0 }, generation: Generation(0), tag: [0; 16] };
+    pub(crate) const NULL: Pointer =
+        Pointer { run: Run { address: 0, blocks: 0 }, generation: Generation(0), tag: [0; 16] };
 
-    pub fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         self.run.blocks == 0
     }
 }
@@ -167,7 +163,7 @@ impl Key {
     }
 
     /// Returns the least key after this one.
-    pub fn next(self) -> Option<Key> {
+    pub(crate) fn next(self) -> Option<Key> {
         if let Some(sub) = self.sub.checked_add(1) {
             return Some(Key { sub, ..self });
         }
@@ -181,25 +177,25 @@ impl Key {
 /// Record kinds (the `kind` of a key), specification sections 6.2 and 7.
 pub mod kind {
     pub const INODE: u8 = 1;
-    pub const INLINE: u8 = 2;
-    pub const XATTR: u8 = 3;
-    pub const XATTR_PIECE: u8 = 4;
-    pub const DIR_INDEX: u8 = 5;
-    pub const DIR_LIST: u8 = 6;
-    pub const EXTENT: u8 = 7;
-    pub const ORPHAN: u8 = 16;
-    pub const TRIM: u8 = 17;
-    pub const REFERENCE: u8 = 32;
-    pub const DEAD: u8 = 33;
-    pub const SNAPSHOT: u8 = 34;
-    pub const HISTORY: u8 = 35;
-    pub const SPACE: u8 = 36;
+    pub(crate) const INLINE: u8 = 2;
+    pub(crate) const XATTR: u8 = 3;
+    pub(crate) const XATTR_PIECE: u8 = 4;
+    pub(crate) const DIR_INDEX: u8 = 5;
+    pub(crate) const DIR_LIST: u8 = 6;
+    pub(crate) const EXTENT: u8 = 7;
+    pub(crate) const ORPHAN: u8 = 16;
+    pub(crate) const TRIM: u8 = 17;
+    pub(crate) const REFERENCE: u8 = 32;
+    pub(crate) const DEAD: u8 = 33;
+    pub(crate) const SNAPSHOT: u8 = 34;
+    pub(crate) const HISTORY: u8 = 35;
+    pub(crate) const SPACE: u8 = 36;
 }
 
 /// Trees by number, specification section 6.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum TreeId {
+pub(crate) enum TreeId {
     Live = 1,
     References = 2,
     Snapshots = 3,
@@ -208,5 +204,6 @@ pub enum TreeId {
 }
 
 impl TreeId {
-    pub const ALL: [TreeId; 5] = [TreeId::Live, TreeId::References, TreeId::Snapshots, TreeId::History, TreeId::Space];
+    pub(crate) const ALL: [TreeId; 5] =
+        [TreeId::Live, TreeId::References, TreeId::Snapshots, TreeId::History, TreeId::Space];
 }

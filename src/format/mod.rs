@@ -6,19 +6,19 @@
 //! pass a constant offset into an array of constant size (or a slice of one), so their slice
 //! accesses cannot fail and the checks are compiled away.
 
-pub mod header;
-pub mod ids;
-pub mod log;
-pub mod node;
-pub mod page;
-pub mod record;
-pub mod space;
+pub(crate) mod header;
+pub(crate) mod ids;
+pub(crate) mod log;
+pub(crate) mod node;
+pub(crate) mod page;
+pub(crate) mod record;
+pub(crate) mod space;
 #[cfg(test)]
 pub(crate) mod tests;
-pub mod values;
+pub(crate) mod values;
 
 pub use ids::*;
-pub use page as data_head;
+pub(crate) use page as data_head;
 
 use crate::error::{Error, Result};
 

@@ -6,10 +6,10 @@ use crate::error::{Error, Result};
 
 /// Words of a region's bitmap. Bit i of the region is bit `i % 64` of word `i / 64`, set when the
 /// block belongs to a page.
-pub const REGION_WORDS: usize = REGION_BLOCKS as usize / 64;
+pub(crate) const REGION_WORDS: usize = REGION_BLOCKS as usize / 64;
 
 /// Bitmap of a region, one bit per block.
-pub type RegionBits = [u64; REGION_WORDS];
+pub(crate) type RegionBits = [u64; REGION_WORDS];
 
 const BITMAP: u8 = 0;
 const RUNS: u8 = 1;
@@ -21,7 +21,7 @@ const RUN: usize = 4;
 const MAX_RUNS: usize = (1 + BITMAP_BYTES - 3) / RUN;
 
 /// Encodes a bitmap in the shorter of the two forms.
-pub fn encode(bits: &RegionBits) -> Vec<u8> {
+pub(crate) fn encode(bits: &RegionBits) -> Vec<u8> {
     let count = Runs { bits, at: 0 }.take(MAX_RUNS + 1).count();
     if count > MAX_RUNS {
         let mut out = Vec::with_capacity(1 + BITMAP_BYTES);
@@ -43,7 +43,7 @@ pub fn encode(bits: &RegionBits) -> Vec<u8> {
 /// # Errors
 /// `Damaged` for an unknown encoding, another length, or runs out of order, empty or beyond the
 /// region.
-pub fn decode(value: &[u8]) -> Result<Box<RegionBits>> {
+pub(crate) fn decode(value: &[u8]) -> Result<Box<RegionBits>> {
     match value.split_first() {
         Some((&BITMAP, bitmap)) => {
             let bitmap: &[u8; BITMAP_BYTES] = exact_array(bitmap, "space bitmap")?;

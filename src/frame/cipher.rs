@@ -106,7 +106,6 @@ impl DataHead {
         self.first + start.at as usize..self.first + (last.at + last.stored) as usize
     }
 
-    /// Returns the memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<DataHead>() + self.table.chunks.len() * size_of::<Chunk>()
     }

@@ -26,6 +26,7 @@ mod types;
 mod write_buffer;
 mod writeback;
 
+pub use crate::format::{Ino, MAX_INO, ROOT_INO};
 pub(crate) use check::{DataReading, StructureReport};
 pub(crate) use directory::name_hash;
 pub(crate) use extents::join_ranges;
@@ -41,8 +42,8 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::env::Environment;
 use crate::error::{Error, Result};
+use crate::format::Generation;
 use crate::format::log::LogPiece;
-use crate::format::{Generation, Ino};
 use crate::txn::{Finding, Operation, Volume, VolumeOwner};
 use check::StructureCounts;
 #[cfg(test)]
@@ -182,7 +183,7 @@ impl FileSystem {
     /// # Errors
     /// That of closing the volume, else that of reclaim (the next session retries it), else that of
     /// repacking (remains of deleted files on shared pages then stay until `purge` finds them).
-    pub fn close(&self) -> Result<()> {
+    pub(crate) fn close(&self) -> Result<()> {
         // Background work may block for ever, for instance on the file of a backup on a server.
         // Committing first means that killing this program then loses no data.
         let _closing = self.shutdown_gate.shut(|| {

@@ -19,7 +19,7 @@ pub mod mode {
     pub const STICKY: u32 = 0o1000;
     pub const PERMISSIONS: u32 = 0o7777;
     /// Bits that a umask clears and an access control list is tied to.
-    pub const ACCESS: u32 = 0o777;
+    pub(crate) const ACCESS: u32 = 0o777;
 }
 
 /// Attributes of an inode, as in stat(2).
@@ -178,7 +178,7 @@ pub enum SyncProfile {
 
 /// Options for opening a file system.
 #[derive(Clone, Copy, Debug)]
-pub struct FsOptions {
+pub(crate) struct FsOptions {
     /// Maximum dirty file data in bytes.
     pub max_dirty_bytes: u64,
     pub sync: SyncProfile,

@@ -52,9 +52,7 @@ pub(crate) struct Header {
     durable: u64,
 }
 
-/// Label of the key of the header MAC.
 const MAC_LABEL: &str = "lockbox/v1/header";
-/// Label of the commitment of the volume key.
 const COMMITMENT_LABEL: &str = "lockbox/v1/commitment";
 
 impl Header {
@@ -304,24 +302,9 @@ impl Storage for HeaderFile {
         self.file.read_exact_at(out, offset).map_err(|e| Error::io("cannot read the header", e))
     }
 
-    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
-        Err(refuse_write())
-    }
-
-    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
-        Err(refuse_write())
-    }
-
-    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
-        Err(refuse_write())
-    }
-
-    fn set_len(&self, _length: u64) -> Result<()> {
-        Err(refuse_write())
-    }
-
+    /// Does nothing: the storage is read-only.
     fn barrier(&self) -> Result<()> {
-        Err(refuse_write())
+        Ok(())
     }
 
     fn evict(&self, _offset: u64, _length: u64) -> Result<()> {
@@ -335,10 +318,6 @@ impl Storage for HeaderFile {
     fn read_only(&self) -> bool {
         true
     }
-}
-
-fn refuse_write() -> Error {
-    Error::ReadOnly("the file is not locked".into())
 }
 
 /// 32 slots of zeros, made on the heap.

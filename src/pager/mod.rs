@@ -242,7 +242,6 @@ impl UnsyncedBytes {
         self.bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Counts written bytes of file data.
     fn count(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }

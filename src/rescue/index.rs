@@ -88,7 +88,6 @@ impl OrphanPages {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DataPiece {
     pub(super) page: Pointer,
-    /// Offset in the file.
     pub(super) offset: u64,
     /// Offset in the page.
     pub(super) start: u32,

@@ -41,7 +41,7 @@ const CHUNK_CACHE: usize = 4 << 20;
 /// Directory for objects without a name.
 pub const UNNAMED: &str = "unnamed";
 /// Directory for incomplete files.
-pub const PARTIAL: &str = "partial";
+pub(crate) const PARTIAL: &str = "partial";
 
 #[derive(Clone, Debug)]
 pub struct RescueOptions {

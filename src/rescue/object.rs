@@ -196,7 +196,6 @@ pub(super) struct ObjectSource<'a> {
     pub(super) pager: &'a Pager,
     pub(super) version: &'a LeafSet,
     pub(super) ino: Ino,
-    /// Path for messages.
     pub(super) path: &'a [u8],
     pub(super) skipped: &'a mut SkippedItems,
     /// Called with the number of bytes written; its error ends the rescue.

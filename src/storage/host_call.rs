@@ -37,13 +37,11 @@ pub fn sync_data(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| rustix::fs::fdatasync(&file))
 }
 
-/// Syncs the whole file system of a file.
-pub fn sync_file_system(file: impl AsFd) -> Result<()> {
+pub(crate) fn sync_file_system(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| rustix::fs::syncfs(&file))
 }
 
-/// Sets the length of a file.
-pub fn set_length(file: impl AsFd, length: u64) -> Result<()> {
+pub(crate) fn set_length(file: impl AsFd, length: u64) -> Result<()> {
     retry_on_intr(|| rustix::fs::ftruncate(&file, length))
 }
 

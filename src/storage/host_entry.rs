@@ -59,7 +59,7 @@ impl HostEntry {
     }
 
     /// Returns the path from when the directory was opened, for messages.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -89,8 +89,7 @@ impl HostEntry {
         })
     }
 
-    /// Returns whether the name refers to `file` now.
-    pub fn refers_to(&self, file: impl AsFd) -> io::Result<bool> {
+    pub(crate) fn refers_to(&self, file: impl AsFd) -> io::Result<bool> {
         match self.stat(AtFlags::SYMLINK_NOFOLLOW) {
             Ok(named) => Ok(FileIdentity::from(&named) == FileIdentity::of(file)?),
             Err(Errno::NOENT) => Ok(false),
@@ -132,22 +131,21 @@ impl HostEntry {
     ///
     /// # Errors
     /// `AlreadyExists`.
-    pub fn rename_new(&self, other: &HostEntry) -> io::Result<()> {
+    pub(crate) fn rename_new(&self, other: &HostEntry) -> io::Result<()> {
         let (from, to) = (self.directory.as_fd(), other.directory.as_fd());
         Ok(rename_to_free_name(from, self.name.as_bytes(), to, other.name.as_bytes())?)
     }
 
     /// Returns all names of the directory except `.` and `..`.
-    pub fn names(&self) -> io::Result<Vec<OsString>> {
+    pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
         Ok(names(self.open_directory()?)?.into_iter().map(OsString::from_vec).collect())
     }
 
     /// Makes the directory's names durable.
-    pub fn sync_directory(&self) -> io::Result<()> {
+    pub(crate) fn sync_directory(&self) -> io::Result<()> {
         Ok(host_call::sync_directory(self.open_directory()?)?)
     }
 
-    /// Opens the same directory for reading.
     fn open_directory(&self) -> io::Result<OwnedFd> {
         Ok(rustix::fs::openat(&self.directory, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
     }
@@ -226,7 +224,7 @@ impl RenameStep<'_> {
 pub struct FileIdentity(u64, u64);
 
 impl FileIdentity {
-    pub fn of(file: impl AsFd) -> rustix::io::Result<FileIdentity> {
+    pub(crate) fn of(file: impl AsFd) -> rustix::io::Result<FileIdentity> {
         Ok(FileIdentity::from(&rustix::fs::fstat(file)?))
     }
 }

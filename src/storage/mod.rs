@@ -69,12 +69,17 @@ pub trait Storage: Send + Sync {
         false
     }
 
-    /// Writes all of `data`, growing the storage if needed.
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
+    /// Writes all of `data`, growing the storage if needed. Like the other changes refused with
+    /// `ReadOnly` by a storage that has no implementation of its own.
+    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<()> {
+        Err(only_readable())
+    }
 
     /// Allocates the range on the host (holes read as zeros), growing the storage if needed.
     /// Errors: `NoSpace` when the host is full; the content is then unchanged.
-    fn allocate(&self, offset: u64, length: u64) -> Result<()>;
+    fn allocate(&self, _offset: u64, _length: u64) -> Result<()> {
+        Err(only_readable())
+    }
 
     /// Allocates the ballast on storage where overwriting needs new space (STORAGE-6); otherwise
     /// does nothing.
@@ -88,9 +93,13 @@ pub trait Storage: Send + Sync {
 
     /// Deallocates the range, which then reads as zeros. Errors: `Unsupported` where the host
     /// refuses.
-    fn punch(&self, offset: u64, length: u64) -> Result<()>;
+    fn punch(&self, _offset: u64, _length: u64) -> Result<()> {
+        Err(only_readable())
+    }
 
-    fn set_len(&self, length: u64) -> Result<()>;
+    fn set_len(&self, _length: u64) -> Result<()> {
+        Err(only_readable())
+    }
 
     /// Waits until all earlier writes are durable.
     fn barrier(&self) -> Result<()>;
@@ -197,6 +206,10 @@ impl<'a> From<&'a Arc<dyn Storage>> for ArchiveSource<'a> {
     fn from(storage: &'a Arc<dyn Storage>) -> ArchiveSource<'a> {
         ArchiveSource::Storage(storage)
     }
+}
+
+fn only_readable() -> Error {
+    Error::ReadOnly("this storage can only be read".into())
 }
 
 /// Returns the end of a range, checked against the host's signed 64-bit offsets.

@@ -109,7 +109,6 @@ pub(super) fn keep_of(essential: bool) -> Headroom {
 
 /// A checkpoint that is about to be written.
 pub(super) struct Begun {
-    /// Groups promised to it.
     pub(super) promised: u64,
     /// The checkpoint before it.
     pub(super) base: Arc<Tree>,

@@ -48,7 +48,6 @@ const PRUNED_AT_ONCE: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) session: SessionId,
-    /// First generation of the session.
     pub(crate) first: Generation,
     pub(crate) generation: Generation,
     pub(crate) tag: Tag,

@@ -63,28 +63,6 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    pub const ALL: [FindingKind; 19] = [
-        FindingKind::DataLost,
-        FindingKind::RecordsLost,
-        FindingKind::IndexLost,
-        FindingKind::Record,
-        FindingKind::Name,
-        FindingKind::Entry,
-        FindingKind::Inode,
-        FindingKind::Attribute,
-        FindingKind::Extent,
-        FindingKind::Space,
-        FindingKind::Count,
-        FindingKind::Snapshot,
-        FindingKind::Counter,
-        FindingKind::Header,
-        FindingKind::Length,
-        FindingKind::Log,
-        FindingKind::Commit,
-        FindingKind::Object,
-        FindingKind::More,
-    ];
-
     /// Returns the name for programs.
     pub fn name(self) -> &'static str {
         match self {

@@ -29,6 +29,11 @@ pub fn abort_on_panic() {
     }));
 }
 
+/// Returns the bytes as lower-case hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Writes `program: sentence` to standard error, wrapped at the width of a terminal.
 pub fn complain(program: &str, message: &str) {
     say(&format!("{program}: {}", sentence(message)));

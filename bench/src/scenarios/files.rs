@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use lockbox::exchange::{self, Entries, ExtractOptions, Filter, ImportOptions};
-use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{FileSystem, RenameMode};
+use lockbox::fs::{Ino, ROOT_INO};
 
 use crate::measure::{
     self, BenchBox, CREATOR, PER_DIRECTORY, Report, Seeded, add, add_each, add_many, forget, median, name,

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
 use lockbox::crypto::Passphrase;
-use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Creator, FileSystem, NewFile};
+use lockbox::fs::{Ino, ROOT_INO};
 use lockbox::keys::{self, UnlockedKey};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -59,7 +59,6 @@ impl Report {
     }
 }
 
-/// Cost of a step.
 struct Cost {
     millis: f64,
     /// Milliseconds of all threads, including the kernel: least affected by other programs.
@@ -93,7 +92,6 @@ fn load() -> String {
         .map_or(String::new(), |line| line.split(' ').take(3).collect::<Vec<_>>().join(" "))
 }
 
-/// Returns the median.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -2,12 +2,13 @@
 use lockbox::archive::{Archive, CheckReport, CheckStep, Finding, FindingKind, Lost, Severity};
 use lockbox::keys;
 use lockbox_host::{DAMAGED, Program, remote, shown};
+use lockbox_terminal::hex;
 use serde_json::json;
 
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::Interrupt;
 use crate::open_archive::{ArchiveArgs, SnapshotViewArgs, WriterArgs};
-use crate::output::{self, Output, hex, rfc3339};
+use crate::output::{self, Output, rfc3339};
 use crate::progress::Bar;
 
 /// Verify that an archive is sound

@@ -126,7 +126,6 @@ pub(crate) fn for_backup(path: &Path, opening: &ArchiveArgs, writer: WriterArgs)
     create(&args, path)
 }
 
-/// Returns the passphrase.
 fn create(args: &Args, path: &Path) -> Result<Passphrase, Failure> {
     args.writer.check(path)?;
     // Checked before the passphrase prompt; the creation itself refuses an existing archive too.
@@ -243,7 +242,6 @@ fn make_elsewhere(
     Ok(code)
 }
 
-/// Options of the user's memory for the place.
 fn seen(path: &Path) -> RollbackOptions {
     SeenArgs::default().options(path)
 }

@@ -68,6 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let place = place(args)?;
     let named = args.opening.of(archive);
     let watch = Watch::default();
+    named.take_input();
     let archive = named.write_beside(args.writer, || watch.begin())?;
     let edited = edit(&archive, path, name, &place, &watch);
     match edited {

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::exchange::{Entries, resolve};
-use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
+use lockbox::fs::{Ino, ROOT_INO};
 use lockbox_host::proc::{self, CoreLimit};
 use lockbox_host::{Program, secrets};
 use lockbox_terminal::display;
@@ -97,10 +97,10 @@ fn set(args: &Set) -> Result<(), Failure> {
         None if io::stdin().is_terminal() => None,
         from => Some(lockbox_host::secrets::value(from.as_deref())?),
     };
-    let archive = match (&value, &args.from) {
-        (Some(_), None) => args.archive.write_with_input_taken(args.writer)?,
-        _ => args.archive.write(args.writer)?,
-    };
+    if value.is_some() && args.from.is_none() {
+        args.archive.take_input();
+    }
+    let archive = args.archive.write(args.writer)?;
     let value = match value {
         Some(value) => value,
         None => {
@@ -173,7 +173,8 @@ pub(crate) fn run_program(args: &RunArgs, cores: CoreLimit) -> Result<(), Failur
         }
     }
     // Standard input is the program's.
-    let archive = args.archive.read_with_input_taken()?;
+    args.archive.take_input();
+    let archive = args.archive.read()?;
     let names = match args.only.is_empty() {
         true => variable_names(&archive).map_err(|error| Lockbox::failure(&args.archive.archive, error))?,
         false => args.only.clone(),

@@ -368,7 +368,8 @@ pub(crate) fn import_tar(args: &ImportTarArgs) -> Result<(), Failure> {
         return Err(Failure::usage("a tar is expected on standard input"));
     }
     args.archive.set_compression(args.compression);
-    let (archive, interrupt) = args.archive.write_watched_with_input_taken(args.writer)?;
+    args.archive.take_input();
+    let (archive, interrupt) = args.archive.write_watched(args.writer)?;
     let options = TarImportOptions { to: args.to.as_bytes().to_vec(), replace: args.force, creator: creator() };
     let tar = stdin.as_fd().try_clone_to_owned();
     let tar = tar.map_err(|error| Failure::host("cannot read standard input", &error))?;

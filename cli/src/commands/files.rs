@@ -7,8 +7,8 @@ use lockbox::Error;
 use lockbox::exchange::{
     self, CopyDestination, ExtractOptions, Filter, ImportOptions, components, make_directories, remove, rename, resolve,
 };
-use lockbox::format::ROOT_INO;
 use lockbox::fs::FileSystem;
+use lockbox::fs::ROOT_INO;
 use lockbox_host::{Program, code, shown};
 use lockbox_terminal::display;
 

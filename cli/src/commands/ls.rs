@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use lockbox::Error;
 use lockbox::exchange::{Entries, ListingEntry, resolve, split_device_number};
-use lockbox::format::Ino;
+use lockbox::fs::Ino;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox_host::DAMAGED;
 use lockbox_terminal::display;
@@ -242,7 +242,6 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// Returns the name in JSON.
 pub(crate) fn type_name(bits: u32) -> &'static str {
     match bits & mode::TYPE {
         mode::REGULAR => "file",

@@ -14,7 +14,6 @@ use nix::unistd::{AccessFlags, access, geteuid};
 use crate::exit::Failure;
 use crate::{output, runtime};
 
-/// Names of the mount program.
 const NAMES: [&str; 2] = ["mount.lockbox", "mount-lockbox"];
 /// Path at which mount(8) looks for the mount program.
 const SYSTEM: &str = "/sbin/mount.lockbox";
@@ -192,7 +191,6 @@ fn is_mount_point(directory: &Path) -> bool {
     Located::of(directory).is_ok_and(|located| located.mounted_here().is_some())
 }
 
-/// Returns the words of the mount options.
 fn options(args: &Args) -> impl Iterator<Item = &str> {
     args.options.iter().flat_map(|list| list.split(','))
 }

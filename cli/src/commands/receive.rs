@@ -17,14 +17,14 @@ use lockbox_share_client::link::{Link, MAX_TEXT};
 use lockbox_share_client::meta::{self, ContentKind};
 use lockbox_share_client::protocol::message::ErrorCode;
 use lockbox_share_client::receive::{self, ReceiveOptions, ReceiveSummary, ReceiveTarget};
-use lockbox_terminal::display;
+use lockbox_terminal::{display, hex};
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::commands::share::serving::{self, ServerArgs};
 use crate::exit::{Failure, NO_DAEMON};
 use crate::interrupt::{self, Interrupt};
-use crate::output::{self, Reader, complain, hex};
+use crate::output::{self, Reader, complain};
 use crate::progress::Bar;
 
 /// Number of prompts for a link at a terminal.

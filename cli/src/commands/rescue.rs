@@ -211,7 +211,6 @@ fn verdict_of_snapshot(report: &RescueReport) -> &'static str {
     }
 }
 
-/// Returns the word for `newer_commits`.
 fn later_word(later: LaterCommits) -> &'static str {
     match later {
         LaterCommits::Never => "none",

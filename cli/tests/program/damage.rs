@@ -5,8 +5,8 @@ use std::io::Write;
 
 use lockbox::archive::Archive;
 use lockbox::crypto::Passphrase;
-use lockbox::format::ROOT_INO;
 use lockbox::fs::Creator;
+use lockbox::fs::ROOT_INO;
 use lockbox::keys;
 
 use crate::support::{PASSPHRASE, Place, describe, noise};

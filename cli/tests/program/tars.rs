@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use lockbox::archive::Archive;
 use lockbox::crypto::Passphrase;
-use lockbox::format::ROOT_INO;
+use lockbox::fs::ROOT_INO;
 use lockbox::fs::{Creator, XattrMode};
 use lockbox::keys;
 

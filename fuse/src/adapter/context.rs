@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use fuser::{FileHandle, FopenFlags, INodeNo, OpenFlags, ReplyAttr, ReplyEmpty, ReplyEntry, Request};
-use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, SyncProfile};
+use lockbox::fs::{Ino, ROOT_INO};
 use lockbox::{Error, Result};
 use lockbox_host::mount_options::SnapshotDir;
 use parking_lot::Mutex;
@@ -234,12 +234,12 @@ impl Activity {
     }
 
     /// Returns whether a request came since the last call.
-    pub fn take_idle_flag(&self) -> bool {
+    pub(crate) fn take_idle_flag(&self) -> bool {
         self.take_flag(IDLE)
     }
 
     /// Returns the same for the replica poller.
-    pub fn take_replica_flag(&self) -> bool {
+    pub(crate) fn take_replica_flag(&self) -> bool {
         self.take_flag(REPLICA)
     }
 

@@ -46,7 +46,6 @@ impl WaitingCaller {
     }
 }
 
-/// Times of an [`InterruptWatch`].
 #[derive(Clone, Copy)]
 pub(super) struct WatchTimes {
     /// A shorter wait is not interrupted: few commits to a store that answers take longer.

@@ -16,7 +16,7 @@ mod sync;
 
 pub use context::{Activity, Adapter, ServeOptions};
 pub use replica_fs::{CurrentVersion, ReplicaFs};
-pub use snapshots::effective_snapshot_dir;
+pub(crate) use snapshots::effective_snapshot_dir;
 
 use std::ffi::OsStr;
 use std::io;

@@ -18,8 +18,8 @@
 //! the more restrictive result is used.
 
 use fuser::Request;
-use lockbox::fs::{SetAttributes, XattrMode, mode};
-use lockbox::{Error, Result, format};
+use lockbox::fs::{Ino, SetAttributes, XattrMode, mode};
+use lockbox::{Error, Result};
 
 use super::context::Adapter;
 use crate::mount_agent::ProcessInfoClient;
@@ -32,12 +32,7 @@ const GIVES_GROUP: u32 = mode::SET_GID | GROUP_EXECUTE;
 
 impl Adapter {
     /// Returns `set` with the set-id bits that it clears.
-    pub(super) fn clear_set_id(
-        &self,
-        request: &Request,
-        number: format::Ino,
-        set: SetAttributes,
-    ) -> Result<SetAttributes> {
+    pub(super) fn clear_set_id(&self, request: &Request, number: Ino, set: SetAttributes) -> Result<SetAttributes> {
         if is_flush_of_times(&set) {
             return Ok(set);
         }
@@ -67,7 +62,7 @@ impl Adapter {
 impl Adapter {
     /// Removes an attribute. Capabilities that the kernel removes before a change of the inode are
     /// remembered until that change.
-    pub(super) fn remove_attribute(&self, request: &Request, number: format::Ino, name: &[u8]) -> Result<()> {
+    pub(super) fn remove_attribute(&self, request: &Request, number: Ino, name: &[u8]) -> Result<()> {
         if name != CAPABILITY {
             return self.fs.remove_xattr(number, name);
         }
@@ -83,7 +78,7 @@ impl Adapter {
 
     /// Returns the mode of a new file. Kernels before 6.0 leave the set-gid bit in a set-gid
     /// directory to the file system.
-    pub(super) fn creation_mode(&self, request: &Request, directory: format::Ino, bits: u32) -> Result<u32> {
+    pub(super) fn creation_mode(&self, request: &Request, directory: Ino, bits: u32) -> Result<u32> {
         if bits & GIVES_GROUP != GIVES_GROUP {
             return Ok(bits);
         }

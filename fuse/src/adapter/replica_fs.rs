@@ -82,7 +82,7 @@ impl IdleGate {
     }
 
     /// Waits until a request needs a poll, which then begins; returns false after `timeout`.
-    pub fn wait_for_request(&self, timeout: Duration) -> bool {
+    pub(crate) fn wait_for_request(&self, timeout: Duration) -> bool {
         let mut phase = self.phase.lock();
         self.changed.wait_while_for(&mut phase, |phase| *phase != IdlePhase::Requested, timeout);
         let is_requested = *phase == IdlePhase::Requested;
@@ -211,7 +211,7 @@ impl CurrentVersion {
     }
 
     /// Returns the file systems of all versions in use.
-    pub fn file_systems(&self) -> Vec<Arc<FileSystem>> {
+    pub(crate) fn file_systems(&self) -> Vec<Arc<FileSystem>> {
         let newest = self.newest();
         let open = self.open.lock();
         let lasts = open.values().filter_map(|opened| opened.last.as_ref());
@@ -382,8 +382,8 @@ mod tests {
 
     use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
     use lockbox::crypto::Passphrase;
-    use lockbox::format::{Ino, ROOT_INO};
     use lockbox::fs::SyncProfile;
+    use lockbox::fs::{Ino, ROOT_INO};
     use lockbox::keys::{self, UnlockedKey};
     use lockbox::storage::{FileStorage, LockMode, Storage};
 

@@ -16,8 +16,8 @@ use fuser::{
     FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyXattr,
 };
-use lockbox::format::{Ino, ROOT_INO};
 use lockbox::fs::{Attributes, FileSystem, SnapshotId, SnapshotInfo, SnapshotView, mode};
+use lockbox::fs::{Ino, ROOT_INO};
 use lockbox::{Error, Result};
 use lockbox_host::mount_options::SnapshotDir;
 
@@ -36,7 +36,7 @@ const DOTS: u64 = 2;
 
 /// Returns the option's value, or `Off` if the archive has an entry of that name, which must stay
 /// reachable.
-pub fn effective_snapshot_dir(fs: &FileSystem, option: SnapshotDir) -> SnapshotDir {
+pub(crate) fn effective_snapshot_dir(fs: &FileSystem, option: SnapshotDir) -> SnapshotDir {
     if option == SnapshotDir::Off || matches!(fs.lookup(ROOT_INO, SNAPSHOT_DIR_NAME), Err(Error::NotFound)) {
         return option;
     }

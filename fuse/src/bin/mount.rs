@@ -311,7 +311,6 @@ fn missing_directory(path: &Path) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(parent.canonicalize().map_err(failed)?.join(name)))
 }
 
-/// Returns whether the archive lies on a read-only file system.
 fn is_read_only(archive: &Path) -> bool {
     nix::sys::statvfs::statvfs(archive).is_ok_and(|host| host.flags().contains(FsFlags::ST_RDONLY))
 }
@@ -326,7 +325,6 @@ fn is_backup(place: &ArchiveLocation, key: &UnlockedKey, options: &MountOptions)
     Ok(info.backup_of.is_some())
 }
 
-/// Returns whether this user may read but not write the archive.
 fn may_only_be_read(archive: &Path) -> bool {
     access(archive, AccessFlags::W_OK) == Err(Errno::EACCES) && access(archive, AccessFlags::R_OK).is_ok()
 }

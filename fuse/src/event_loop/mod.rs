@@ -58,7 +58,6 @@ pub struct LoopScheduler {
 struct LoopCounts {
     /// Loops that serve a request.
     working: usize,
-    /// Loops that are parked.
     parked: usize,
     /// Parked loops that were woken and have not returned yet.
     woken: usize,
@@ -108,14 +107,14 @@ impl LoopScheduler {
     }
 
     /// Returns the number of loops that serve no request.
-    pub fn free_loops(&self) -> usize {
+    pub(crate) fn free_loops(&self) -> usize {
         let state = self.state.lock();
         state.loops.saturating_sub(state.working)
     }
 
     /// Announces long work that no request in flight announces, until the guard is dropped: on
     /// another thread, or for a request without a reply.
-    pub fn begin_long_work(&self) -> LongWork<'_> {
+    pub(crate) fn begin_long_work(&self) -> LongWork<'_> {
         self.state.lock().long += 1;
         LongWork(self)
     }

@@ -175,7 +175,6 @@ fn build_second_list(process: ConfinedProcess) -> Result<BpfProgram, BackendErro
     compile(list, SeccompAction::Allow, ENOSYS_ACTION)
 }
 
-/// Replaces the mark by the listener's action.
 fn with_listener_action(mut program: BpfProgram) -> BpfProgram {
     let mark = u32::from(LISTENER_MARK);
     for instruction in program.iter_mut().filter(|it| it.code == RETURN && it.k == mark) {

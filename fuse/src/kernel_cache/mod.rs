@@ -96,7 +96,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fuser::{FileAttr, FopenFlags, INodeNo, Notifier};
-use lockbox::format::Ino;
+use lockbox::fs::Ino;
 use lockbox::fs::{Attributes, FileSystem, RenameMode, SyncProfile, mode};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;

@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fuser::Generation;
-use lockbox::format::{Ino, MAX_INO, ROOT_INO};
 use lockbox::fs::SnapshotId;
+use lockbox::fs::{Ino, MAX_INO, ROOT_INO};
 use lockbox::{Error, Result};
 use parking_lot::RwLock;
 

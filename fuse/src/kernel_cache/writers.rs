@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use lockbox::error::Timestamp;
-use lockbox::fs::{Attributes, FileSystem, SetAttributes, SetTime, mode};
-use lockbox::{Error, Result, format};
+use lockbox::fs::{Attributes, FileSystem, Ino, SetAttributes, SetTime, mode};
+use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
 use super::KernelCache;
@@ -238,7 +238,7 @@ impl KernelCache {
     pub(crate) fn set_attributes(
         &self,
         fs: &FileSystem,
-        ino: format::Ino,
+        ino: Ino,
         set: &SetAttributes,
         by_handle: bool,
     ) -> Result<Attributes> {
@@ -247,13 +247,7 @@ impl KernelCache {
 
     /// Ignores late times. The kernel can have unsaved times while a program sets others only for
     /// an inode with writers: it stores them before each close(2) returns.
-    fn set_in_order(
-        &self,
-        fs: &FileSystem,
-        ino: format::Ino,
-        set: &SetAttributes,
-        by_handle: bool,
-    ) -> Result<Attributes> {
+    fn set_in_order(&self, fs: &FileSystem, ino: Ino, set: &SetAttributes, by_handle: bool) -> Result<Attributes> {
         // KERNEL-8.
         let change = || fs.set_attributes(ino, &SetAttributes { keeps_times: true, ..*set });
         let (Some(SetTime::To(ctime)), Some(newest)) = (set.ctime, self.writers.newest_ctime(ino.0)) else {
@@ -284,7 +278,7 @@ fn is_stale(ctime: Timestamp, newest: Option<Timestamp>, now: Timestamp) -> bool
 /// Accepts cached times of a deleted inode (KERNEL-4); every other result is passed through. The
 /// kernel sends a ctime only for regular files, and ignores the reply; a utimensat(2) that raced
 /// with the unlink came before it.
-fn accept_times(result: Result<Attributes>, ino: format::Ino, set: &SetAttributes) -> Result<Attributes> {
+fn accept_times(result: Result<Attributes>, ino: Ino, set: &SetAttributes) -> Result<Attributes> {
     let times_only = SetAttributes { atime: None, mtime: None, ctime: None, ..*set } == SetAttributes::default();
     match result {
         Err(Error::Stale) if times_only && set.ctime.is_some() => {
@@ -440,7 +434,7 @@ mod tests {
         let key = keys::unlock(&path, &passphrase).unwrap();
         let archive = Archive::open(&path, &key, &OpenOptions::default()).unwrap();
         let (fs, cache) = (archive.file_system(), KernelCache::default());
-        let ino = fs.create_and_open(format::ROOT_INO, b"file", 0o600, creator).unwrap().ino;
+        let ino = fs.create_and_open(lockbox::fs::ROOT_INO, b"file", 0o600, creator).unwrap().ino;
         cache.writers.add(ino.0);
         let set_by = |set: &SetAttributes, by_handle| {
             cache.set_attributes(fs, ino, set, by_handle).map(|a| (a.mtime, a.ctime)).unwrap()
@@ -481,7 +475,7 @@ mod tests {
         assert!(!is_stale(at(5), Some(at(20)), at(9)), "20 is still to come");
     }
 
-    const INO: format::Ino = format::Ino(7);
+    const INO: Ino = Ino(7);
 
     #[test]
     fn cached_times_of_a_file_that_is_gone_are_accepted() {

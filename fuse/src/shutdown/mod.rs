@@ -491,8 +491,8 @@ mod tests {
     use lockbox::archive::{CreateOptions, KdfCost, OpenOptions};
     use lockbox::control::{Request, SocketName};
     use lockbox::crypto::Passphrase;
-    use lockbox::format::ROOT_INO;
     use lockbox::fs::Creator;
+    use lockbox::fs::ROOT_INO;
     use lockbox::keys;
     use nix::unistd::geteuid;
 

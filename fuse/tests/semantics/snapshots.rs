@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use lockbox::Error;
-use lockbox::format::ROOT_INO;
 use lockbox::fs::FileSystem;
+use lockbox::fs::ROOT_INO;
 use nix::libc::{EACCES, EEXIST, EIO, ENODATA, EROFS, ESTALE, EXDEV, O_DIRECTORY, O_RDONLY};
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 

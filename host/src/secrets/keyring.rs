@@ -143,7 +143,7 @@ fn of_list(line: &str) -> Option<Key> {
 }
 
 fn name(archive: &[u8; 16]) -> String {
-    archive.iter().fold(PREFIX.to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    format!("{PREFIX}{}", lockbox_terminal::hex(archive))
 }
 
 fn refused(error: KeyError) -> Error {
@@ -164,7 +164,7 @@ fn reason(error: KeyError) -> String {
 ///
 /// # Errors
 /// A sentence for the command line.
-pub fn parse_timeout(text: &str) -> std::result::Result<Duration, String> {
+pub(crate) fn parse_timeout(text: &str) -> std::result::Result<Duration, String> {
     lockbox_terminal::quantity::time(text)
         .filter(|timeout| !timeout.is_zero() && *timeout <= LONGEST)
         .ok_or_else(|| format!("takes a time such as 90s, 10m or 12h, up to 30d, not '{}'", text.escape_default()))

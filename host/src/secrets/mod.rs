@@ -12,8 +12,10 @@ mod sources;
 use std::fmt;
 use std::io;
 
-pub use keyring::{Cache, Keyring, parse_timeout};
-pub use prompt::{Spinner, ask as ask_secretly, ask_openly, confirm_openly, is_yes};
+pub(crate) use keyring::parse_timeout;
+pub use keyring::{Cache, Keyring};
+pub(crate) use prompt::confirm_openly;
+pub use prompt::{Spinner, ask as ask_secretly, ask_openly, is_yes};
 pub use read::{checked, value, without_line_end};
 pub(crate) use sources::is_marked;
 pub use sources::{PassphraseSources, Sources, inherited, withhold};

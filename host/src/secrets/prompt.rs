@@ -183,7 +183,7 @@ pub fn ask_openly(question: &str) -> Option<String> {
 
 /// Prompts for one of two choices, with echo; `no` may have a name too. Returns None without a
 /// terminal.
-pub fn confirm_openly(question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
+pub(crate) fn confirm_openly(question: &str, yes: &str, no: Option<&str>) -> Option<bool> {
     let choice = no.map_or_else(|| format!("[y: {yes}, n]"), |no| format!("[y: {yes}, n: {no}]"));
     Some(is_yes(&ask_openly(&format!("{question} {choice} "))?))
 }

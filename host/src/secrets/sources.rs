@@ -438,7 +438,6 @@ fn credential(name: &OsStr) -> Result<Bytes> {
     read::file(&directory.join(name), &PASSPHRASE, Privacy::Waived)
 }
 
-/// Splits the old passphrase from the new one.
 fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
     let Some(end) = both.iter().position(|&b| b == b'\n') else {
         return Err(Error::source(TWO_LINES));

@@ -357,7 +357,6 @@ fn sign(head: &serde_json::Value, claim: &serde_json::Value, key: &str) -> Optio
     Some(format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature)))
 }
 
-/// Reads a file that the environment names.
 fn read_token(path: &Path, file: File<'_>) -> RemoteResult<Zeroizing<String>> {
     let unreadable = || RemoteError::Denied(format!("cannot read the credentials in {}", path.display()));
     file(path).map(Zeroizing::new).ok_or_else(unreadable)

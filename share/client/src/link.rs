@@ -170,7 +170,7 @@ fn lowercase_host(base: &str) -> String {
 }
 
 /// Letters of a fragment.
-pub const FRAGMENT_LETTERS: usize = 58;
+pub(crate) const FRAGMENT_LETTERS: usize = 58;
 /// Human-readable part of an age identity.
 const PREFIX: &str = "age-secret-key-";
 /// HKDF label of the proof that claims a share.
@@ -229,10 +229,10 @@ impl Secret {
 
     /// Derives the name of this user's note about the link; it reveals neither the secret nor the
     /// proof.
-    pub fn note_name(&self) -> String {
+    pub(crate) fn note_name(&self) -> String {
         let mut name = [0; 16];
         self.derive(b"lockbox.share/v1/note", &mut name);
-        name.iter().map(|byte| format!("{byte:02x}")).collect()
+        lockbox_terminal::hex(&name)
     }
 
     /// The bytes 1 to 32.

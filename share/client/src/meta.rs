@@ -15,12 +15,12 @@ use zeroize::Zeroizing;
 use crate::{Error, Result};
 
 /// The sealed part grows in steps of so many bytes.
-pub const PADDING_STEP: usize = 512;
+pub(crate) const PADDING_STEP: usize = 512;
 /// Room in a capsule for the header of the age file, which has a random part of up to about 300
 /// bytes, its nonce and a tag.
 pub(crate) const AGE_OVERHEAD: usize = 1024;
 /// Content up to so many bytes goes into the capsule when name and padding leave room.
-pub const MAX_INLINE: u64 = (MAX_CAPSULE - AGE_OVERHEAD) as u64;
+pub(crate) const MAX_INLINE: u64 = (MAX_CAPSULE - AGE_OVERHEAD) as u64;
 /// Maximum length of the first line; bounds the bytes that a reader accepts before it has parsed
 /// anything.
 const MAX_LINE: usize = 7 * 1024;
@@ -142,7 +142,7 @@ fn shortened(name: &str) -> String {
 }
 
 /// `report (2).pdf` for `report.pdf`: how a second file of the same name is called.
-pub fn numbered_name(name: &str, number: u32) -> String {
+pub(crate) fn numbered_name(name: &str, number: u32) -> String {
     match name.rfind('.') {
         Some(dot) if dot > 0 => format!("{} ({number}){}", &name[..dot], &name[dot..]),
         _ => format!("{name} ({number})"),

@@ -36,7 +36,7 @@ fn age_writer<W: Write>(secret: &Secret, output: W) -> Result<StreamWriter<W>> {
 ///
 /// # Errors
 /// When the source fails or changes.
-pub fn seal_inline(secret: &Secret, source: &mut dyn Source) -> Result<Option<(Capsule, Meta)>> {
+pub(crate) fn seal_inline(secret: &Secret, source: &mut dyn Source) -> Result<Option<(Capsule, Meta)>> {
     let Some(size) = source.size() else { return Ok(None) };
     let placeholder = Meta::new(source.name().to_owned(), source.kind(), size, Digest::new([0; 32]));
     if size > MAX_INLINE || placeholder.encoded_length() + AGE_OVERHEAD > MAX_CAPSULE {
@@ -200,12 +200,12 @@ impl<'a> SealingReader<'a> {
     }
 
     /// Bytes of the content that were sealed.
-    pub fn content_bytes(&self) -> u64 {
+    pub(crate) fn content_bytes(&self) -> u64 {
         self.pieces.done
     }
 
     /// Takes the cause of a failed read, which is more specific than its `io::Error`.
-    pub fn take_error(&mut self) -> Option<Error> {
+    pub(crate) fn take_error(&mut self) -> Option<Error> {
         self.error.take()
     }
 

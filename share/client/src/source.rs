@@ -21,10 +21,8 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Something to be shared.
 pub trait Source {
-    /// Name of the receiver's file.
     fn name(&self) -> &str;
 
-    /// Content kind shown to the receiver.
     fn kind(&self) -> ContentKind {
         ContentKind::File
     }

@@ -214,7 +214,7 @@ pub enum AgePrefix {
 }
 
 /// Returns whether `bytes` have the structure of a complete age v1 file; checked without a key.
-pub fn is_age_file(bytes: &[u8]) -> bool {
+pub(crate) fn is_age_file(bytes: &[u8]) -> bool {
     matches!(age_prefix(bytes), AgePrefix::Header(length) if bytes.len() - length >= LEAST_PAYLOAD)
 }
 

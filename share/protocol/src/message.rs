@@ -128,7 +128,6 @@ pub struct Lease {
     pub expires_in: u64,
 }
 
-/// State of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShareState {
@@ -144,7 +143,6 @@ pub enum ShareState {
     Expired,
 }
 
-/// State of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClaimState {
@@ -161,7 +159,6 @@ pub enum ClaimState {
 /// One claim in the history of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimInfo {
-    /// State of the claim.
     pub state: ClaimState,
     /// Time at which the proof was accepted.
     pub claimed_at: UnixSeconds,

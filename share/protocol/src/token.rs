@@ -13,7 +13,7 @@ use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 /// Random digits that a handle has at least and at most.
-pub const RANDOM_DIGITS: std::ops::RangeInclusive<u32> = 6..=12;
+pub(crate) const RANDOM_DIGITS: std::ops::RangeInclusive<u32> = 6..=12;
 
 /// A routing digit and 6 to 12 random digits, which names a share and opens nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -118,7 +118,7 @@ impl Limiter {
     ///
     /// # Errors
     /// Also when the budget of misses is used up and this client missed not long ago.
-    pub fn admit_claim(&self, client: ClientId, cost: u32) -> Result<(), RateLimited> {
+    pub(crate) fn admit_claim(&self, client: ClientId, cost: u32) -> Result<(), RateLimited> {
         self.admit_claim_at(client, cost, self.now())
     }
 

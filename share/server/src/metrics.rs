@@ -33,7 +33,6 @@ pub enum Route {
     /// A share armed again.
     Rearm,
     Batch,
-    /// The page and its assets.
     Page,
     /// No path of the daemon.
     Other,
@@ -118,7 +117,6 @@ counters! {
 /// Values counted outside of [`Metrics`], at the time of the text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gauges {
-    /// The store's.
     pub store: StoreStats,
     /// Bytes of the limiter's table.
     pub limiter_bytes: u64,

@@ -564,7 +564,6 @@ impl<'a> PageCopier<'a> {
     }
 }
 
-/// Returns the plain bytes of the ranges, concatenated.
 fn plain(opened: &OpenedPage, ranges: &[Range<u32>]) -> Result<Vec<u8>> {
     let table = opened.table()?;
     let mut plain = Vec::with_capacity(table.plain_length as usize);

@@ -13,9 +13,10 @@ use crate::archive::check;
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Refusal, Result};
 use crate::exchange::{OfflineNamespace, Restore, compare};
+use crate::format::header::HEADER_BYTES;
 use crate::format::log::{DroppedRange, LogMark, LogPiece};
 use crate::format::values::{Extent, is_valid_name};
-use crate::format::{BLOCK, Generation, HEADER_BLOCKS, HEADER_START, Ino, Key, LOG, ROOT_INO, kind};
+use crate::format::{BLOCK, Generation, HEADER_START, Ino, Key, LOG, ROOT_INO, kind};
 use crate::frame::{PageCipher, PageContent};
 use crate::fs::{FileSystem, RenameMode, SetAttributes, SnapshotInfo, XattrMode, mode};
 use crate::rescue::{RescueOptions, rescue_from};
@@ -220,7 +221,7 @@ pub(in crate::archive) fn exercise(bytes: &[u8], rescue: bool) -> usize {
         Ok(fs) => refusals += change(&fs, &storage).iter().filter(|result| is_damage(result)).count(),
     }
     for start in HEADER_START {
-        let header = (start * BLOCK) as usize..((start + HEADER_BLOCKS) * BLOCK) as usize;
+        let header = (start * BLOCK) as usize..(start * BLOCK) as usize + HEADER_BYTES;
         let mut now = vec![0; header.len()];
         storage.read_at(header.start as u64, &mut now).expect("the header is there");
         assert!(now == bytes[header], "a change of files wrote into the header at block {start}");

@@ -205,8 +205,29 @@ fn lost_records_are_told_with_their_inodes_and_nothing_is_blamed_on_what_is_left
 #[test]
 fn kinds_and_severities_have_the_names_that_the_manual_tells() {
     let page = include_str!("../../../man/lockbox-check.1");
-    let names: BTreeSet<&str> = FindingKind::ALL.iter().map(|kind| kind.name()).collect();
-    assert_eq!(names.len(), FindingKind::ALL.len());
+    let kinds = [
+        FindingKind::DataLost,
+        FindingKind::RecordsLost,
+        FindingKind::IndexLost,
+        FindingKind::Record,
+        FindingKind::Name,
+        FindingKind::Entry,
+        FindingKind::Inode,
+        FindingKind::Attribute,
+        FindingKind::Extent,
+        FindingKind::Space,
+        FindingKind::Count,
+        FindingKind::Snapshot,
+        FindingKind::Counter,
+        FindingKind::Header,
+        FindingKind::Length,
+        FindingKind::Log,
+        FindingKind::Commit,
+        FindingKind::Object,
+        FindingKind::More,
+    ];
+    let names: BTreeSet<&str> = kinds.iter().map(|kind| kind.name()).collect();
+    assert_eq!(names.len(), kinds.len());
     let section = page.split(".It Cm check\n").nth(2).unwrap().split(".It Cm").next().unwrap();
     for name in names.into_iter().chain([Severity::Lost, Severity::Wrong, Severity::Minor].map(Severity::name)) {
         assert!(section.split([' ', ',', '\n']).any(|word| word == name), "{name} is not in the manual");

@@ -131,7 +131,7 @@ mod portable {
 
 pub const NONCE: usize = 24;
 /// Maximum number of chunks per page.
-pub const MAX_CHUNKS: usize = 32;
+pub(crate) const MAX_CHUNKS: usize = 32;
 
 /// XAES-256-GCM key with AES context and CMAC subkey computed once.
 pub struct XaesKey {
@@ -151,7 +151,7 @@ impl XaesKey {
 
     /// Seals in place and returns the tag. The nonce must be random, so that it was never used with
     /// this key.
-    pub fn seal(&self, nonce: &[u8; NONCE], aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
+    pub(crate) fn seal(&self, nonce: &[u8; NONCE], aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
         self.xaes.seal(nonce, aad, data)
     }
 
@@ -159,7 +159,7 @@ impl XaesKey {
     ///
     /// # Errors
     /// `Damaged("authentication failed")`; `data` is then zeroed.
-    pub fn open(&self, nonce: &[u8; NONCE], aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
+    pub(crate) fn open(&self, nonce: &[u8; NONCE], aad: &[u8], data: &mut [u8], tag: &[u8; TAG]) -> Result<()> {
         self.xaes.open(nonce, aad, data, tag)
     }
 
@@ -175,7 +175,7 @@ impl PageKey {
     ///
     /// # Panics
     /// When the message was sealed before: two messages under one key and IV would reveal both.
-    pub fn seal_prologue(&self, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
+    pub(crate) fn seal_prologue(&self, aad: &[u8], data: &mut [u8]) -> [u8; TAG] {
         self.messages.seal(0, aad, data)
     }
 

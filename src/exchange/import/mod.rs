@@ -578,7 +578,6 @@ pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &d
 struct HostCounter<'a> {
     tally: &'a mut CopyTally,
     options: &'a ImportOptions,
-    /// Device of the source.
     device: Option<u64>,
 }
 

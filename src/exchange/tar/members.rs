@@ -328,7 +328,6 @@ fn cut_off() -> Error {
     Error::invalid("the tar is cut off: it ends before its end mark")
 }
 
-/// Adds the member's name to an error.
 fn in_member(name: &[u8], error: Error) -> Error {
     match error {
         Error::Invalid(detail) if !detail.starts_with("the tar ") => {

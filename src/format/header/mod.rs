@@ -13,11 +13,9 @@ use super::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u
 use crate::error::{Error, Result};
 
 /// Length of one header copy in bytes: framing and slots.
-pub const HEADER_BYTES: usize = 33 * 4096;
-/// Kind byte of an empty slot.
-pub const SLOT_EMPTY: u8 = 0;
-/// Kind byte of a passphrase slot.
-pub const SLOT_PASSPHRASE: u8 = 1;
+pub(crate) const HEADER_BYTES: usize = 33 * 4096;
+pub(crate) const SLOT_EMPTY: u8 = 0;
+pub(crate) const SLOT_PASSPHRASE: u8 = 1;
 
 const MAGIC: [u8; 16] = *b"\x89LOCKBOX\r\n\x1a\n\0\0\0\0";
 const SUITE: u16 = 1;
@@ -39,11 +37,11 @@ const CHECKSUM_AT: usize = 4064;
 const FRAMING_END: usize = 4096;
 
 /// Incompatible feature of archives with a log (section 9.4).
-pub const FEATURE_LOG: u64 = 1;
+pub(crate) const FEATURE_LOG: u64 = 1;
 
 /// Framing fields of one header copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Framing {
+pub(crate) struct Framing {
     pub copy: u8,
     /// Incompatible feature bits, all of them known.
     pub features: u64,
@@ -56,14 +54,14 @@ pub struct Framing {
 
 /// Parsed header copy with a valid checksum, not authenticated: the MAC needs the volume key.
 #[derive(Clone)]
-pub struct ParsedHeader {
+pub(crate) struct ParsedHeader {
     pub framing: Framing,
     /// Whole copy, [`HEADER_BYTES`] long; slot `i` is `bytes[(i + 1) * 4096..][..4096]`.
     pub bytes: Vec<u8>,
 }
 
 impl Framing {
-    pub fn has_log(&self) -> bool {
+    pub(crate) fn has_log(&self) -> bool {
         self.features & FEATURE_LOG != 0
     }
 }
@@ -71,19 +69,19 @@ impl Framing {
 impl ParsedHeader {
     /// Returns the feature bits without which a program may read but must not write; version 1
     /// knows none.
-    pub fn read_only_features(&self) -> u64 {
+    pub(crate) fn read_only_features(&self) -> u64 {
         u64_at(&self.bytes, READ_ONLY_AT)
     }
 
     /// Returns the feature bits that a program may ignore.
-    pub fn compatible_features(&self) -> u64 {
+    pub(crate) fn compatible_features(&self) -> u64 {
         u64_at(&self.bytes, COMPATIBLE_AT)
     }
 }
 
 /// Parameters of a passphrase slot, readable before unlocking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KdfParameters {
+pub(crate) struct KdfParameters {
     pub memory_kib: u32,
     pub passes: u32,
     pub lanes: u32,
@@ -91,7 +89,7 @@ pub struct KdfParameters {
 
 /// Clear part of a passphrase slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PassphraseSlot {
+pub(crate) struct PassphraseSlot {
     pub salt: [u8; 32],
     pub kdf: KdfParameters,
     pub commitment: [u8; 32],
@@ -101,7 +99,7 @@ pub struct PassphraseSlot {
 }
 
 /// Encodes a copy: framing (with `mac` as given) and 32 slot blocks, with the checksum filled in.
-pub fn encode(framing: &Framing, slots: &[[u8; 4096]; 32]) -> Vec<u8> {
+pub(crate) fn encode(framing: &Framing, slots: &[[u8; 4096]; 32]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_BYTES);
     out.extend_from_slice(&encode_framing(framing));
     for slot in slots {
@@ -113,7 +111,7 @@ pub fn encode(framing: &Framing, slots: &[[u8; 4096]; 32]) -> Vec<u8> {
 }
 
 /// Encodes the framing block with a zero checksum, which also covers the slots.
-pub fn encode_framing(framing: &Framing) -> [u8; FRAMING_END] {
+pub(crate) fn encode_framing(framing: &Framing) -> [u8; FRAMING_END] {
     let mut out = [0; FRAMING_END];
     put(&mut out, 0, MAGIC);
     put(&mut out, VERSION_AT, FORMAT_VERSION.to_le_bytes());
@@ -129,7 +127,7 @@ pub fn encode_framing(framing: &Framing) -> [u8; FRAMING_END] {
 }
 
 /// Returns the input of the header MAC: the copy with MAC and checksum zeroed.
-pub fn mac_input(copy_bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn mac_input(copy_bytes: &[u8]) -> Vec<u8> {
     let mut out = copy_bytes.to_vec();
     if let Some(sums) = out.get_mut(MAC_AT..FRAMING_END) {
         sums.fill(0);
@@ -142,7 +140,7 @@ pub fn mac_input(copy_bytes: &[u8]) -> Vec<u8> {
 /// # Errors
 /// `NotArchive` without the magic, `UnsupportedVersion` for another version, suite or unknown
 /// incompatible bit (named), `Damaged` for a wrong checksum or copy number.
-pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
+pub(crate) fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
     // The version is checked before the checksum: another version may compute it differently.
     recognize(bytes, copy)?;
     let whole: &[u8; HEADER_BYTES] = exact_array(bytes, "header")?;
@@ -154,12 +152,12 @@ pub fn decode(bytes: &[u8], copy: u8) -> Result<ParsedHeader> {
 }
 
 /// Returns the MAC of a whole copy, including copies with unknown features.
-pub fn mac_of(copy: &[u8; HEADER_BYTES]) -> [u8; 32] {
+pub(crate) fn mac_of(copy: &[u8; HEADER_BYTES]) -> [u8; 32] {
     array_at(copy, MAC_AT)
 }
 
 /// Returns whether two whole copies are equal except for version and copy number.
-pub fn differ_by_version(one: &[u8], other: &[u8]) -> bool {
+pub(crate) fn differ_by_version(one: &[u8], other: &[u8]) -> bool {
     let comparable = |bytes: &[u8]| {
         let mut bytes = mac_input(bytes);
         for apart in [VERSION_AT..SUITE_AT, COPY_AT..COPY_AT + 1] {
@@ -197,7 +195,7 @@ pub fn recognize(bytes: &[u8], copy: u8) -> Result<()> {
 /// # Errors
 /// `UnsupportedVersion` for another suite or unknown incompatible bit (named), `Damaged` for
 /// another length or copy number.
-pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
+pub(crate) fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
     let block: &[u8; FRAMING_END] = exact_array(block, "header")?;
     let suite = u16_at(block, SUITE_AT);
     if suite != SUITE {
@@ -229,7 +227,7 @@ pub fn decode_framing(block: &[u8], copy: u8) -> Result<Framing> {
 ///
 /// # Panics
 /// When `slot.sealed` is not 528 bytes long, the sealed length of a 512-byte part.
-pub fn encode_passphrase_slot(slot: &PassphraseSlot, padding: &[u8; 3464]) -> [u8; 4096] {
+pub(crate) fn encode_passphrase_slot(slot: &PassphraseSlot, padding: &[u8; 3464]) -> [u8; 4096] {
     let mut out = [0; 4096];
     put(&mut out, 0, slot.salt);
     put(&mut out, 32, slot.kdf.memory_kib.to_le_bytes());
@@ -246,7 +244,7 @@ pub fn encode_passphrase_slot(slot: &PassphraseSlot, padding: &[u8; 3464]) -> [u
 ///
 /// # Errors
 /// `Damaged` for a block of another length or a reserved field that is not zero.
-pub fn decode_passphrase_slot(block: &[u8]) -> Result<PassphraseSlot> {
+pub(crate) fn decode_passphrase_slot(block: &[u8]) -> Result<PassphraseSlot> {
     let block: &[u8; BLOCK as usize] = exact_array(block, "key slot")?;
     check_zero(&block[44..48], "key slot")?;
     Ok(PassphraseSlot {
@@ -267,27 +265,26 @@ fn checksum(copy_bytes: &[u8]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// Kind byte of a key-file slot.
-pub const SLOT_KEY_FILE: u8 = 2;
+pub(crate) const SLOT_KEY_FILE: u8 = 2;
 /// Kind byte of a recovery-code slot.
-pub const SLOT_RECOVERY: u8 = 3;
+pub(crate) const SLOT_RECOVERY: u8 = 3;
 /// Kind byte of a slot sealed to an age recipient.
-pub const SLOT_AGE: u8 = 4;
+pub(crate) const SLOT_AGE: u8 = 4;
 /// Added to kinds 1, 2 and 3 when the volume key is wrapped to the slot's public half.
-pub const REWRAPPED: u8 = 16;
+pub(crate) const REWRAPPED: u8 = 16;
 
 /// Bytes of a slot covered by associated data: salt, parameters, lengths and commitment.
-pub const CLEAR: usize = 80;
+pub(crate) const CLEAR: usize = 80;
 /// Length of the sealed volume key with its tag.
-pub const SEALED_KEY: usize = 48;
+pub(crate) const SEALED_KEY: usize = 48;
 /// Maximum length of an age file in a slot.
-pub const MAX_AGE_FILE: usize = DESCRIPTION_AT - AGE_AT;
+pub(crate) const MAX_AGE_FILE: usize = DESCRIPTION_AT - AGE_AT;
 /// Maximum length of a label in bytes.
-pub const MAX_LABEL: usize = 255;
+pub(crate) const MAX_LABEL: usize = 255;
 /// Length of a description's plaintext.
-pub const DESCRIPTION_PLAIN: usize = BLOCK as usize - DESCRIPTION_AT - 24 - 16;
+pub(crate) const DESCRIPTION_PLAIN: usize = BLOCK as usize - DESCRIPTION_AT - 24 - 16;
 /// Offset of the description: nonce 24, sealed part, tag 16; it ends the slot.
-pub const DESCRIPTION_AT: usize = 2320;
+pub(crate) const DESCRIPTION_AT: usize = 2320;
 
 const KDF_AT: usize = 32;
 const AGE_LENGTH_AT: usize = 44;
@@ -300,7 +297,7 @@ const AGE_AT: usize = 184;
 
 /// Slot of one of these kinds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeySlot {
+pub(crate) struct KeySlot {
     pub salt: [u8; 32],
     /// Argon2id parameters if a passphrase is used.
     pub kdf: Option<KdfParameters>,
@@ -315,7 +312,7 @@ pub struct KeySlot {
 
 impl KeySlot {
     /// Returns the first [`CLEAR`] bytes of the slot.
-    pub fn clear(&self, kind: u8) -> [u8; CLEAR] {
+    pub(crate) fn clear(&self, kind: u8) -> [u8; CLEAR] {
         let mut out = [0; CLEAR];
         put(&mut out, 0, self.salt);
         if let Some(kdf) = &self.kdf {
@@ -333,7 +330,7 @@ impl KeySlot {
     ///
     /// # Panics
     /// When `self.age` is longer than [`MAX_AGE_FILE`].
-    pub fn encode(&self, kind: u8, random: &[u8; BLOCK as usize]) -> [u8; BLOCK as usize] {
+    pub(crate) fn encode(&self, kind: u8, random: &[u8; BLOCK as usize]) -> [u8; BLOCK as usize] {
         let mut out = *random;
         put(&mut out, 0, self.clear(kind));
         put(&mut out, NONCE_AT, self.nonce);
@@ -347,7 +344,7 @@ impl KeySlot {
     /// # Errors
     /// `Damaged` for a block of another length, another kind, and lengths or parameters that the
     /// kind does not have.
-    pub fn decode(block: &[u8], kind: u8) -> Result<KeySlot> {
+    pub(crate) fn decode(block: &[u8], kind: u8) -> Result<KeySlot> {
         let block: &[u8; BLOCK as usize] = exact_array(block, "key slot")?;
         let damaged = |flaw: &str| Error::damaged(format!("key slot of kind {kind}: {flaw}"));
         if !is_key_slot(kind) {
@@ -395,7 +392,7 @@ fn factors(kind: u8, derives: bool) -> u8 {
 }
 
 /// Returns whether slots of this kind have the layout of [`KeySlot`].
-pub fn is_key_slot(kind: u8) -> bool {
+pub(crate) fn is_key_slot(kind: u8) -> bool {
     const PASSPHRASE_AGAIN: u8 = SLOT_PASSPHRASE | REWRAPPED;
     const KEY_FILE_AGAIN: u8 = SLOT_KEY_FILE | REWRAPPED;
     const RECOVERY_AGAIN: u8 = SLOT_RECOVERY | REWRAPPED;
@@ -404,16 +401,15 @@ pub fn is_key_slot(kind: u8) -> bool {
 
 /// Method to wrap another volume key to a slot without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rewrap {
+pub(crate) enum Rewrap {
     /// Public half of the X25519 key pair derived from the slot's key-encryption key.
     Public([u8; 32]),
-    /// Age recipient.
     Recipient(String),
 }
 
 /// Description of a slot, readable with the volume key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub(crate) struct Description {
     pub created: Timestamp,
     /// Label of at most [`MAX_LABEL`] bytes.
     pub label: String,
@@ -430,7 +426,7 @@ const BECH32: &[u8; 32] = b"qpzry9x8gf2tvdw0s3jn54khce6mua7l";
 impl Description {
     /// # Errors
     /// `Invalid` when label or recipient do not fit.
-    pub fn encode(&self) -> Result<[u8; DESCRIPTION_PLAIN]> {
+    pub(crate) fn encode(&self) -> Result<[u8; DESCRIPTION_PLAIN]> {
         let mut out = [0; DESCRIPTION_PLAIN];
         put_time(&mut out, 0, self.created);
         let (form, length, bytes) = match &self.rewrap {
@@ -459,7 +455,7 @@ impl Description {
 
     /// # Errors
     /// `Damaged` for anything that [`Description::encode`] does not produce.
-    pub fn decode(plain: &[u8]) -> Result<Description> {
+    pub(crate) fn decode(plain: &[u8]) -> Result<Description> {
         let plain: &[u8; DESCRIPTION_PLAIN] = exact_array(plain, "description of a key slot")?;
         let damaged = |flaw: &str| Error::damaged(format!("description of a key slot: {flaw}"));
         let created = time_at(plain, 0, "description of a key slot")?;

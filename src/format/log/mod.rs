@@ -7,11 +7,11 @@ use super::{ByteReader, array_at, check_zero, exact_array, put, put_time, time_a
 use crate::error::{Error, Result};
 
 /// Length of an entry's head in bytes.
-pub const ENTRY_HEAD: usize = 64;
+pub(crate) const ENTRY_HEAD: usize = 64;
 /// Bytes of an entry outside its body: nonce 24, head 64 + 16, tag of the body 16.
-pub const ENTRY_OVERHEAD: usize = 120;
+pub(crate) const ENTRY_OVERHEAD: usize = 120;
 /// Blocks of the log, and of its longest possible entry.
-pub const LOG_BLOCKS: u64 = LOG.1 - LOG.0;
+pub(crate) const LOG_BLOCKS: u64 = LOG.1 - LOG.0;
 
 const FIXED: usize = 32;
 const RANGE: usize = 24;
@@ -23,7 +23,7 @@ const REMOVED: u16 = u16::MAX;
 /// Position in the log: all entries up to number `number` of the record with this generation and
 /// tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogMark {
+pub(crate) struct LogMark {
     /// Generation of the record that the entries extend.
     pub generation: Generation,
     pub record: Tag,
@@ -34,14 +34,14 @@ pub struct LogMark {
 
 impl LogMark {
     /// Returns whether the position is in the log of this record.
-    pub fn is_of(&self, generation: Generation, record: Tag) -> bool {
+    pub(crate) fn is_of(&self, generation: Generation, record: Tag) -> bool {
         (self.generation, self.record) == (generation, record)
     }
 }
 
 /// Head of an entry, readable before its body is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EntryHead {
+pub(crate) struct EntryHead {
     /// Generation of the record that the entry extends.
     pub generation: Generation,
     pub record: Tag,
@@ -57,7 +57,7 @@ pub struct EntryHead {
 
 /// Bytes of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogPiece {
+pub(crate) struct LogPiece {
     pub ino: Ino,
     pub offset: u64,
     pub data: Vec<u8>,
@@ -65,16 +65,15 @@ pub struct LogPiece {
 
 /// Range in which pieces of earlier entries are void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DroppedRange {
+pub(crate) struct DroppedRange {
     pub ino: Ino,
     pub start: u64,
     /// First offset after the range; all bits set for the end of every file.
     pub end: u64,
 }
 
-/// Decoded log entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LogEntry {
+pub(crate) struct LogEntry {
     pub next_ino: u64,
     pub inodes: u64,
     pub dropped: Vec<DroppedRange>,
@@ -84,18 +83,17 @@ pub struct LogEntry {
     pub pieces: Vec<LogPiece>,
 }
 
-/// Returns the number of blocks of an entry with `body` bytes.
-pub fn entry_blocks(body: usize) -> u64 {
+pub(crate) fn entry_blocks(body: usize) -> u64 {
     ((body + ENTRY_OVERHEAD) as u64).div_ceil(BLOCK)
 }
 
 /// Returns the maximum length of a body in `blocks` blocks.
-pub fn entry_capacity(blocks: u64) -> usize {
+pub(crate) fn entry_capacity(blocks: u64) -> usize {
     (blocks * BLOCK) as usize - ENTRY_OVERHEAD
 }
 
 impl EntryHead {
-    pub fn encode(&self) -> [u8; ENTRY_HEAD] {
+    pub(crate) fn encode(&self) -> [u8; ENTRY_HEAD] {
         let mut out = [0; ENTRY_HEAD];
         put(&mut out, 0, self.generation.0.to_le_bytes());
         put(&mut out, 8, self.record);
@@ -110,7 +108,7 @@ impl EntryHead {
     /// # Errors
     /// `Damaged` for another length, number or generation 0, a first entry with a previous tag, no
     /// blocks or more than the log has, or a body longer than its blocks.
-    pub fn decode(bytes: &[u8]) -> Result<EntryHead> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<EntryHead> {
         let bytes: &[u8; ENTRY_HEAD] = exact_array(bytes, "head of a log entry")?;
         check_zero(&bytes[62..], "head of a log entry")?;
         let head = EntryHead {
@@ -141,18 +139,18 @@ impl EntryHead {
 
 impl LogEntry {
     /// Returns whether the entry makes nothing durable.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.dropped.is_empty() && self.records.is_empty() && self.pieces.is_empty()
     }
 
     /// Returns the length of the body in bytes.
-    pub fn length(&self) -> usize {
+    pub(crate) fn length(&self) -> usize {
         let records = self.records.iter().map(|(_, value)| record_length(value.as_ref().map_or(0, Vec::len)));
         let pieces = self.pieces.iter().map(|piece| piece_length(piece.data.len()));
         FIXED + RANGE * self.dropped.len() + records.sum::<usize>() + pieces.sum::<usize>()
     }
 
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.length());
         out.extend_from_slice(&self.next_ino.to_le_bytes());
         out.extend_from_slice(&self.inodes.to_le_bytes());
@@ -180,7 +178,7 @@ impl LogEntry {
     /// # Errors
     /// `Damaged` for counts that do not fill the bytes, records that tree 1 cannot have, and values
     /// out of order or bounds.
-    pub fn decode(bytes: &[u8]) -> Result<LogEntry> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<LogEntry> {
         let mut reader = ByteReader::new(bytes, "log entry");
         let (next_ino, inodes) = (reader.u64()?, reader.u64()?);
         let (dropped, records, pieces) = (reader.u32()?, reader.u32()?, reader.u32()?);
@@ -215,18 +213,16 @@ impl LogEntry {
 
 impl LogPiece {
     /// Returns the first offset after the piece.
-    pub fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.offset + self.data.len() as u64
     }
 }
 
-/// Returns the encoded length of a record with a value of this length.
-pub fn record_length(value: usize) -> usize {
+pub(crate) fn record_length(value: usize) -> usize {
     RECORD + value
 }
 
-/// Returns the encoded length of a piece with `data` bytes.
-pub fn piece_length(data: usize) -> usize {
+pub(crate) fn piece_length(data: usize) -> usize {
     PIECE + data
 }
 
@@ -247,7 +243,7 @@ fn decode_range(reader: &mut ByteReader<'_>) -> Result<DroppedRange> {
 }
 
 /// Returns whether tree 1 has records with this key (specification 6.2); entries contain no others.
-pub fn is_record_of_files(key: Key) -> bool {
+pub(crate) fn is_record_of_files(key: Key) -> bool {
     match key.kind {
         kind::INODE | kind::INLINE => key.object != 0 && key.sub == 0,
         kind::XATTR..=kind::EXTENT => key.object != 0,

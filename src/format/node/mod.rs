@@ -6,13 +6,13 @@ use super::{check_zero, put, u16_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of an encoded key in bytes.
-pub const KEY: usize = 17;
+pub(crate) const KEY: usize = 17;
 /// Bytes before the first entry.
 pub const NODE_HEAD: usize = 42;
 /// Bytes of a leaf entry without its value.
 pub const LEAF_ENTRY: usize = KEY + 2;
 /// Bytes of an internal entry.
-pub const INTERNAL_ENTRY: usize = KEY + 32;
+pub(crate) const INTERNAL_ENTRY: usize = KEY + 32;
 
 /// Level, tree and fences of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum NodeEntries<'a> {
 
 /// Appends the encoded key.
 #[inline]
-pub fn put_key(out: &mut Vec<u8>, key: Key) {
+pub(crate) fn put_key(out: &mut Vec<u8>, key: Key) {
     let mut bytes = [0; KEY];
     put(&mut bytes, 0, key.object.to_le_bytes());
     bytes[8] = key.kind;
@@ -75,7 +75,7 @@ pub fn encode_leaf<'a>(head: &NodeHead, entries: impl ExactSizeIterator<Item = (
     out
 }
 
-pub fn encode_internal(head: &NodeHead, entries: impl ExactSizeIterator<Item = (Key, Pointer)>) -> Vec<u8> {
+pub(crate) fn encode_internal(head: &NodeHead, entries: impl ExactSizeIterator<Item = (Key, Pointer)>) -> Vec<u8> {
     let mut out = Vec::with_capacity(NODE_HEAD + entries.len() * INTERNAL_ENTRY);
     put_head(&mut out, head, entries.len());
     for (key, pointer) in entries {

@@ -14,14 +14,13 @@ use super::{array_at, check_zero, put, u16_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of the prologue's plaintext in bytes.
-pub const PROLOGUE: usize = 48;
+pub(crate) const PROLOGUE: usize = 48;
 /// Length of an encoded pointer in bytes.
-pub const POINTER: usize = 32;
+pub(crate) const POINTER: usize = 32;
 
-/// Kind of a page's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum PageKind {
+pub(crate) enum PageKind {
     Node = 1,
     Data = 2,
     Packed = 3,
@@ -42,7 +41,7 @@ impl PageKind {
 
 /// Sealed description at the start of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prologue {
+pub(crate) struct Prologue {
     pub kind: PageKind,
     /// Set when the whole body is one zstd frame (nodes only).
     pub compressed: bool,
@@ -58,7 +57,7 @@ pub struct Prologue {
 }
 
 impl Prologue {
-    pub fn encode(&self) -> [u8; PROLOGUE] {
+    pub(crate) fn encode(&self) -> [u8; PROLOGUE] {
         let mut out = [0; PROLOGUE];
         out[0] = self.kind as u8;
         out[1] = u8::from(self.compressed);
@@ -74,7 +73,7 @@ impl Prologue {
     /// # Errors
     /// `Damaged` for an unknown kind, lengths beyond the page, or compression of a kind that has
     /// none.
-    pub fn decode(bytes: &[u8; PROLOGUE]) -> Result<Prologue> {
+    pub(crate) fn decode(bytes: &[u8; PROLOGUE]) -> Result<Prologue> {
         check_zero(&bytes[12..16], "prologue")?;
         check_zero(&bytes[40..48], "prologue")?;
         if bytes[1] > 1 {
@@ -96,13 +95,13 @@ impl Prologue {
 
     /// Returns whether the page holds file data: a sealed head and separately sealed chunks,
     /// instead of one sealed body.
-    pub fn has_chunks(&self) -> bool {
+    pub(crate) fn has_chunks(&self) -> bool {
         matches!(self.kind, PageKind::Data | PageKind::Packed)
     }
 
     /// Returns the length of the message that the pointer's tag authenticates: the head of a data
     /// page, otherwise the body with its padding.
-    pub fn main_length(&self) -> usize {
+    pub(crate) fn main_length(&self) -> usize {
         let room = usize::from(self.blocks) * BLOCK as usize - PAGE_OVERHEAD;
         if self.has_chunks() { room - self.stored_length as usize } else { room }
     }
@@ -157,7 +156,7 @@ impl Prologue {
 }
 
 impl Pointer {
-    pub fn encode(&self) -> [u8; POINTER] {
+    pub(crate) fn encode(&self) -> [u8; POINTER] {
         let mut out = [0; POINTER];
         put(&mut out, 0, self.run.pack().to_le_bytes());
         put(&mut out, 8, self.generation.0.to_le_bytes());
@@ -168,7 +167,7 @@ impl Pointer {
     /// # Errors
     /// `Damaged` for a page of more than 64 blocks, or a null pointer that is not all zero.
     #[inline]
-    pub fn decode(bytes: &[u8; POINTER]) -> Result<Pointer> {
+    pub(crate) fn decode(bytes: &[u8; POINTER]) -> Result<Pointer> {
         let run = Run::unpack(u64_at(bytes, 0));
         if run.blocks == 0 {
             check_zero(bytes, "null pointer")?;
@@ -188,7 +187,7 @@ const ENTRY: usize = 20;
 /// Length of an encoded packed item in bytes.
 pub(crate) const ITEM: usize = 24;
 /// Maximum number of chunks of a data page: the longest data in the smallest chunks.
-pub const MAX_CHUNKS: usize = MAX_DATA / BLOCK as usize;
+pub(crate) const MAX_CHUNKS: usize = MAX_DATA / BLOCK as usize;
 /// Maximum number of items of a packed page.
 const MAX_ITEMS: usize = 4096;
 /// Flag in a chunk's stored length: the chunk is not compressed.
@@ -201,7 +200,7 @@ pub const fn head_length(chunks: usize, items: usize) -> usize {
 
 /// Part of a packed page that belongs to one small file, for `rescue`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PackedItem {
+pub(crate) struct PackedItem {
     pub ino: Ino,
     pub offset: u64,
     pub start: u32,
@@ -228,7 +227,7 @@ impl PackedItem {
 
 /// Decoded head of a data page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChunkTable {
+pub(crate) struct ChunkTable {
     pub chunk_size: u32,
     pub plain_length: u32,
     pub chunks: Vec<Chunk>,
@@ -237,7 +236,7 @@ pub struct ChunkTable {
 
 /// Independently compressed and sealed piece of a data page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
+pub(crate) struct Chunk {
     /// Offset of the stored bytes from the first chunk.
     pub at: u32,
     pub stored: u32,
@@ -250,7 +249,7 @@ pub struct Chunk {
 ///
 /// # Panics
 /// When `length` is below [`head_length`].
-pub fn encode_head(chunk_log2: u8, chunks: &[(u32, bool, Tag)], items: &[PackedItem], length: usize) -> Vec<u8> {
+pub(crate) fn encode_head(chunk_log2: u8, chunks: &[(u32, bool, Tag)], items: &[PackedItem], length: usize) -> Vec<u8> {
     debug_assert!(
         (1..=MAX_CHUNKS).contains(&chunks.len()) && items.len() <= MAX_ITEMS && (12..=17).contains(&chunk_log2)
     );
@@ -280,7 +279,7 @@ pub fn encode_head(chunk_log2: u8, chunks: &[(u32, bool, Tag)], items: &[PackedI
 /// # Errors
 /// `Damaged` when counts, lengths or items are inconsistent; allocations are bounded by the counts'
 /// limits (32 chunks, 4,096 items).
-pub fn decode_chunk_table(head: &[u8], stored_length: u32, plain_length: u32) -> Result<ChunkTable> {
+pub(crate) fn decode_chunk_table(head: &[u8], stored_length: u32, plain_length: u32) -> Result<ChunkTable> {
     let Some((fixed, rest)) = head.split_first_chunk::<FIXED>() else {
         return Err(Error::damaged("data head ends early"));
     };

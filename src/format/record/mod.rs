@@ -9,9 +9,9 @@ use super::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u
 use crate::error::{Error, Result};
 
 /// Length of a record's plaintext in bytes.
-pub const RECORD_PLAIN: usize = 4056;
+pub(crate) const RECORD_PLAIN: usize = 4056;
 /// Plain bytes left for the allocated (24 each) and freed (8 each) lists.
-pub const RECORD_LISTS: usize = RECORD_PLAIN - LISTS_AT;
+pub(crate) const RECORD_LISTS: usize = RECORD_PLAIN - LISTS_AT;
 
 const ROOT: usize = 40;
 const ROOTS_AT: usize = 72;
@@ -31,16 +31,15 @@ const ORIGIN: usize = 64;
 /// Bytes of a delta list before its runs.
 const DELTA_HEAD: usize = POINTER + 8;
 
-/// Root of one tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Root {
+pub(crate) struct Root {
     pub pointer: Pointer,
     pub level: u8,
 }
 
 impl Root {
     /// Encodes pointer, level and zeros.
-    pub fn encode(&self) -> [u8; 40] {
+    pub(crate) fn encode(&self) -> [u8; 40] {
         let mut out = [0; ROOT];
         put(&mut out, 0, self.pointer.encode());
         out[POINTER] = self.level;
@@ -49,7 +48,7 @@ impl Root {
 
     /// # Errors
     /// `Damaged` for a level beyond 15, or above 0 without a page.
-    pub fn decode(bytes: &[u8; 40]) -> Result<Root> {
+    pub(crate) fn decode(bytes: &[u8; 40]) -> Result<Root> {
         check_zero(&bytes[POINTER + 1..], "root")?;
         let root = Root { pointer: Pointer::decode(&array_at(bytes, 0))?, level: bytes[POINTER] };
         if root.level > MAX_LEVEL || (root.pointer.is_null() && root.level != 0) {
@@ -60,7 +59,7 @@ impl Root {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Roots([Root; TreeId::ALL.len()]);
+pub(crate) struct Roots([Root; TreeId::ALL.len()]);
 
 impl Index<TreeId> for Roots {
     type Output = Root;
@@ -78,7 +77,7 @@ impl IndexMut<TreeId> for Roots {
 
 /// Commit whose content a backup has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BackupOrigin {
+pub(crate) struct BackupOrigin {
     pub session: SessionId,
     /// First generation of the session.
     pub first: Generation,
@@ -89,7 +88,7 @@ pub struct BackupOrigin {
 
 /// Commit record: everything that a commit publishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CommitRecord {
+pub(crate) struct CommitRecord {
     pub generation: Generation,
     pub previous_tag: Tag,
     pub session: SessionId,
@@ -119,19 +118,19 @@ pub struct CommitRecord {
 
 impl CommitRecord {
     /// Returns whether both lists fit into a record without pending log and backup origin.
-    pub fn lists_fit(allocated: usize, freed: usize) -> bool {
+    pub(crate) fn lists_fit(allocated: usize, freed: usize) -> bool {
         allocated * ALLOCATED + freed * FREED <= RECORD_LISTS
     }
 
     /// Returns whether the lists fit into this record.
-    pub fn fits(&self) -> bool {
+    pub(crate) fn fits(&self) -> bool {
         let trailer = TrailerFlags { pending: self.pending.is_some(), origin: self.origin.is_some() };
         Self::lists_fit(self.allocated.len(), self.freed.len() + trailer.bytes() / FREED)
     }
 
     /// # Panics
     /// When the lists do not fit, see [`CommitRecord::fits`].
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         assert!(self.fits(), "the lists of a record must fit");
         let mut out = vec![0; RECORD_PLAIN];
         put(&mut out, 0, self.generation.0.to_le_bytes());
@@ -198,7 +197,7 @@ impl CommitRecord {
     /// # Errors
     /// `Damaged` for another length, unknown flags, lists beyond the record, or runs that no page
     /// can have.
-    pub fn decode(bytes: &[u8]) -> Result<CommitRecord> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<CommitRecord> {
         let bytes: &[u8; RECORD_PLAIN] = exact_array(bytes, "commit record")?;
         let generation = Generation(u64_at(bytes, 0));
         let flags = u32_at(bytes, 68);
@@ -333,14 +332,14 @@ fn run_at(entry: &[u8], longest: u64) -> Result<Run> {
 
 /// One page of a long commit's lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeltaList {
+pub(crate) struct DeltaList {
     pub next: Pointer,
     pub allocated: Vec<Run>,
     pub freed: Vec<Run>,
 }
 
 impl DeltaList {
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(DELTA_HEAD + FREED * (self.allocated.len() + self.freed.len()));
         out.extend_from_slice(&self.next.encode());
         out.extend_from_slice(&(self.allocated.len() as u32).to_le_bytes());
@@ -353,7 +352,7 @@ impl DeltaList {
 
     /// # Errors
     /// `Damaged` when the counts do not fill the bytes exactly, or for an empty run.
-    pub fn decode(bytes: &[u8]) -> Result<DeltaList> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<DeltaList> {
         let Some((head, rest)) = bytes.split_first_chunk::<DELTA_HEAD>() else {
             return Err(Error::damaged("delta list ends early"));
         };

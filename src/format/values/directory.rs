@@ -12,9 +12,8 @@ const LIST_HEAD: usize = 10;
 /// Maximum type: types are the top four bits of a 16-bit mode.
 const MAX_TYPE: u8 = 15;
 
-/// Entry of a directory-index record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IndexEntry {
+pub(crate) struct IndexEntry {
     pub name: Vec<u8>,
     pub file_type: u8,
     pub sequence: u64,
@@ -23,7 +22,7 @@ pub struct IndexEntry {
 
 /// Returns whether a directory may have an entry of this name: 1..=255 bytes without NUL and slash,
 /// not `.` or `..`.
-pub fn is_valid_name(name: &[u8]) -> bool {
+pub(crate) fn is_valid_name(name: &[u8]) -> bool {
     (1..=MAX_NAME).contains(&name.len())
         && name != b"."
         && name != b".."
@@ -38,7 +37,6 @@ struct RawEntry<'a> {
     ino: Ino,
 }
 
-/// Splits off the first entry.
 #[inline]
 fn split_entry(value: &[u8]) -> Result<(RawEntry<'_>, &[u8])> {
     let Some((head, rest)) = value.split_first_chunk::<INDEX_HEAD>() else {
@@ -69,7 +67,7 @@ fn ends_early(structure: &str) -> Error {
     Error::damaged(format!("{structure} ends early"))
 }
 
-pub fn encode_index(entries: &[IndexEntry]) -> Vec<u8> {
+pub(crate) fn encode_index(entries: &[IndexEntry]) -> Vec<u8> {
     let mut out = Vec::with_capacity(entries.iter().map(|entry| INDEX_HEAD + entry.name.len()).sum());
     for entry in entries {
         debug_assert!(is_valid_name(&entry.name));
@@ -81,7 +79,7 @@ pub fn encode_index(entries: &[IndexEntry]) -> Vec<u8> {
     out
 }
 
-pub fn decode_index(mut value: &[u8]) -> Result<Vec<IndexEntry>> {
+pub(crate) fn decode_index(mut value: &[u8]) -> Result<Vec<IndexEntry>> {
     let mut entries = Vec::new();
     while !value.is_empty() {
         let (entry, rest) = split_entry(value)?;
@@ -94,7 +92,7 @@ pub fn decode_index(mut value: &[u8]) -> Result<Vec<IndexEntry>> {
 }
 
 /// Finds one name in a directory-index record without building the list.
-pub fn find_in_index(mut value: &[u8], name: &[u8]) -> Result<Option<(Ino, u8, u64)>> {
+pub(crate) fn find_in_index(mut value: &[u8], name: &[u8]) -> Result<Option<(Ino, u8, u64)>> {
     while !value.is_empty() {
         let (entry, rest) = split_entry(value)?;
         if entry.name == name {
@@ -107,13 +105,13 @@ pub fn find_in_index(mut value: &[u8], name: &[u8]) -> Result<Option<(Ino, u8, u
 
 /// Directory-list record; the name borrows the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListEntry<'a> {
+pub(crate) struct ListEntry<'a> {
     pub name: &'a [u8],
     pub file_type: u8,
     pub ino: Ino,
 }
 
-pub fn encode_list(entry: &ListEntry<'_>) -> Vec<u8> {
+pub(crate) fn encode_list(entry: &ListEntry<'_>) -> Vec<u8> {
     debug_assert!(is_valid_name(entry.name));
     let mut out = Vec::with_capacity(LIST_HEAD + entry.name.len());
     out.extend_from_slice(&[entry.name.len() as u8, entry.file_type]);
@@ -122,7 +120,7 @@ pub fn encode_list(entry: &ListEntry<'_>) -> Vec<u8> {
     out
 }
 
-pub fn decode_list(value: &[u8]) -> Result<ListEntry<'_>> {
+pub(crate) fn decode_list(value: &[u8]) -> Result<ListEntry<'_>> {
     let Some((head, name)) = value.split_first_chunk::<LIST_HEAD>() else {
         return Err(ends_early("directory list"));
     };
@@ -140,9 +138,9 @@ pub fn decode_list(value: &[u8]) -> Result<ListEntry<'_>> {
 }
 
 /// Maximum length of an attribute value in bytes.
-pub const MAX_XATTR: usize = 65_536;
+pub(crate) const MAX_XATTR: usize = 65_536;
 /// Length of every piece of a long value except the last, in bytes.
-pub const XATTR_PIECE: usize = 3_000;
+pub(crate) const XATTR_PIECE: usize = 3_000;
 
 /// Bytes of an entry without name and value: name length, flags, value length, piece id.
 const HEAD: usize = 10;
@@ -150,14 +148,14 @@ const IN_PIECES: u8 = 1;
 
 /// Entry of an xattr record. `piece == 0` means an inline value, otherwise pieces of 3,000 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XattrEntry {
+pub(crate) struct XattrEntry {
     pub name: Vec<u8>,
     pub length: u32,
     pub piece: u32,
     pub value: Vec<u8>,
 }
 
-pub fn encode_xattrs(entries: &[XattrEntry]) -> Vec<u8> {
+pub(crate) fn encode_xattrs(entries: &[XattrEntry]) -> Vec<u8> {
     let mut out = Vec::with_capacity(entries.iter().map(|entry| HEAD + entry.name.len() + entry.value.len()).sum());
     for entry in entries {
         debug_assert!((1..=MAX_NAME).contains(&entry.name.len()) && entry.length as usize <= MAX_XATTR);
@@ -176,7 +174,7 @@ pub fn encode_xattrs(entries: &[XattrEntry]) -> Vec<u8> {
     out
 }
 
-pub fn decode_xattrs(value: &[u8]) -> Result<Vec<XattrEntry>> {
+pub(crate) fn decode_xattrs(value: &[u8]) -> Result<Vec<XattrEntry>> {
     let mut reader = ByteReader::new(value, "xattr record");
     let mut entries = Vec::new();
     while reader.remaining() > 0 {

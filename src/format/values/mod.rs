@@ -3,9 +3,9 @@
 
 mod directory;
 
-pub use directory::{
-    IndexEntry, ListEntry, MAX_XATTR, XATTR_PIECE, XattrEntry, decode_index, decode_list, decode_xattrs, encode_index,
-    encode_list, encode_xattrs, find_in_index, is_valid_name,
+pub(crate) use directory::{IndexEntry, ListEntry, MAX_XATTR, XATTR_PIECE, XattrEntry};
+pub(crate) use directory::{
+    decode_index, decode_list, decode_xattrs, encode_index, encode_list, encode_xattrs, find_in_index, is_valid_name,
 };
 
 use super::ids::{
@@ -18,11 +18,10 @@ use crate::error::{Error, Result};
 /// `InodeValue::trim` of an inode without a trim offset.
 pub const NO_TRIM: u64 = u64::MAX;
 
-/// Inode flag bits.
-pub mod inode_flags {
-    pub const HAS_XATTRS: u32 = 1;
-    pub const NO_PACK: u32 = 2;
-    pub const NO_COMPRESS: u32 = 4;
+pub(crate) mod inode_flags {
+    pub(crate) const HAS_XATTRS: u32 = 1;
+    pub(crate) const NO_PACK: u32 = 2;
+    pub(crate) const NO_COMPRESS: u32 = 4;
 }
 
 const KNOWN_FLAGS: u32 = inode_flags::HAS_XATTRS | inode_flags::NO_PACK | inode_flags::NO_COMPRESS;
@@ -112,7 +111,7 @@ const EXTENT_BYTES: usize = 56;
 
 /// Extent value (section 7.2): part of a page that holds a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub(crate) struct Extent {
     pub page: Pointer,
     pub start: u32,
     pub length: u32,
@@ -120,7 +119,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    pub fn encode(&self) -> [u8; 56] {
+    pub(crate) fn encode(&self) -> [u8; 56] {
         let mut out = [0; EXTENT_BYTES];
         put(&mut out, 0, self.page.encode());
         put(&mut out, 32, self.start.to_le_bytes());
@@ -131,7 +130,7 @@ impl Extent {
 
     /// # Errors
     /// `Damaged` for another length, no page, or a part that is empty or exceeds the longest page.
-    pub fn decode(value: &[u8]) -> Result<Extent> {
+    pub(crate) fn decode(value: &[u8]) -> Result<Extent> {
         let value: &[u8; EXTENT_BYTES] = exact_array(value, "extent")?;
         check_zero(&value[48..], "extent")?;
         let extent = Extent {
@@ -156,13 +155,13 @@ impl Extent {
 
 /// Reference count record of a run of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReferenceValue {
+pub(crate) struct ReferenceValue {
     pub run_blocks: u32,
     pub count: u32,
 }
 
 impl ReferenceValue {
-    pub fn encode(&self) -> [u8; 8] {
+    pub(crate) fn encode(&self) -> [u8; 8] {
         let mut out = [0; 8];
         put(&mut out, 0, self.run_blocks.to_le_bytes());
         put(&mut out, 4, self.count.to_le_bytes());
@@ -171,7 +170,7 @@ impl ReferenceValue {
 
     /// # Errors
     /// `Damaged` for another length, an empty run, or a count below 2, which no record has.
-    pub fn decode(value: &[u8]) -> Result<ReferenceValue> {
+    pub(crate) fn decode(value: &[u8]) -> Result<ReferenceValue> {
         let value: &[u8; 8] = exact_array(value, "reference count")?;
         let reference = ReferenceValue { run_blocks: u32_at(value, 0), count: u32_at(value, 4) };
         if reference.run_blocks == 0 || reference.count < 2 {
@@ -186,13 +185,13 @@ impl ReferenceValue {
 
 /// Dead-list record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeadValue {
+pub(crate) struct DeadValue {
     pub run: Run,
     pub born: Generation,
 }
 
 impl DeadValue {
-    pub fn encode(&self) -> [u8; 16] {
+    pub(crate) fn encode(&self) -> [u8; 16] {
         let mut out = [0; 16];
         put(&mut out, 0, self.run.pack().to_le_bytes());
         put(&mut out, 8, self.born.0.to_le_bytes());
@@ -201,7 +200,7 @@ impl DeadValue {
 
     /// # Errors
     /// `Damaged` for another length or a run that no page can have.
-    pub fn decode(value: &[u8]) -> Result<DeadValue> {
+    pub(crate) fn decode(value: &[u8]) -> Result<DeadValue> {
         let value: &[u8; 16] = exact_array(value, "dead-list entry")?;
         let dead = DeadValue { run: Run::unpack(u64_at(value, 0)), born: Generation(u64_at(value, 8)) };
         if dead.run.blocks == 0 || dead.run.blocks > MAX_PAGE_BLOCKS {
@@ -214,7 +213,7 @@ impl DeadValue {
 /// Snapshot record. An empty name means that the snapshot is being destroyed and its tree must not
 /// be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SnapshotValue {
+pub(crate) struct SnapshotValue {
     pub generation: Generation,
     pub time: Timestamp,
     pub root: Root,
@@ -226,7 +225,7 @@ pub struct SnapshotValue {
 const SNAPSHOT_HEAD: usize = 73;
 
 impl SnapshotValue {
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         debug_assert!(self.name.is_empty() || is_valid_name(&self.name));
         let mut out = Vec::with_capacity(SNAPSHOT_HEAD + self.name.len());
         out.extend_from_slice(&self.generation.0.to_le_bytes());
@@ -242,7 +241,7 @@ impl SnapshotValue {
 
     /// # Errors
     /// `Damaged` for a wrong length, non-zero flags, or a name that no directory entry can have.
-    pub fn decode(value: &[u8]) -> Result<SnapshotValue> {
+    pub(crate) fn decode(value: &[u8]) -> Result<SnapshotValue> {
         let Some((head, name)) = value.split_first_chunk::<SNAPSHOT_HEAD>() else {
             return Err(Error::damaged("snapshot ends early"));
         };
@@ -262,14 +261,14 @@ impl SnapshotValue {
 
 /// History record of one ended session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HistoryValue {
+pub(crate) struct HistoryValue {
     pub session: SessionId,
     pub last: Generation,
     pub last_tag: Tag,
 }
 
 impl HistoryValue {
-    pub fn encode(&self) -> [u8; 40] {
+    pub(crate) fn encode(&self) -> [u8; 40] {
         let mut out = [0; 40];
         put(&mut out, 0, self.session);
         put(&mut out, 16, self.last.0.to_le_bytes());
@@ -279,7 +278,7 @@ impl HistoryValue {
 
     /// # Errors
     /// `Damaged` for another length.
-    pub fn decode(value: &[u8]) -> Result<HistoryValue> {
+    pub(crate) fn decode(value: &[u8]) -> Result<HistoryValue> {
         let value: &[u8; 40] = exact_array(value, "history")?;
         Ok(HistoryValue {
             session: array_at(value, 0),

@@ -86,7 +86,7 @@ impl FileSystem {
     ///
     /// # Errors
     /// Errors of `add_files`.
-    pub fn add_files_to(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
+    pub(crate) fn add_files_to(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
         let before = added.len();
         let done = self.add_batches(files, added);
         // Published batches stay, even after a later error.
@@ -105,7 +105,7 @@ impl FileSystem {
     }
 
     /// Returns whether [`FileSystem::add_files`] accepts an attribute of this name.
-    pub fn is_plain_xattr(name: &[u8]) -> bool {
+    pub(crate) fn is_plain_xattr(name: &[u8]) -> bool {
         xattr::is_plain(name)
     }
 

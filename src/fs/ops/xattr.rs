@@ -90,7 +90,7 @@ impl FileSystem {
     }
 
     /// Returns all names, each followed by NUL, in the format of listxattr(2).
-    pub fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
+    pub(crate) fn list_xattrs(&self, ino: Ino) -> Result<Vec<u8>> {
         self.list_xattrs_for(ino, &|| true)
     }
 
@@ -298,7 +298,6 @@ fn records(ino: Ino) -> Range<Key> {
     Key::new(ino.0, kind::XATTR, 0)..Key::new(ino.0, kind::XATTR_PIECE, 0)
 }
 
-/// Returns the keys of the pieces of a value.
 fn pieces(ino: Ino, entry: &XattrEntry) -> Range<Key> {
     let first = u64::from(entry.piece) << 32;
     let count = (entry.length as usize).div_ceil(XATTR_PIECE) as u64;

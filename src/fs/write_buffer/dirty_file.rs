@@ -23,13 +23,11 @@ use crate::txn::{Operation, Publication, Reservation, State, View, Volume};
 /// list without bound.
 const MOST_RANGES: usize = 1024;
 
-/// A layer in writeback.
 struct SealedLayer {
     layer: Arc<Layer>,
     batch: Arc<WritebackBatch>,
 }
 
-/// Dirty content of one file.
 #[derive(Default)]
 pub(super) struct DirtyContent {
     active: Layer,

@@ -336,7 +336,6 @@ impl DirtyThrottle {
         self.synced.store(SYNCED_COMMITS, Ordering::Relaxed);
     }
 
-    /// Records a periodic commit.
     pub(super) fn record_periodic_commit(&self) {
         let next = self.synced.load(Ordering::Relaxed).saturating_sub(1);
         self.synced.store(next, Ordering::Relaxed);

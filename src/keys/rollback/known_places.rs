@@ -41,12 +41,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use lockbox_terminal::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{
-    MARK, RollbackOptions, SealedFile, hex, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in,
-};
+use super::{MARK, RollbackOptions, SealedFile, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::XaesKey;
 use crate::crypto::kdf::hkdf;
@@ -60,7 +59,6 @@ const FINGERPRINT_LABEL: &str = "lockbox/v1/fingerprint";
 /// Label of the key that seals the memory of places, derived from the user's random key; associated
 /// data begin with it.
 const KEY_LABEL: &str = "lockbox/v1/place";
-/// Label of the names of its files.
 const NAME_LABEL: &str = "lockbox/v1/place/name";
 /// The file with the user's random key.
 const KEY_FILE: &str = "places.key";

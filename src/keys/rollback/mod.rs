@@ -55,6 +55,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use lockbox_terminal::hex;
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, linkat, openat, renameat, renameat_with, unlinkat};
 use rustix::io::Errno;
@@ -228,11 +229,6 @@ fn mark_at(bytes: &[u8], at: usize) -> Mark {
     Mark { session: array_at(bytes, at), first, generation, tag: array_at(bytes, at + 32) }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// A path for messages.
 fn shown(path: &Path) -> std::path::Display<'_> {
     path.display()
 }
@@ -245,9 +241,7 @@ fn sentence(error: &Error) -> String {
     }
 }
 
-/// Label of the key that seals the file.
 const KEY_LABEL: &str = "lockbox/v1/seen";
-/// Label of the file's name.
 const NAME_LABEL: &str = "lockbox/v1/seen/name";
 /// Associated data: there is one kind of message under the key.
 const AAD: &[u8] = b"lockbox/v1/seen";

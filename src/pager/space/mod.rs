@@ -64,7 +64,6 @@ pub(crate) enum Headroom {
 pub(crate) struct SpaceMap {
     total: u64,
     used_blocks: u64,
-    /// Used blocks in loaded regions.
     used_loaded: u64,
     regions: BTreeMap<u64, Box<Region>>,
     /// Loaded regions with at least one free backed group.
@@ -668,7 +667,6 @@ impl SpaceMap {
     }
 }
 
-/// Block counts of the file by use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockCounts {
     pub(crate) total: u64,

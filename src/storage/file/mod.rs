@@ -51,7 +51,6 @@ static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 /// process ends.
 pub struct FileStorage {
     file: File,
-    /// Path for messages.
     path: PathBuf,
     /// Name of the file; `None` when another process checks the name.
     name: Option<FileName>,
@@ -87,7 +86,7 @@ impl FileName {
 
 impl FileStorage {
     /// Creates a new file with mode 0600 (refusing an existing one) and locks it for writing.
-    pub fn create(entry: &HostEntry) -> Result<FileStorage> {
+    pub(crate) fn create(entry: &HostEntry) -> Result<FileStorage> {
         let path = entry.path();
         // Cloned before the file is created, so that a failure leaves no file.
         let name = entry.try_clone().map_err(|source| looking_up(path, source))?;
@@ -131,7 +130,7 @@ impl FileStorage {
     }
 
     /// Like [`FileStorage::open`], by name in an opened directory; does not follow a link there.
-    pub fn open_entry(entry: &HostEntry, mode: LockMode) -> Result<FileStorage> {
+    pub(crate) fn open_entry(entry: &HostEntry, mode: LockMode) -> Result<FileStorage> {
         FileStorage::open_by(entry.path(), mode, &|| entry.open(mode == LockMode::Exclusive), &|| entry.try_clone())
     }
 

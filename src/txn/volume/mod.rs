@@ -272,7 +272,6 @@ impl Volume {
         self.medium.pager.read_buffers().with_buffer(f)
     }
 
-    /// Wipes the remains of reads in buffers.
     pub(crate) fn wipe_buffers(&self) {
         self.medium.pager.wipe_buffers();
     }

@@ -13,9 +13,9 @@ use std::thread;
 use std::time::Instant;
 
 use lockbox::Error;
+use lockbox::archive::ArchiveId;
 use lockbox::archive::{BackupDestination, BackupReport, BackupSource, BackupStep};
 use lockbox::error::Refusal;
-use lockbox::format::ArchiveId;
 use lockbox::keys::Fingerprint;
 use lockbox::storage::{FileIdentity, FileStorage, Storage, serve_storage};
 use lockbox_host::remote;

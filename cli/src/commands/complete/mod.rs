@@ -46,7 +46,6 @@ enum Shell {
 /// Possible completion of a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Candidate {
-    /// The whole word.
     word: Vec<u8>,
     /// Length of the part that need not be shown again.
     shared: usize,
@@ -174,7 +173,6 @@ fn options(line: &Line<'_>, current: &[u8]) -> Vec<Candidate> {
     found
 }
 
-/// Returns the line that help shows in its short form.
 fn first_line(help: Option<&clap::builder::StyledStr>) -> String {
     help.map(|help| help.to_string().lines().next().unwrap_or_default().to_owned()).unwrap_or_default()
 }

@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
+use lockbox::archive::recognize;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::exchange::{Entries, resolve};
-use lockbox::format::header::recognize;
 use lockbox::keys::{self, UnlockedKey};
 use lockbox_host::list_option::OptionValue;
 use lockbox_host::mount_options::MOUNT;

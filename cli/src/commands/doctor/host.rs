@@ -152,7 +152,6 @@ fn mount_by_type() -> Finding {
 pub(super) struct KernelSandbox {
     /// None where /sys does not tell.
     landlock: Option<bool>,
-    /// Lists of system calls.
     seccomp: bool,
     /// Calls that are refused are named in the log.
     refusals_named: bool,
@@ -350,7 +349,6 @@ pub(super) struct Confined {
     no_new_privs: bool,
     /// A filter of system calls binds it.
     seccomp: bool,
-    /// Effective ones.
     capabilities: u64,
 }
 

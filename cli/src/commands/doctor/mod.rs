@@ -5,7 +5,7 @@ mod host;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::format::header::recognize;
+use lockbox::archive::recognize;
 use lockbox::storage::ArchiveSource;
 use lockbox_host::OTHER;
 use lockbox_host::remote::{self, ArchiveLocation, Remote, RemoteArgs};

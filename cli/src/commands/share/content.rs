@@ -9,7 +9,7 @@ use std::thread;
 
 use lockbox::archive::Archive;
 use lockbox::exchange::PackReport;
-use lockbox::format::Ino;
+use lockbox::fs::Ino;
 use lockbox_share_client::meta::ContentKind;
 use lockbox_share_client::source::{Source, StreamSource};
 use zeroize::Zeroizing;

@@ -279,7 +279,6 @@ fn json_of(entry: &HistoryEntry, info: Option<&ShareInfo>) -> Value {
     object
 }
 
-/// Prints one share with all that happened to it.
 fn print(entry: &HistoryEntry, info: &ShareInfo, as_json: bool) -> Result<(), Failure> {
     if as_json {
         return print_json(&json_of(entry, Some(info)));

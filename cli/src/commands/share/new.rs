@@ -217,7 +217,7 @@ fn print(args: &Args, shared: &CreatedShare) -> Result<(), Failure> {
             "id": shared.created.handle,
             "label": args.label,
             "size": shared.meta.size,
-            "sha256": crate::output::hex(shared.meta.sha256.as_bytes()),
+            "sha256": lockbox_terminal::hex(shared.meta.sha256.as_bytes()),
             "expires_at": shared.created.expires_at,
             "lifetime": shared.lifetime.to_string(),
             "max_downloads": args.max_downloads,

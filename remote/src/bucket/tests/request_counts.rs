@@ -8,7 +8,7 @@ use lockbox::archive::{Archive, CreateOptions, OpenOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::crypto::kdf::KdfCost;
 use lockbox::exchange::resolve;
-use lockbox::format::ROOT_INO;
+use lockbox::fs::ROOT_INO;
 use lockbox::fs::{Creator, mode};
 use lockbox::keys::{Secrets, UnlockLimits, UnlockedKey, unlock_with};
 use lockbox::storage::Storage;

@@ -294,7 +294,6 @@ struct Table {
     uploads: HashMap<Token, PendingUpload>,
     /// Uploads of which a share is being created.
     making: HashMap<Token, PendingUpload>,
-    /// Shares that were created from uploads.
     made: HashMap<Token, CreatedUpload>,
 }
 

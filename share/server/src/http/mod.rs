@@ -74,7 +74,6 @@ pub enum CreatorPolicy {
     /// Those on the same machine: over the Unix socket, or over a loopback address without a trace
     /// of a proxy.
     ThisMachine,
-    /// Clients of the Unix socket.
     UnixSocket,
 }
 
@@ -221,14 +220,14 @@ impl Daemon {
 
     /// Discards expired pending uploads and forgets ended downloads. Call it every few seconds, on
     /// a thread that may block.
-    pub fn discard_overdue(&self) {
+    pub(crate) fn discard_overdue(&self) {
         self.pending_uploads.discard_overdue(&self.spool);
         self.leases.forget_old();
     }
 
     /// Throws away everything that was uploaded and taken by no share: the process ends, and its
     /// tokens with it.
-    pub fn discard_waiting(&self) {
+    pub(crate) fn discard_waiting(&self) {
         self.pending_uploads.discard_all(&self.spool);
     }
 
@@ -301,7 +300,6 @@ impl ShareNotifier {
         self.slot(handle).changed.notified()
     }
 
-    /// Wakes the watchers of a share.
     fn changed(&self, handle: Handle) {
         self.slot(handle).changed.notify_waiters();
     }

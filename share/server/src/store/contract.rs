@@ -235,7 +235,7 @@ pub trait StoreMaintenance: Send + Sync {
 ///
 /// # Errors
 /// As [`ShareStore::create`]; `Invalid` when `routing` or `digits` is out of range.
-pub async fn create_random(
+pub(crate) async fn create_random(
     store: &dyn ShareStore,
     routing: u8,
     digits: u32,

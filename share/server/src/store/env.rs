@@ -149,7 +149,6 @@ pub(crate) trait Disk: Send + Sync {
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
     fn remove(&self, name: &str) -> io::Result<()>;
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// A barrier over the names.
     fn names(&self) -> Arc<dyn Syncable>;
 }
 

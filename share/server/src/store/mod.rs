@@ -83,9 +83,10 @@ use std::io;
 use parking_lot as sync;
 
 pub use barrier_group::PendingReply;
+pub(crate) use contract::create_random;
 pub use contract::{
     ClaimGrant, ClaimRecord, Durability, LeaseFinish, LeaseGrant, MAX_TTL, NewShare, Periods, ShareReport, ShareStore,
-    ShareTimes, SpoolEntry, StoreMaintenance, StoreStats, create_random,
+    ShareTimes, SpoolEntry, StoreMaintenance, StoreStats,
 };
 pub use env::{WallTime, random_handle};
 #[cfg(any(test, debug_assertions))]

@@ -1,7 +1,6 @@
 //! Keeps the ciphertext of larger shares, one file each, in a directory with a limit.
 
 use std::collections::HashSet;
-use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -268,11 +267,7 @@ impl Drop for Finished {
 }
 
 pub(crate) fn name(id: &[u8; 16]) -> String {
-    id.iter().fold(String::with_capacity(32), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    lockbox_terminal::hex(id)
 }
 
 fn is_unfinished(path: &Path) -> bool {

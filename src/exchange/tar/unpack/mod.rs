@@ -228,7 +228,6 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Returns the name of the single directory.
     fn top(&self) -> Result<Vec<u8>> {
         let mut tops = self.directories.keys().filter(|path| !path.contains(&b'/'));
         match (tops.next(), tops.next()) {

@@ -143,7 +143,7 @@ fn what_an_archive_synced_is_read_by_a_fresh_machine_in_a_directory() {
     use lockbox::crypto::Passphrase;
     use lockbox::crypto::kdf::KdfCost;
     use lockbox::exchange::resolve;
-    use lockbox::format::ROOT_INO;
+    use lockbox::fs::ROOT_INO;
     use lockbox::fs::{Creator, mode};
     use lockbox::keys::{Secrets, UnlockLimits, unlock_with};
 

@@ -210,7 +210,6 @@ impl Index {
         }
     }
 
-    /// An empty overflow page.
     fn overflow_page(&mut self) -> io::Result<u32> {
         if let Some(page) = self.spare.pop() {
             self.load(page)?;

@@ -113,14 +113,6 @@ impl ValkeyStore {
         Ok(())
     }
 
-    /// Removes payloads older than `young` that no share needs. A thread does it all the time.
-    ///
-    /// # Errors
-    /// `Unavailable`.
-    pub fn sweep_spool(&self, spool: &Spool, young: Duration) -> Result<()> {
-        self.inner.sweep_spool(spool, young)
-    }
-
     fn ask<T: Send + 'static>(&self, key: Key, decide: Decide<T>) -> PendingReply<T> {
         let (sender, receiver) = oneshot::channel();
         let name = share_name(&key);
@@ -224,6 +216,7 @@ impl ValkeyEngine {
         }
     }
 
+    /// Removes payloads older than `young` that no share needs.
     fn sweep_spool(&self, spool: &Spool, young: Duration) -> Result<()> {
         spool.remove_abandoned()?;
         let ids = spool.older_than(young)?;

@@ -270,7 +270,6 @@ pub(super) fn payload_name(id: &[u8; 16]) -> String {
 /// How a change becomes durable before its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DurabilityMethod {
-    /// Nothing is promised.
     Nothing,
     /// The server syncs before each reply.
     Always,

@@ -158,9 +158,9 @@ fn payloads_that_no_share_needs_leave_the_spool() {
     // Its share was never made.
     payload();
     store.revoke(handle(1), &owner(1)).wait().unwrap();
-    store.sweep_spool(&spool, Duration::from_secs(3600)).unwrap();
+    store.inner.sweep_spool(&spool, Duration::from_secs(3600)).unwrap();
     assert_eq!(spool.bytes(), 4000, "what is young stays");
-    store.sweep_spool(&spool, Duration::ZERO).unwrap();
+    store.inner.sweep_spool(&spool, Duration::ZERO).unwrap();
     assert_eq!(spool.bytes(), 2000);
     let lease = store.claim(handle(2), &auth(2), id(1)).wait().unwrap().lease.unwrap();
     assert!(spool.read(&lease.payload).is_ok());
