@@ -254,6 +254,12 @@ impl ArchiveArgs {
         Ok((self.open_at(&key, None, view)?, interrupt))
     }
 
+    /// Like [`Self::read_watched`], for a check of all bytes.
+    pub(crate) fn read_all_watched(&self) -> Result<(Archive, Interrupt), Failure> {
+        self.place_of(|| ArchiveLocation::open_for_check(&self.archive, self.remote()))?;
+        self.read_watched(&SnapshotViewArgs::default())
+    }
+
     /// Opens for writing and watches for signals, for commands that leave the rest to a later one.
     pub(crate) fn write_watched(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
         self.write_watched_with(writer, &self.opening.sources)
@@ -437,7 +443,7 @@ impl ArchiveArgs {
         self.place().map(ArchiveLocation::source)
     }
 
-    fn place(&self) -> Result<&ArchiveLocation, Failure> {
+    pub(crate) fn place(&self) -> Result<&ArchiveLocation, Failure> {
         self.place_of(|| ArchiveLocation::open(&self.archive, self.remote()))
     }
 
