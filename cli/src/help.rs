@@ -93,7 +93,7 @@ pub(crate) const HINTS: &[(&[&str], &str)] = &[
     (&["snapshot delete"], "'lockbox snapshot rm' removes snapshots"),
     (
         &["restore", "undo", "snapshot rollback", "snapshot revert"],
-        "'lockbox snapshot restore' restores files from a snapshot; a backup is an archive, so 'lockbox extract' copies files out of it",
+        "'lockbox extract' copies files out of a backup, and with --snapshot NAME out of an earlier one; 'lockbox snapshot restore' restores files within their archive",
     ),
     (&["fsck", "verify", "test"], "'lockbox check --full' verifies an archive"),
     (

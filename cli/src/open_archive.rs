@@ -257,6 +257,12 @@ impl ArchiveArgs {
         self.open_watched(None, view)
     }
 
+    /// Like [`Self::read_watched`], for a check of all bytes.
+    pub(crate) fn read_all_watched(&self) -> Result<(Archive, Interrupt), Failure> {
+        self.place_of(|| ArchiveLocation::open_for_check(&self.archive, self.remote()))?;
+        self.read_watched(&SnapshotViewArgs::default())
+    }
+
     /// Opens for writing and watches for signals, for commands that leave the rest to a later one.
     pub(crate) fn write_watched(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
         self.open_watched(Some(writer), &SnapshotViewArgs::default())
@@ -428,7 +434,7 @@ impl ArchiveArgs {
         self.place().map(ArchiveLocation::source)
     }
 
-    fn place(&self) -> Result<&ArchiveLocation, Failure> {
+    pub(crate) fn place(&self) -> Result<&ArchiveLocation, Failure> {
         self.place_of(|| ArchiveLocation::open(&self.archive, self.remote()))
     }
 

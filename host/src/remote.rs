@@ -15,8 +15,8 @@ use lockbox::storage::{ArchiveSource, Storage};
 use lockbox::{Error, Result};
 pub use lockbox_remote::{Access, Bucket, FetcherReach};
 use lockbox_remote::{
-    Address, Broker, CacheEntry, CollectReport, DirectoryTrust, ObjectCheck, PendingUpload, ProbeFinding, ProgressFn,
-    RemoteOptions, StoredArchive,
+    Address, ArchiveToCheck, Broker, CacheEntry, CollectReport, DirectoryTrust, ObjectCheck, PendingUpload,
+    ProbeFinding, ProgressFn, RemoteOptions, StoredArchive, WholeObjects,
 };
 use lockbox_terminal::quantity;
 use nix::unistd::geteuid;
@@ -142,6 +142,8 @@ pub struct ArchiveLocation {
     pub fetcher_shutdown: Option<FetcherShutdown>,
     pub version_follower: Option<VersionFollower>,
     notice: Option<String>,
+    /// Set for a check of all bytes.
+    received: Option<Arc<WholeObjects>>,
 }
 
 impl ArchiveLocation {
@@ -157,6 +159,15 @@ impl ArchiveLocation {
     pub fn open(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
         let storage = lockbox_remote::open(&parsed(address)?, &how.options())?;
         Ok(ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
+    }
+
+    /// Opens an address for a check of all bytes.
+    ///
+    /// # Errors
+    /// As of [`lockbox_remote::open_for_check`].
+    pub fn open_for_check(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
+        let ArchiveToCheck { storage, received } = lockbox_remote::open_for_check(&parsed(address)?, &how.options())?;
+        Ok(ArchiveLocation { storage: Some(storage), received, ..ArchiveLocation::file(address) })
     }
 
     /// Opens a possibly damaged archive at an address, for a rescue.
@@ -224,6 +235,7 @@ impl ArchiveLocation {
             fetcher_shutdown: Some(Arc::new(move || shutdown.stop())),
             version_follower,
             notice,
+            received: None,
         })
     }
 
@@ -248,6 +260,15 @@ impl ArchiveLocation {
 
     pub fn is_remote(&self) -> bool {
         self.storage.is_some()
+    }
+
+    /// Verifies the objects of the archive by their hashes; None when it has none. After a check of
+    /// all bytes, reads only the others.
+    ///
+    /// # Errors
+    /// As of [`lockbox_remote::verify_objects`].
+    pub fn verify_objects(&self, how: &Remote, step: &mut ProgressFn<'_>) -> Result<Option<ObjectCheck>> {
+        lockbox_remote::verify_objects(&parsed(&self.path)?, &how.options(), self.received.as_deref(), step)
     }
 }
 
@@ -397,14 +418,6 @@ pub fn archives(place: &Path, how: &Remote, step: &mut ProgressFn<'_>) -> Result
 /// As of [`lockbox_remote::check_objects`].
 pub fn examine(name: &Path, how: &Remote, whole: bool, step: &mut ProgressFn<'_>) -> Result<ObjectCheck> {
     lockbox_remote::check_objects(&parsed(name)?, &how.options(), whole, step)
-}
-
-/// Verifies the objects of an archive by their hashes; None when it has none.
-///
-/// # Errors
-/// As of [`lockbox_remote::verify_objects`].
-pub fn compare(name: &Path, how: &Remote, step: &mut ProgressFn<'_>) -> Result<Option<ObjectCheck>> {
-    lockbox_remote::verify_objects(&parsed(name)?, &how.options(), step)
 }
 
 /// Garbage-collects the objects of an archive.

@@ -51,6 +51,7 @@ pub use broker::Broker;
 use bucket::{AzureStore, BucketWriter, DirectoryStore, Follower, ObjectStore, S3Store};
 pub use bucket::{
     Bucket, CollectReport, NewestRecord, ObjectCheck, ObjectTotals, PendingUpload, ProgressFn, StoredArchive,
+    WholeObjects,
 };
 pub use cache::{CacheEntry, cache_entries, remove_cache_entries};
 pub use diagnostics::{ProbeFinding, probe_address};
@@ -126,6 +127,28 @@ fn open_with_follower(address: &Address, options: &RemoteOptions) -> Result<(Arc
         Address::Directory(_) => Err(RemoteError::NotFound.into_error(&address.to_string())),
         Address::Web(_) | Address::Bucket { .. } => Ok((Arc::new(RemoteFile::open(address, options)?), None)),
     }
+}
+
+/// Archive that is open for a check of all bytes.
+pub struct ArchiveToCheck {
+    pub storage: Arc<dyn Storage>,
+    /// Objects that the check reads; None for an archive without objects.
+    pub received: Option<Arc<WholeObjects>>,
+}
+
+/// Opens the archive for a check of all bytes. The objects of an archive in a store are read once,
+/// for the check and for [`verify_objects`].
+///
+/// # Errors
+/// As of [`open`].
+pub fn open_for_check(address: &Address, options: &RemoteOptions) -> Result<ArchiveToCheck> {
+    if !options.unsent
+        && let Some(objects) = object_store(address, options, None)?
+        && let Some((file, whole)) = bucket::open_for_check(objects, address.to_string(), options)?
+    {
+        return Ok(ArchiveToCheck { storage: Arc::new(file), received: Some(whole) });
+    }
+    Ok(ArchiveToCheck { storage: open(address, options)?, received: None })
 }
 
 /// Opens the current version of an archive with missing objects, which read as zeros.
@@ -249,18 +272,20 @@ pub fn check_objects(
     bucket::check_objects(require_store(address, options)?, address.to_string(), options, whole, step)
 }
 
-/// Compares the content of all objects named by the newest record with their hashes. Returns None
-/// for an archive without objects: on a web server, or as one object.
+/// Compares the content of all objects named by the newest record with their hashes, without
+/// another request for the objects in `received`. Returns None for an archive without objects: on
+/// a web server, or as one object.
 ///
 /// # Errors
 /// As of [`open`]; that of `step`.
 pub fn verify_objects(
     address: &Address,
     options: &RemoteOptions,
+    received: Option<&WholeObjects>,
     step: &mut ProgressFn<'_>,
 ) -> Result<Option<ObjectCheck>> {
     let Some(objects) = object_store(address, options, None)? else { return Ok(None) };
-    bucket::verify_objects(objects, address.to_string(), options, step)
+    bucket::verify_objects(objects, address.to_string(), options, received, step)
 }
 
 /// Garbage-collects objects of an archive: acquires it as a writer, cleans and releases it.

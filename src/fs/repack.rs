@@ -287,6 +287,8 @@ impl Repacker {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let mut left = Vec::new();
+        // In one round trip of a distant store, not in one or two for each page.
+        self.volume.prefetch_pages(pages.iter());
         for page in pages {
             let read = self.live_parts(view, page).and_then(|parts| {
                 let mut read = Vec::new();

@@ -91,7 +91,7 @@ fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(
     if !args.full || !remote::is_remote(path) || remote.is_unsent() {
         return Ok(());
     }
-    let compared = remote::compare(path, remote, &mut |done, total| {
+    let compared = args.archive.place()?.verify_objects(remote, &mut |done, total| {
         if total > 0 {
             bar.bytes("compared", done, total);
         }
@@ -109,7 +109,10 @@ fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(
 /// Returns the archive, and the parts of its header that were rewritten.
 fn open(args: &Args) -> Result<(Archive, Interrupt, Option<String>), Failure> {
     if !args.repair_header {
-        let (archive, interrupt) = args.archive.read_watched(&SnapshotViewArgs::default())?;
+        let (archive, interrupt) = match args.full {
+            true => args.archive.read_all_watched()?,
+            false => args.archive.read_watched(&SnapshotViewArgs::default())?,
+        };
         return Ok((archive, interrupt, None));
     }
     let path = &args.archive.archive;

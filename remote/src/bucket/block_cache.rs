@@ -24,6 +24,7 @@ use super::layout::{BLOCK, Incarnation};
 use super::map::{MapEntry, ObjectId, ObjectRef};
 use super::store::BucketStore;
 use super::store::run_on_threads;
+use super::whole_objects::WholeObjects;
 use crate::range_source::RemoteResult;
 use crate::transport::{self, AttemptClock, LastProgress};
 
@@ -40,12 +41,18 @@ pub(super) struct BlockFetcher {
     /// Sequence of the newest record that the reader depends on: that of its version, or a later
     /// one of a writer that still reads its base.
     pub(super) sequence: Arc<AtomicU64>,
+    /// Set for a check of all bytes.
+    pub(super) whole: Option<Arc<WholeObjects>>,
 }
 
 impl BlockFetcher {
     /// Fetches `length` bytes from an object.
     pub(super) fn fetch(&self, place: &ObjectRef, length: u64) -> RemoteResult<Vec<u8>> {
-        self.store.read_blocks(&self.incarnation, &self.sequence, place, length)
+        let whole = self.whole.as_ref().and_then(|whole| whole.read(&self.store, &self.incarnation, place, length));
+        match whole {
+            Some(blocks) => Ok(blocks),
+            None => self.store.read_blocks(&self.incarnation, &self.sequence, place, length),
+        }
     }
 
     /// Fills `out` with a range from the locations in `parts`; unmapped blocks are zeros.

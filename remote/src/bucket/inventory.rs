@@ -7,15 +7,15 @@ use std::sync::Arc;
 use lockbox::{Error, Result};
 use lockbox_terminal::display;
 use rangemap::RangeSet;
-use sha2::{Digest, Sha256};
 
-use super::layout::{self, BLOCK, Incarnation, RecordKind, TRAILER_BYTES, Tombstone, Trailer};
+use super::layout::{self, BLOCK, Incarnation, RecordKind, TRAILER_BYTES, Tombstone};
 use super::map::ObjectId;
 use super::objects::{
     ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe, object_path, parse_path,
 };
 use super::store::{BucketStore, MARKER};
 use super::version::BucketVersion;
+use super::whole_objects::{WholeObjects, has_expected_content};
 use crate::RemoteOptions;
 use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
@@ -254,11 +254,11 @@ pub(crate) fn check_objects(
 ) -> Result<ObjectCheck> {
     let store = BucketStore::new(objects, name, options.timeout);
     let incarnation = store.existing_incarnation()?;
-    check_incarnation(&store, &incarnation, whole, step)
+    check_incarnation(&store, &incarnation, whole, None, step)
 }
 
 /// Like [`check_objects`] with the content, for an archive of objects; None if the archive is one
-/// object.
+/// object. Objects that `received` has a verdict about are not read again.
 ///
 /// # Errors
 /// As of [`check_objects`].
@@ -266,11 +266,12 @@ pub(crate) fn verify_objects(
     objects: Box<dyn ObjectStore>,
     name: String,
     options: &RemoteOptions,
+    received: Option<&WholeObjects>,
     step: &mut ProgressFn<'_>,
 ) -> Result<Option<ObjectCheck>> {
     let store = BucketStore::new(objects, name, options.timeout);
     match store.find_archive() {
-        Ok(Some(found)) => check_incarnation(&store, &found?.0, true, step).map(Some),
+        Ok(Some(found)) => check_incarnation(&store, &found?.0, true, received, step).map(Some),
         Ok(None) => Ok(None),
         Err(error) if error.may_hide_missing() && store.objects.can_hide_missing() => Ok(None),
         Err(error) => Err(store.to_error(error)),
@@ -281,6 +282,7 @@ fn check_incarnation(
     store: &BucketStore,
     incarnation: &Incarnation,
     whole: bool,
+    received: Option<&WholeObjects>,
     step: &mut ProgressFn<'_>,
 ) -> Result<ObjectCheck> {
     let mut last = None;
@@ -291,7 +293,7 @@ fn check_incarnation(
                 store.name
             )));
         };
-        let check = check_version(store, incarnation, &version, whole, step)?;
+        let check = check_version(store, incarnation, &version, whole, received, step)?;
         // A missing object may have been removed since: check again if the writer has committed.
         if check.faults.is_empty() || store.newest_sequence(incarnation)? == Some(check.number) {
             return Ok(check);
@@ -308,6 +310,7 @@ fn check_version(
     incarnation: &Incarnation,
     version: &BucketVersion,
     whole: bool,
+    received: Option<&WholeObjects>,
     step: &mut ProgressFn<'_>,
 ) -> Result<ObjectCheck> {
     let number = version.trailer.sequence;
@@ -365,9 +368,15 @@ fn check_version(
             check.faults.push(format!("{} has a wrong length: {bytes} bytes", describe(&id)));
         } else if whole {
             step(check.read, total)?;
-            match store.get(&object_path(incarnation, &id), ObjectRange::All(*bytes)) {
-                Ok(content) if has_expected_content(incarnation, &id, &content) => {}
-                Ok(_) => check.faults.push(format!("{} has altered content", describe(&id))),
+            let is_intact = match received.and_then(|received| received.verdict(&id)) {
+                Some(verdict) => Ok(verdict),
+                None => store
+                    .get(&object_path(incarnation, &id), ObjectRange::All(*bytes))
+                    .map(|content| has_expected_content(incarnation, &id, &content)),
+            };
+            match is_intact {
+                Ok(true) => {}
+                Ok(false) => check.faults.push(format!("{} has altered content", describe(&id))),
                 Err(RemoteError::NotFound) => check.faults.push(format!("{} is missing", describe(&id))),
                 Err(error) => return Err(store.to_error(error)),
             }
@@ -395,22 +404,6 @@ impl ExpectedLength {
                 let body = bytes.checked_sub(u64::from(blocks) * BLOCK + TRAILER_BYTES as u64);
                 body.is_some_and(|body| body <= layout::MAX_BODY)
             }
-        }
-    }
-}
-
-/// Returns whether the bytes match the object's name.
-fn has_expected_content(incarnation: &Incarnation, id: &ObjectId, bytes: &[u8]) -> bool {
-    match id {
-        ObjectId::Segment(hash) | ObjectId::Checkpoint(hash) => *hash == *Sha256::digest(bytes),
-        ObjectId::Log(number) => {
-            let Some(at) = bytes.len().checked_sub(TRAILER_BYTES) else { return false };
-            let Ok(trailer) = Trailer::decode(&bytes[at..], incarnation) else { return false };
-            if trailer.sequence != *number || trailer.bytes() != bytes.len() as u64 {
-                return false;
-            }
-            let (pages, body) = bytes[..at].split_at((u64::from(trailer.blocks) * BLOCK) as usize);
-            trailer.pages_hash == *Sha256::digest(pages) && layout::decode_body(&trailer, body).is_ok()
         }
     }
 }

@@ -33,6 +33,7 @@ mod store;
 mod tests;
 mod upload;
 mod version;
+mod whole_objects;
 mod writable;
 
 use std::sync::{Arc, OnceLock};
@@ -57,6 +58,7 @@ use self::store::BucketStore;
 use self::upload::UploadBuffer;
 pub(crate) use self::version::Follower;
 use self::version::{BucketVersion, PartialReader, VersionReader};
+pub use self::whole_objects::WholeObjects;
 pub(crate) use self::writable::{BucketWriter, CLEAN_INTERVAL};
 use crate::RemoteOptions;
 use crate::range_source::{Metered, RequestMetrics};
@@ -74,6 +76,24 @@ pub(crate) fn open(objects: Box<dyn ObjectStore>, name: String, options: &Remote
     let (name, reader) = (reader.blocks.store.name.clone(), Arc::new(reader));
     let file = RemoteFile::open_source(Box::new(reader.clone()), name, options, metrics)?;
     Ok(Some(Follower::new(version, reader, file, listed)))
+}
+
+/// Opens the archive at its newest record for a check of all bytes, which reads each object once.
+/// None and errors as of [`open`].
+pub(crate) fn open_for_check(
+    objects: Box<dyn ObjectStore>,
+    name: String,
+    options: &RemoteOptions,
+) -> Result<Option<(RemoteFile, Arc<WholeObjects>)>> {
+    // The store is checked, not the copy on this host.
+    let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
+    let Some(OpenedVersion { mut reader, metrics, .. }) = open_newest(objects, name, &options)? else {
+        return Ok(None);
+    };
+    let (name, whole) = (reader.blocks.store.name.clone(), Arc::new(WholeObjects::new()));
+    reader.blocks.whole = Some(whole.clone());
+    let file = RemoteFile::open_source(Box::new(reader), name, &options, metrics)?;
+    Ok(Some((file, whole)))
 }
 
 /// Opens the current version with missing objects as zeros: see [`PartialReader`]. Errors: as of

@@ -115,11 +115,19 @@ pub(crate) trait ObjectStore: Send + Sync {
     /// Removes an object; succeeds if it does not exist.
     fn remove(&self, name: &str) -> RemoteResult<()>;
 
-    /// Removes objects, at most [`MAX_BATCH`], with one request. Returns None if the store has no
-    /// such request: some of them may be removed then.
-    fn remove_batch(&self, _names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
-        Ok(None)
+    /// Removes objects, at most [`MAX_BATCH`], with one request.
+    fn remove_batch(&self, _names: &[String]) -> RemoteResult<BatchReply> {
+        Ok(BatchReply::Unsupported)
     }
+}
+
+/// Reply to a batch removal. Some of the objects may be removed in every case.
+pub(crate) enum BatchReply {
+    Done(BatchRemoval),
+    /// The store rejects this request: it may lack batches, or a hop may have altered the body.
+    Rejected,
+    /// The store has no such request.
+    Unsupported,
 }
 
 /// Result of a batch removal.
@@ -166,7 +174,7 @@ impl ObjectStore for Metered<dyn ObjectStore> {
         self.metrics.record_outcome(self.inner.remove(name))
     }
 
-    fn remove_batch(&self, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<BatchReply> {
         self.metrics.record_outcome(self.inner.remove_batch(names))
     }
 }

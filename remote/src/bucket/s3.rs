@@ -15,8 +15,8 @@ use ureq::Agent;
 use ureq::http::{StatusCode, header};
 
 use super::objects::{
-    self, BatchRemoval, ListedObject, MAX_LIST, MAX_LIST_ENTRIES, MAX_PAGES, ObjectCreation, ObjectRange, ObjectStore,
-    request_timeout,
+    self, BatchRemoval, BatchReply, ListedObject, MAX_LIST, MAX_LIST_ENTRIES, MAX_PAGES, ObjectCreation, ObjectRange,
+    ObjectStore, request_timeout,
 };
 use crate::RemoteOptions;
 use crate::address::Cloud;
@@ -73,7 +73,7 @@ impl ObjectStore for S3Store {
         self.bucket.with(|signer| self.remove_signed(signer, name))
     }
 
-    fn remove_batch(&self, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<BatchReply> {
         self.bucket.with(|signer| self.remove_batch_signed(signer, names))
     }
 }
@@ -175,17 +175,20 @@ impl S3Store {
     }
 
     /// An object is removed when the response names it (PROOF-1).
-    fn remove_batch_signed(&self, signer: &S3Signer<'_>, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+    fn remove_batch_signed(&self, signer: &S3Signer<'_>, names: &[String]) -> RemoteResult<BatchReply> {
         let keys: Vec<String> = names.iter().map(|name| self.key(name)).collect();
-        let Some((url, headers, body)) = signer.delete_batch(&keys) else { return Ok(None) };
+        let Some((url, headers, body)) = signer.delete_batch(&keys) else { return Ok(BatchReply::Unsupported) };
         let request = s3::with_headers(self.agent.post(url.as_str()), headers);
         let request = request.config().timeout_global(request_timeout(MAX_LIST)).build();
         let response = request.send(body.as_bytes()).map_err(|error| http::transport_error(&error))?;
         let response = signer.check_provenance(RequestKind::RemoveBatch, response)?;
         match response.status() {
-            StatusCode::OK => Ok(parse_batch(&objects::read_list(response)?, &self.prefix)),
-            // Answers of stores that lack the request.
-            StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED | StatusCode::BAD_REQUEST => Ok(None),
+            StatusCode::OK => {
+                let parsed = parse_batch(&objects::read_list(response)?, &self.prefix);
+                Ok(parsed.map_or(BatchReply::Unsupported, BatchReply::Done))
+            }
+            StatusCode::BAD_REQUEST => Ok(BatchReply::Rejected),
+            StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED => Ok(BatchReply::Unsupported),
             _ => Err(signer.failure(response)),
         }
     }

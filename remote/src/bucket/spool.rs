@@ -41,7 +41,7 @@ use sha2::{Digest, Sha256};
 use super::layout::Incarnation;
 use super::map::ObjectId;
 use super::objects::{
-    BatchRemoval, ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, parse_path, random_bytes,
+    BatchReply, ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, parse_path, random_bytes,
 };
 use crate::cache::{cannot_read_dir, create_private_dir, is_own_file, open_own_file, open_private_dir};
 use crate::hex;
@@ -528,7 +528,7 @@ impl ObjectStore for SpoolOverlay {
         self.inner.remove(name)
     }
 
-    fn remove_batch(&self, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<BatchReply> {
         self.inner.remove_batch(names)
     }
 }

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use super::layout::{self, Incarnation, MAX_BODY, RecordBody, TRAILER_BYTES, Trailer};
 use super::map::{BlockMap, Hash, ObjectId, ObjectRef};
 use super::objects::{
-    ListedObject, MAX_BATCH, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe,
-    object_path, parse_path,
+    BatchReply, ListedObject, MAX_BATCH, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir,
+    describe, object_path, parse_path,
 };
 use super::spool::{SpoolOverlay, UploadSpool};
 use crate::hex;
@@ -414,20 +414,17 @@ impl BucketStore {
         self.request(&mut |objects| objects.get(name, part))
     }
 
-    /// Removes objects until the deadline, in batches, or concurrently if the store has no batches.
-    /// Each is requested once; the first failed request stops the rest, which would fail as slowly.
-    /// Returns the objects that may remain, and the error.
+    /// Removes objects until the deadline, in batches, or concurrently where the store takes no
+    /// batch. Each is requested once; the first failed request stops the rest, which would fail as
+    /// slowly. Returns the objects that may remain, and the error.
     pub(super) fn remove(
         &self,
         incarnation: &Incarnation,
         ids: &[ObjectId],
         until: Option<Instant>,
     ) -> (HashSet<ObjectId>, Option<RemoteError>) {
-        let (ids, error) = self.remove_batches(incarnation, ids, until);
-        let left = Mutex::new((ids.iter().copied().collect::<HashSet<ObjectId>>(), error));
-        if !self.lacks_batches.load(Ordering::Relaxed) {
-            return left.into_inner();
-        }
+        let (kept, ids, error) = self.remove_batches(incarnation, ids, until);
+        let left = Mutex::new((kept.iter().chain(&ids).copied().collect::<HashSet<ObjectId>>(), error));
         let next = AtomicUsize::new(0);
         let work = || {
             while left.lock().1.is_none() && until.is_none_or(|until| Instant::now() < until) {
@@ -445,15 +442,16 @@ impl BucketStore {
         left.into_inner()
     }
 
-    /// Removes objects in batches. Returns the objects that may remain, and the first error.
-    /// Remembers a store without batches.
+    /// Removes objects in batches. Returns the objects of which a batch may have left some, the
+    /// objects to remove one by one, and the first error. Remembers a store without batches; after
+    /// a rejected batch the next one is tried.
     fn remove_batches(
         &self,
         incarnation: &Incarnation,
         ids: &[ObjectId],
         until: Option<Instant>,
-    ) -> (Vec<ObjectId>, Option<RemoteError>) {
-        let (mut left, mut error) = (Vec::new(), None);
+    ) -> (Vec<ObjectId>, Vec<ObjectId>, Option<RemoteError>) {
+        let (mut left, mut single, mut error) = (Vec::new(), Vec::new(), None);
         let mut chunks = ids.chunks(MAX_BATCH);
         while !self.lacks_batches.load(Ordering::Relaxed) && until.is_none_or(|until| Instant::now() < until) {
             let Some(chunk) = chunks.next() else { break };
@@ -461,14 +459,15 @@ impl BucketStore {
             let clock = Some(AttemptClock::new(until));
             match AttemptClock::run(clock, || self.objects.remove_batch(&names)) {
                 // Objects that stay, as under a lock, do not keep the others.
-                Ok(Some(batch)) => {
+                Ok(BatchReply::Done(batch)) => {
                     let named = chunk.iter().zip(&names).filter(|(_, name)| !batch.removed.contains(*name));
                     left.extend(named.map(|(id, _)| *id));
                     error = error.or(batch.error);
                 }
-                Ok(None) => {
+                Ok(BatchReply::Rejected) => single.extend(chunk),
+                Ok(BatchReply::Unsupported) => {
                     self.lacks_batches.store(true, Ordering::Relaxed);
-                    left.extend(chunk);
+                    single.extend(chunk);
                 }
                 Err(why) => {
                     left.extend(chunk);
@@ -477,8 +476,11 @@ impl BucketStore {
                 }
             }
         }
-        left.extend(chunks.flatten());
-        (left, error)
+        match self.lacks_batches.load(Ordering::Relaxed) {
+            true => single.extend(chunks.flatten()),
+            false => left.extend(chunks.flatten()),
+        }
+        (left, single, error)
     }
 
     /// Removes the temporary objects of overtaken writers.

@@ -144,7 +144,8 @@ impl VersionReader {
     pub(super) fn new(store: Arc<BucketStore>, incarnation: Incarnation, version: &BucketVersion) -> VersionReader {
         let (length, tag) = (version.trailer.length, hex(&version.trailer.hash));
         let sequence = Arc::new(AtomicU64::new(version.trailer.sequence));
-        VersionReader { blocks: BlockFetcher { store, incarnation, sequence }, map: version.map.clone(), length, tag }
+        let blocks = BlockFetcher { store, incarnation, sequence, whole: None };
+        VersionReader { blocks, map: version.map.clone(), length, tag }
     }
 
     pub(super) fn version(&self) -> FileVersion {

@@ -35,12 +35,16 @@ use crate::snapshot_client::Mounted;
 
 /// Copy an archive or a directory into a file or an object store, or update such a copy; each run with a directory makes a snapshot
 #[derive(clap::Args)]
+#[command(mut_arg("archive", |arg| {
+    // A changed argument is moved behind the others.
+    arg.index(1).value_name("SOURCE").help("The archive, by its file, its address or its mount point; or a directory of this host")
+}))]
 pub(crate) struct Args {
     #[command(flatten)]
     archive: ArchiveArgs,
     /// The file, or the address of a place for objects: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY; - for standard output. An existing backup must be
     /// one of the archive or directory, and receives the changes since
-    #[arg(value_name = "DEST")]
+    #[arg(value_name = "DEST", index = 2)]
     destination: PathBuf,
     /// Go on although another machine seems to be writing to the backup; its uncommitted changes are lost
     #[arg(long)]

@@ -193,7 +193,8 @@ pub(super) fn kind_of(command: &Command, argument: &Arg) -> Option<ValueKind> {
     Some(match (name, command, id) {
         // It is not there yet.
         ("ARCHIVE", "create", _) => ValueKind::Directory,
-        ("ARCHIVE", ..) => ValueKind::Archive,
+        // Archives are completed with the directories among them.
+        ("ARCHIVE" | "SOURCE", ..) => ValueKind::Archive,
         ("ARCHIVE:PATH", ..) => ValueKind::Within,
         ("A" | "B", "diff", "first" | "second") | ("PATH", "cp", _) => ValueKind::Either,
         ("PATH", "receive", "output") | ("PATH", "share", "path") | ("PATH", _, "socket") => ValueKind::File,

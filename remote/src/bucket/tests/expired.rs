@@ -8,7 +8,7 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
-use super::super::objects::{BatchRemoval, ListedObject, ObjectCreation, ObjectRange, ObjectStore};
+use super::super::objects::{BatchReply, ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::session::GRACE;
 use super::super::writable::BucketWriter;
 use super::options;
@@ -96,6 +96,23 @@ fn a_store_without_batches_is_asked_once() {
     assert_eq!(found(&world)[..4096], [200; 4096]);
 }
 
+#[test]
+fn a_rejected_batch_is_removed_object_by_object_and_the_next_one_is_a_batch() {
+    let world = expired(1100);
+    world.with(|state| state.rejected_batches = 1);
+    let storage = acquired(world.store(1));
+    assert!(storage.remove_expired(), "more are due");
+    let removed = removals(&world);
+    assert_eq!((removed.len(), &removed[0][..]), (1001, "remove batch of 1000 REJECTED"));
+    assert!(removed[1..].iter().all(|line| !line.contains("batch")), "{:?}", &removed[..3]);
+    assert!(!storage.remove_expired());
+    let rest = removals(&world);
+    assert!(rest.len() == 1 && rest[0].starts_with("remove batch of 1"), "{rest:?}");
+    assert!(records(&world).len() < 10, "{:?}", records(&world));
+    drop(storage);
+    assert_eq!(found(&world)[..4096], [200; 4096]);
+}
+
 /// Announces each batch, and answers none before it is allowed to.
 struct Held {
     objects: Box<dyn ObjectStore>,
@@ -120,7 +137,7 @@ impl ObjectStore for Held {
         self.objects.remove(name)
     }
 
-    fn remove_batch(&self, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<BatchReply> {
         let _ = self.entered.lock().send(());
         let _ = self.allowed.lock().recv();
         self.objects.remove_batch(names)

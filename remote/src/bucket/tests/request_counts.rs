@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::session::WriterSession;
 use super::super::writable::BucketWriter;
-use super::super::{Bucket, open};
+use super::super::{Bucket, open, open_for_check, verify_objects};
 use super::simulated::{Dice, World};
 use super::writable::{NAME, published};
 use super::{options, somebody, store};
@@ -387,6 +387,119 @@ fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
     let most = asked.iter().copied().max().unwrap_or_default();
     assert!(most >= 8, "no page is written as a whole: {asked:?}");
     assert_eq!(pieces(&asked), asked);
+}
+
+/// Goal: 150 requests for a gigabyte, whose segments alone are 120.
+#[test]
+fn a_check_of_all_bytes_requests_each_object_once() {
+    let world = World::new(1, 0);
+    let key = archive(&world, 32 << 20);
+    let storage = writer(&world);
+    let written = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+    let ino = resolve(written.file_system(), b"large").unwrap().ino;
+    let mut dice = Dice::of(7);
+    for number in 0..20 {
+        written.file_system().write(ino, number << 20, &noise(&mut dice, 300_000)).unwrap();
+        written.file_system().sync().unwrap();
+    }
+    written.close().unwrap();
+    drop(storage);
+    let checked = |world: &Arc<World>| {
+        spent(world);
+        let (file, whole) = open_for_check(world.store(9), NAME.into(), &options()).unwrap().unwrap();
+        let storage: Arc<dyn Storage> = Arc::new(file);
+        let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let report = Archive::open(&storage, &key, &reading).unwrap().check(true, &mut |_| ()).unwrap();
+        let compared =
+            verify_objects(world.store(9), NAME.into(), &options(), Some(&whole), &mut |_, _| Ok(())).unwrap();
+        (report.findings.len(), compared.unwrap(), spent(world))
+    };
+    let (findings, compared, asked) = checked(&world);
+    assert_eq!((findings, compared.faults.len()), (0, 0));
+    assert_eq!(compared.read, compared.needed.bytes);
+    // To open and to compare, marker and newest record are read twice, and the start of the file.
+    let objects = compared.needed.objects as usize;
+    assert!(objects >= 20 && asked.reads < 2 * objects && asked.lists <= 4, "{objects} objects: {asked:?}");
+    assert!(asked.came < compared.needed.bytes * 5 / 4, "{asked:?}");
+    // A byte of a segment that no page has.
+    let name = world.with(|state| {
+        let is_needed = |(name, bytes): &(&String, &Vec<u8>)| name.contains("/seg/") && bytes.len() > 8 << 20;
+        let name = state.objects.iter().find(is_needed).unwrap().0.clone();
+        *state.objects.get_mut(&name).unwrap().last_mut().unwrap() ^= 1;
+        name
+    });
+    let (findings, compared, _) = checked(&world);
+    let digits = name.rsplit('/').next().unwrap();
+    assert_eq!((findings, &compared.faults[..]), (0, &[format!("segment {digits} has altered content")][..]));
+    world.with(|state| state.objects.remove(&name));
+    let (_, compared, _) = checked(&world);
+    assert_eq!(compared.faults, [format!("segment {digits} is missing")]);
+}
+
+/// Goal: one round trip for the pages from which small files were removed, not one for each.
+#[test]
+fn pages_to_repack_are_requested_side_by_side() {
+    let world = World::new(1, 0);
+    let key = archive(&world, 1);
+    let gate = Gate::of(0);
+    let mut dice = Dice::of(9);
+    let open = || -> Arc<dyn Storage> {
+        let store = Together::these(world.store(1), |name| name.contains("/log/"), gate.clone());
+        Arc::new(BucketWriter::open(store, NAME.into(), &options(), true).unwrap())
+    };
+    let storage = open();
+    let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+    // Twenty pages of sixteen files.
+    for number in 0..320 {
+        let name = format!("small{number}");
+        let fs = archive.file_system();
+        let file = fs.make_node(ROOT_INO, name.as_bytes(), mode::REGULAR | 0o600, 0, CREATOR).unwrap();
+        fs.write(file.ino, 0, &noise(&mut dice, 8192)).unwrap();
+    }
+    archive.close().unwrap();
+    drop(storage);
+    let storage = open();
+    let archive = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+    let fs = archive.file_system();
+    for number in [8, 72, 136, 200] {
+        let file = resolve(fs, format!("small{number}").as_bytes()).unwrap();
+        fs.write(file.ino, 0, &noise(&mut dice, 8192)).unwrap();
+    }
+    fs.sync().unwrap();
+    gate.close(4);
+    archive.close().unwrap();
+    assert_eq!(*gate.missing.lock(), 0, "they were requested one after the other");
+}
+
+/// Goal: 12 requests at most, however many commits there were. A writer that was cut off leaves the
+/// start of the file in as many records as its last commits: these are requested side by side.
+#[test]
+fn an_archive_is_opened_in_twelve_requests_after_thousands_of_commits() {
+    for (is_closed, most) in [(true, 12), (false, 100)] {
+        let world = World::new(1, 0);
+        let key = archive(&world, 16 << 20);
+        let storage = writer(&world);
+        let written = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+        let fs = written.file_system();
+        let ino = resolve(fs, b"large").unwrap().ino;
+        let mut dice = Dice::of(8);
+        for _ in 0..2500 {
+            let at = dice.below(4000) << 12;
+            fs.write(ino, at, &noise(&mut dice, 100)).unwrap();
+            fs.sync().unwrap();
+        }
+        // Its last words are lost.
+        world.with(|state| state.away = !is_closed);
+        drop((written, storage));
+        world.with(|state| state.away = false);
+        spent(&world);
+        let storage = reader(&world);
+        let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let archive = Archive::open(&storage, &key, &reading).unwrap();
+        resolve(archive.file_system(), b"large").unwrap();
+        let asked = spent(&world);
+        assert!(asked.reads + asked.lists <= most, "closed: {is_closed}; {asked:?}");
+    }
 }
 
 /// Goal: at most 1.02 times the data.

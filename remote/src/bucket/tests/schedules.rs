@@ -161,6 +161,7 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
             store: session.store.clone(),
             incarnation: session.incarnation,
             sequence: Arc::new(session.sequence().into()),
+            whole: None,
         },
         map: session.map().clone(),
         length: session.length(),

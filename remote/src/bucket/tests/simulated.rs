@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::super::objects::{BatchRemoval, ListedObject, ObjectCreation, ObjectRange, ObjectStore};
+use super::super::objects::{BatchRemoval, BatchReply, ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::session::GRACE;
 use super::super::store::ORDER;
 use crate::range_source::{RemoteError, RemoteResult};
@@ -51,6 +51,8 @@ pub(super) struct State {
     pub(super) keeps: bool,
     /// Whether it removes in batches, and the names that it keeps then.
     pub(super) batches: bool,
+    /// Batches that it rejects before it takes one.
+    pub(super) rejected_batches: usize,
     pub(super) locked: Vec<String>,
     pub(super) requests: Vec<String>,
     /// Bytes of objects that were sent to be made, and that were asked for and came.
@@ -76,6 +78,7 @@ impl World {
             away: false,
             keeps: false,
             batches: faults > 0 && seed.is_multiple_of(2),
+            rejected_batches: 0,
             locked: Vec::new(),
             requests: Vec::new(),
             sent: 0,
@@ -296,9 +299,19 @@ impl ObjectStore for Seen {
     }
 
     /// A part may be refused, by chance too.
-    fn remove_batch(&self, names: &[String]) -> RemoteResult<Option<BatchRemoval>> {
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<BatchReply> {
         if !self.world.with(|state| state.batches) {
-            return Ok(None);
+            return Ok(BatchReply::Unsupported);
+        }
+        let is_rejected = self.world.with(|state| {
+            let faults = state.faults;
+            let by_chance = state.dice.one_in(faults);
+            let is_next = state.rejected_batches > 0;
+            state.rejected_batches -= usize::from(is_next);
+            is_next || by_chance
+        });
+        if is_rejected {
+            return self.request(format!("remove batch of {} REJECTED", names.len()), |_, _| Ok(BatchReply::Rejected));
         }
         self.request(format!("remove batch of {}", names.len()), |state, fault| {
             let mut batch = BatchRemoval::default();
@@ -313,7 +326,7 @@ impl ObjectStore for Seen {
                 }
                 batch.removed.insert(name.clone());
             }
-            Ok(Some(batch))
+            Ok(BatchReply::Done(batch))
         })
     }
 }

@@ -81,6 +81,7 @@ impl UploadBuffer {
             store: session.store.clone(),
             incarnation: session.incarnation,
             sequence: Arc::new(AtomicU64::new(session.sequence())),
+            whole: None,
         };
         let shared = Arc::new(Shared {
             cache: Arc::new(BlockCache::new(blocks.clone())),
