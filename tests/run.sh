@@ -6,10 +6,10 @@
 #
 # After install, what the network has to bring and what others compile is prepared at low priority while everything else runs:
 #   tools
-# After build the other stages run in two lanes at once. One lane waits for mounts and disks:
-#   mount suites store package
+# After build the other stages run in two lanes at once. One lane waits for mounts, servers and disks:
+#   mount share page suites store package
 # The other lane computes, at low priority:
-#   format lint test share page portable reader fuzz licences
+#   format lint test portable reader fuzz licences
 #
 # Each stage writes its output to target/tests/STAGE.log; target/tests/summary.tsv has seconds, processor seconds, cases and seed of each.
 # SEED=N repeats the random tests of a run; the long forms are tests/nightly.sh. Needs a Rust toolchain and root (directly or by sudo)
@@ -24,9 +24,9 @@ PACKAGES=(acl age attr binutils btrfs-progs ca-certificates curl dbench dbus deb
 # Dependencies of the reader, pinned so that a run next year tests the same thing.
 PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
-WAITING=(mount suites store package)
+WAITING=(mount share page suites store package)
 PREPARING=(tools)
-COMPUTING=(format lint test share page portable reader fuzz licences)
+COMPUTING=(format lint test portable reader fuzz licences)
 
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=1 DEBIAN_FRONTEND=noninteractive
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -329,7 +329,7 @@ elif [[ $# -gt 0 ]]; then
             echo "tests/run.sh: no stage '$stage'; the stages are: ${ALL[*]} unit smoke" >&2
             exit 1
         fi
-        if [[ " ${WAITING[*]} test share page " == *" $stage "* && " ${before[*]} " != *' build '* ]]; then before+=(build); fi
+        if [[ " ${WAITING[*]} test " == *" $stage "* && " ${before[*]} " != *' build '* ]]; then before+=(build); fi
         if [[ " ${ALL[*]} " == *" $stage "* ]]; then asked+=("$stage"); else before+=("$stage"); fi
     done
 fi
