@@ -114,6 +114,7 @@ fn execute(entry: fn(&[u8]), finding: &Path) {
 
 /// Replays every input of the directories, then mutates them in one to four places until the limit.
 /// A panic leaves its input in `findings`.
+#[allow(clippy::print_stdout)] // the result
 pub(crate) fn run(name: &str, entry: fn(&[u8]), limit: Limit, seed: u64, directories: &[PathBuf], findings: &Path) {
     let inputs = corpus(directories);
     let mut random = Rng::with_seed(seed);
