@@ -8,7 +8,7 @@
 #   tools
 # After build the other stages run in two lanes at once. One lane waits for mounts, servers and disks:
 #   mount share page suites store package
-# The other lane computes, at low priority:
+# The other lane computes, at low priority; the first one takes its last stages when it is done:
 #   format lint test portable reader fuzz licences
 #
 # Each stage writes its output to target/tests/STAGE.log; target/tests/summary.tsv has seconds, processor seconds, cases and seed of each.
@@ -298,11 +298,11 @@ run_stage() {
     [[ $outcome == passed ]]
 }
 
-# run_lane STAGE...
+# run_lane STAGE...: runs those that no other lane has begun.
 run_lane() {
     local stage
     for stage in "$@"; do
-        run_stage "$stage"
+        ! mkdir "$logs/begun/$stage" 2>/dev/null || run_stage "$stage"
     done
 }
 
@@ -338,8 +338,8 @@ mapfile -t computing < <(chosen "${COMPUTING[@]}")
 mapfile -t preparing < <(chosen "${PREPARING[@]}")
 [[ ${#waiting[@]} -gt 0 && ${#computing[@]} -gt 0 ]] || STREAM=1
 
-mkdir -p "$logs"
-rm -f "$logs/programs.list"
+rm -rf "$logs/begun" "$logs/programs.list"
+mkdir -p "$logs/begun"
 printf 'stage\toutcome\tseconds\tprocessor seconds\tcases\tseeds\n' >"$logs/summary.tsv"
 started=$SECONDS
 lanes=()
@@ -365,8 +365,13 @@ for stage in "${before[@]}"; do
     fi
     [[ $stage != install ]] || start_lane 10 "${preparing[@]}"
 done
-start_lane 0 "${waiting[@]}"
 start_lane 10 "${computing[@]}"
+if [[ ${#waiting[@]} -gt 0 ]]; then
+    # Then the last stages of the other lane.
+    last=()
+    for stage in "${computing[@]}"; do last=("$stage" "${last[@]}"); done
+    start_lane 0 "${waiting[@]}" "${last[@]}"
+fi
 [[ ${#lanes[@]} -eq 0 ]] || wait "${lanes[@]}"
 
 mapfile -t failed < <(awk -F'\t' '$2 == "FAILED" { print $1 }' "$logs/summary.tsv")
