@@ -48,10 +48,10 @@ case_no_path_once_mounted() {
     cd /
     timeout 30 bash -c "$(declare -f write_durably); write_durably '$home/file' content"
     same "$(cat "$home/file")" content
-    # While it is open for writing, the mount is flushed and committed by the clock.
+    # While it is open for writing, the mount is flushed and committed by the clock, perhaps before the next command runs.
+    seen=$(wc -l <"$WORK/trace")
     exec 7>"$home/other"
     echo more >&7
-    seen=$(wc -l <"$WORK/trace")
     flushed_and_committed() {
         tail -n "+$((seen + 1))" "$WORK/trace" | awk '/ syncfs\(/ { flushed = 1 } / fdatasync\(/ { committed = flushed } END { exit !committed }'
     }
