@@ -40,7 +40,7 @@ case_no_path_once_mounted() {
     mkdir -p "$home/r" "$home/logs"
     chmod 700 "$home/r"
     create "$home/box.lbx"
-    export XDG_STATE_HOME=$home/state XDG_RUNTIME_DIR=$home/r LOCKBOX_TEST_CLOCK=10
+    export XDG_STATE_HOME=$home/state XDG_RUNTIME_DIR=$home/r
     in_background strace -f -e trace=%file,clone,clone3,fork,vfork,syncfs,fdatasync -o "$WORK/trace" "$SCRATCH_DIR/bin/mount.lockbox" --foreground \
         "$home/box.lbx" "$home" -o "over-archive,threads=1,passfile=$PASSFILE,log=$home/logs/log" 2>"$WORK/strace.log"
     pid=$!
