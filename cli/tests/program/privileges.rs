@@ -116,7 +116,10 @@ fn an_ordinary_user_makes_no_set_id_file_that_an_archives_author_chose() {
     place.good(&["add", "a.lbx", "tree"]);
     let own = tempfile::tempdir().unwrap();
     let path = |name: &str| own.path().join(name);
-    fs::copy(env!("CARGO_BIN_EXE_lockbox"), path("lockbox")).unwrap();
+    // By another process: a descriptor of this one, open for writing, is inherited by what other
+    // tests start meanwhile, and a program that is open for writing cannot run.
+    let copied = std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_lockbox")).arg(path("lockbox")).status();
+    assert!(copied.unwrap().success());
     fs::copy(place.path("a.lbx"), path("a.lbx")).unwrap();
     fs::write(path("pass"), PASSPHRASE).unwrap();
     for (name, mode) in [("lockbox", 0o755), ("a.lbx", 0o600), ("pass", 0o600)] {
