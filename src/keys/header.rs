@@ -302,11 +302,6 @@ impl Storage for HeaderFile {
         self.file.read_exact_at(out, offset).map_err(|e| Error::io("cannot read the header", e))
     }
 
-    /// Does nothing: the storage is read-only.
-    fn barrier(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn evict(&self, _offset: u64, _length: u64) -> Result<()> {
         Ok(())
     }

@@ -189,11 +189,6 @@ impl Storage for StrictStorage {
         self.storage.will_need(offset, length);
     }
 
-    /// Does nothing: the storage is read-only.
-    fn barrier(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn evict(&self, offset: u64, length: u64) -> Result<()> {
         self.storage.evict(offset, length)
     }

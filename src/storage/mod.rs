@@ -102,7 +102,9 @@ pub trait Storage: Send + Sync {
     }
 
     /// Waits until all earlier writes are durable.
-    fn barrier(&self) -> Result<()>;
+    fn barrier(&self) -> Result<()> {
+        Err(only_readable())
+    }
 
     /// Returns whether STORAGE-4 holds. Then one barrier does the work of two, no recovered record
     /// names missing pages, and freed data need not be overwritten: the caller may skip every

@@ -36,7 +36,7 @@ struct WholeState {
     /// Bytes of these objects.
     bytes: usize,
     in_flight: HashSet<ObjectId>,
-    /// Whether the content of each received object matches its name.
+    /// Result of the comparison of each received object with the hash in its name.
     verdicts: HashMap<ObjectId, bool>,
 }
 
