@@ -29,6 +29,23 @@ if [[ ${1-} == --case ]]; then
     exit 0
 fi
 
+# The first process of a case's PID namespace: all that the case started ends with it, and nothing else of the machine can be meant by its kills.
+if [[ ${1-} == --namespace ]]; then
+    # In a session of its own, because one outside of the namespace has no number inside; with the signals that bash ignores in the background.
+    env --default-signal=INT,QUIT setsid bash "$0" --case "$2" "$3" &
+    case=$!
+    sleep "$CASE_TIMEOUT" &
+    wait -n -p ended "$case" $! && code=0 || code=$?
+    [[ $ended != "$case" ]] || exit "$code"
+    echo "did not end within $CASE_TIMEOUT s:"
+    ps -eLo pid,ppid,tid,stat,wchan:24,comm,args --forest
+    grep -H '' /proc/[0-9]*/task/*/stack
+    for process in $(pgrep lockbox); do
+        timeout 20 gdb --batch -p "$process" -ex 'thread apply all backtrace 16'
+    done
+    exit 124
+fi
+
 if [[ $EUID -ne 0 ]]; then
     echo "tests/mount/run.sh: must run as root (it makes users, file systems and mount namespaces)" >&2
     exit 1
@@ -85,9 +102,11 @@ cases_of() {
 # run_case FILE NAME: leaves the exit code and the seconds beside the log.
 run_case() {
     local started=$SECONDS code
-    timeout --kill-after=20 "$CASE_TIMEOUT" bash "$here/run.sh" --case "$1" "$2" >"$scratch/logs/$2" 2>&1 </dev/null
+    # Its mounts end with its mount namespace.
+    unshare --mount --pid --fork --mount-proc --kill-child \
+        bash "$here/run.sh" --namespace "$1" "$2" >"$scratch/logs/$2" 2>&1 </dev/null
     code=$?
-    [[ $code -eq 124 || $code -eq 137 ]] && echo "did not end within $CASE_TIMEOUT s" >>"$scratch/logs/$2"
+    [[ -n ${KEEP-} ]] || rm -rf --one-file-system "${scratch:?}/$2"
     echo "$code $((SECONDS - started))" >"$scratch/logs/$2.end"
 }
 

@@ -6,14 +6,15 @@ TEST_USER=lockbox-test
 # How long anything is awaited, in seconds: it ends a hang and measures nothing, so a loaded machine does not reach it.
 PATIENCE=300
 
-# Gives the case its own directory and makes sure that nothing of it stays behind.
+# Gives the case its own directory.
 begin_case() {
-    WORK=$(mktemp -d "$SCRATCH_DIR/$1.XXXXXX")
-    chmod 755 "$WORK"
+    WORK=$SCRATCH_DIR/$1
+    mkdir "$WORK"
     SHARED=$SCRATCH_DIR/shared
     PASSFILE=$WORK/passphrase
     printf '%s\n' "$PASSPHRASE" >"$PASSFILE"
     chmod 600 "$PASSFILE"
+    # The ids of the processes that the case started in the background.
     BACKGROUND=()
     # What the case chooses at random, the same again with the same SEED. (In a subshell bash begins anew: there RANDOM is given a value first.)
     SEED=${SEED:-$SRANDOM}
@@ -26,26 +27,12 @@ begin_case() {
 }
 
 end_case() {
-    local code=$? pid point
+    local code=$?
     trap - ERR EXIT
-    set +e
-    cd /
-    for pid in "${BACKGROUND[@]}"; do
-        # A function's own shell, and what that runs.
-        # shellcheck disable=SC2046
-        kill -9 $(pgrep --parent "$pid") "$pid" 2>/dev/null
-    done
     if [[ $code -ne 0 ]]; then
         cat "$WORK"/*.log 2>/dev/null | tail -n 20 | sed 's/^/daemon: /'
         echo "SEED=$SEED"
     fi
-    while read -r point; do
-        umount -l "$point" 2>/dev/null
-    done < <(mounts_below "$WORK" | tac)
-    for pid in $(daemons_below "$WORK"); do
-        kill -9 "$pid" 2>/dev/null
-    done
-    [[ -n ${KEEP-} ]] || rm -rf --one-file-system "$WORK"
     exit "$code"
 }
 
@@ -230,7 +217,7 @@ check_full() {
     lockbox check --full --passfile "$PASSFILE" "$WORK/$1.lbx" || fail "check --full found damage in $1.lbx"
 }
 
-# in_background COMMAND...: its process id is then in $!, and it dies with the case.
+# in_background COMMAND...: its process id is then in $! and the last of BACKGROUND.
 in_background() {
     "$@" &
     BACKGROUND+=($!)

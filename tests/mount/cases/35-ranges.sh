@@ -128,7 +128,6 @@ END
         : >"$from/there"
         coproc WRITER { python3 "$WORK/writer" "$from"; }
         local pid=$WRITER_PID
-        BACKGROUND+=("$pid")
         read -r answer <&"${WRITER[0]}"
         same "$answer" written
         counts=$(stat -c '%b %n' "$from"/*)

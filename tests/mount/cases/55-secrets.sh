@@ -79,7 +79,6 @@ case_a_foreground_mount_forgets_the_passphrase() {
     kek=$(keys_of "$WORK/box.lbx")
     mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "foreground,passfile=$PASSFILE,log=$WORK/box.log" &
     pid=$!
-    BACKGROUND+=("$pid")
     await mountpoint -q "$WORK/box"
     read -r control counts < <(search_memory "$pid" "$(hex_of "$WORK/box.lbx")" "$(hex_of "$PASSPHRASE")" "$kek")
     [[ $control -gt 0 ]] || fail 'the search finds nothing at all'

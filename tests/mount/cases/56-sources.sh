@@ -114,7 +114,6 @@ while time.time() < deadline:
     time.sleep(0.02)
 sys.exit("nobody asked")
 END
-        BACKGROUND+=($!)
     fi
     mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "ask-password,log=$WORK/box.log" </dev/null
     pid=$(daemon_of "$WORK/box.lbx")
@@ -129,7 +128,6 @@ case_no_process_shows_a_secret_while_it_unlocks() {
     lockbox create --weak-kdf --kdf-memory 512 --kdf-passes 3 --passfile "$PASSFILE" "$WORK/box.lbx"
     lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx" &
     pid=$!
-    BACKGROUND+=("$pid")
     await grep -qa -- --passfile "/proc/$pid/cmdline"
     shows_nothing "$pid"
     # Root may lock what it likes: neither the passphrase nor what is derived from it reaches swap.

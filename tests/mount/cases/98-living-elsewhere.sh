@@ -14,7 +14,6 @@ prepare_directory() {
 serve_store() {
     store.py "$PORT" "$WORK/objects" 2>"$WORK/store.log" &
     SERVER=$!
-    BACKGROUND+=("$SERVER")
     await bash -c "(: >/dev/tcp/127.0.0.1/$PORT) 2>/dev/null"
 }
 
@@ -132,7 +131,6 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
     head -c 8M /dev/urandom >"$WORK/dir/large"
     lockbox umount "$WORK/dir"
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
-    BACKGROUND+=("$(daemon_there)")
     echo before >"$WORK/dir/before"
     sync "$WORK/dir/before"
     kill "$SERVER"
@@ -140,7 +138,6 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
     # A program that wants its data durable waits; what is here is read meanwhile.
     { echo during >"$WORK/dir/during" && sync "$WORK/dir/during" && : >"$WORK/done"; } &
     writer=$!
-    BACKGROUND+=("$writer")
     await bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
     same "$(cat "$WORK/dir/before")" before
     # Those who read what is not here wait as well, and keep nobody else from an answer.
@@ -148,7 +145,6 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
         dd if="$WORK/dir/large" of=/dev/null bs=1M skip="$part" count=1 status=none 2>/dev/null &
         readers+=("$!")
     done
-    BACKGROUND+=("${readers[@]}")
     for reader in "${readers[@]}"; do
         await waits_for_pages "$reader"
     done
@@ -258,7 +254,6 @@ case_a_commit_that_waits_for_its_store_outlives_the_daemon() {
     kill "$SERVER"
     wait "$SERVER" || true
     { echo waits >"$WORK/dir/waits" && sync "$WORK/dir/waits"; } &
-    BACKGROUND+=("$!")
     await bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
     kill -9 "$(daemon_there)"
     await bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
@@ -278,7 +273,6 @@ case_a_mount_of_which_a_request_waits_for_its_store_ends_by_a_signal() {
     wait "$SERVER" || true
     # The first change of a mount waits until the store knows of it, in an event loop.
     { echo first >"$WORK/dir/first"; } &
-    BACKGROUND+=("$!")
     await bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
     kill "$daemon"
     await bash -c "! kill -0 $daemon 2>/dev/null"
@@ -294,7 +288,6 @@ case_a_mount_of_which_its_own_commit_waits_for_its_store_ends() {
         prepare_store
         LOCKBOX_TEST_CLOCK=10 mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
         daemon=$(daemon_there)
-        BACKGROUND+=("$daemon")
         echo before >"$WORK/dir/before"
         kill "$SERVER"
         wait "$SERVER" || true
@@ -323,14 +316,12 @@ case_who_waits_for_a_store_with_fsync_keeps_no_event_loop() {
     local i
     prepare_store
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,threads=1"
-    BACKGROUND+=("$(daemon_there)")
     for i in 1 2 3; do echo before >"$WORK/dir/$i"; done
     sync "$WORK/dir/1"
     kill "$SERVER"
     wait "$SERVER" || true
     for i in 1 2 3; do
         { echo during >"$WORK/dir/$i" && sync "$WORK/dir/$i" && : >"$WORK/done$i"; } &
-        BACKGROUND+=($!)
     done
     await bash -c "lockbox status '$WORK/dir' | grep -q 'does not answer since'"
     echo 3 >/proc/sys/vm/drop_caches
@@ -354,7 +345,6 @@ case_a_portals_answer_in_the_stores_place_acknowledges_nothing() {
     prepare_store
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,log=$WORK/log"
     daemon=$(daemon_there)
-    BACKGROUND+=("$daemon")
     for status in "${statuses[@]}"; do
         stand_between PUT "$status" once
         echo "$status" >"$WORK/dir/file$status"
@@ -367,7 +357,6 @@ case_a_portals_answer_in_the_stores_place_acknowledges_nothing() {
     done
     stand_between PUT 200
     { echo waits >"$WORK/dir/waits" && sync "$WORK/dir/waits" && : >"$WORK/done"; } &
-    BACKGROUND+=("$!")
     await 30 grep -q 'is not from this store (status 200)' "$WORK/log"
     [[ ! -e $WORK/done ]] || fail "success without the store's word"
     kill -9 "$daemon"
@@ -403,7 +392,6 @@ case_credentials_that_expire_under_a_mount_are_read_anew() {
     echo first >"$WORK/objects/.refused"
     { echo after >"$WORK/dir/file" && sync "$WORK/dir/file" && : >"$WORK/done"; } &
     writer=$!
-    BACKGROUND+=("$writer")
     # Both are refused, and what is here is read meanwhile.
     await grep -q 'cannot show newer changes of the archive, so the mount keeps its earlier state: .*refuses the request' "$WORK/reader.log"
     shows file before
@@ -426,10 +414,8 @@ case_credentials_that_expire_under_a_mount_are_read_anew() {
 # A mount of the archive at $URL for writing at $WORK/dir, and one that follows it at $WORK/reader.
 mount_both() {
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
-    BACKGROUND+=("$(daemon_there)")
     mkdir -p "$WORK/reader"
     mount.lockbox "$URL" "$WORK/reader" -o "$OPTIONS,ro,log=$WORK/reader.log"
-    BACKGROUND+=("$(daemon_at reader)")
 }
 
 daemon_at() {
@@ -478,7 +464,6 @@ case_a_mount_for_reading_follows_who_writes_elsewhere() {
     # Who has a file open reads what is added to it, and all of it when it is gone.
     tail -f -c +1 "$WORK/reader/file" >"$WORK/tail" &
     tail=$!
-    BACKGROUND+=("$tail")
     echo added >>"$WORK/dir/file"
     sync "$WORK/dir/file"
     await grep -q added "$WORK/tail"
@@ -529,7 +514,6 @@ case_a_follower_shows_moments_in_their_order_and_lets_go_of_them() {
         done
         : >"$WORK/ended"
     } &
-    BACKGROUND+=($!)
     second=0
     while [[ $second -lt 40 ]]; do
         second=$(cat "$WORK/reader/2")
@@ -547,7 +531,6 @@ case_a_follower_shows_moments_in_their_order_and_lets_go_of_them() {
     kill -9 "$(daemon_there)"
     await bash -c "! mountpoint -q '$WORK/dir' || umount -l '$WORK/dir'"
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
-    BACKGROUND+=("$(daemon_there)")
     echo later >"$WORK/dir/1"
     sync "$WORK/dir/1"
     await shows 1 later
