@@ -38,11 +38,10 @@ if [[ ${1-} == --namespace ]]; then
     wait -n -p ended "$case" $! && code=0 || code=$?
     [[ $ended != "$case" ]] || exit "$code"
     echo "did not end within $CASE_TIMEOUT s:"
-    ps -eLo pid,ppid,tid,stat,wchan:24,comm,args --forest
-    grep -H '' /proc/[0-9]*/task/*/stack
-    for process in $(pgrep lockbox); do
-        timeout 20 gdb --batch -p "$process" -ex 'thread apply all backtrace 16'
+    for process in $(pgrep 'lockbox'); do
+        timeout 20 gdb --batch -p "$process" -ex 'set print frame-arguments none' -ex 'thread apply all backtrace 12' 2>/dev/null | grep -E '^(Thread|#)'
     done
+    ps -eLo pid,ppid,tid,stat,wchan:24,args
     exit 124
 fi
 
@@ -132,7 +131,7 @@ wait_for_cases() {
             failed=$((failed + 1))
             failures+=("$name")
             printf 'FAILED  %-45s %4d s, exit code %d\n' "$name" "$took" "$code"
-            tail -n 40 "$log" | cut -c -400 | sed 's/^/        | /'
+            tail -n $((code == 124 ? 400 : 40)) "$log" | cut -c -400 | sed 's/^/        | /'
         fi
     done
 }
