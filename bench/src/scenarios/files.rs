@@ -60,11 +60,15 @@ fn small_files(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) 
 fn list(fs: &FileSystem, directories: &[Ino], files: usize) -> Outcome<()> {
     let mut seen = 0;
     for directory in directories {
-        for entry in Entries::new(fs, *directory)? {
+        let mut entries = Entries::new(fs, *directory)?;
+        while let Some(entry) = entries.next_entry() {
             seen += usize::from(entry?.attributes.size == SIZE as u64);
         }
     }
-    let tops = Entries::new(fs, ROOT_INO)?.count();
+    let (mut tops, mut entries) = (0, Entries::new(fs, ROOT_INO)?);
+    while let Some(entry) = entries.next_entry() {
+        tops += usize::from(entry?.attributes.is_directory());
+    }
     if (seen, tops) == (files, directories.len()) {
         Ok(())
     } else {
@@ -73,12 +77,11 @@ fn list(fs: &FileSystem, directories: &[Ino], files: usize) -> Outcome<()> {
 }
 
 fn read_all(fs: &FileSystem, directories: &[Ino], contents: &[Vec<u8>]) -> Outcome<()> {
-    let mut buffer = Vec::new();
     let mut number = 0;
     for directory in directories {
-        for entry in Entries::new(fs, *directory)? {
-            let count = fs.read_into(entry?.attributes.ino, 0, SIZE + 1, &mut buffer)?;
-            if contents.get(number).is_none_or(|content| buffer[..count] != content[..]) {
+        let mut entries = Entries::with_contents(fs, *directory)?;
+        while let Some(entry) = entries.next_entry() {
+            if entry?.content != contents.get(number).map(Vec::as_slice) {
                 return Err(format!("file {number} has another content").into());
             }
             number += 1;
@@ -170,7 +173,8 @@ fn tree_of(place: &Place, entries: usize) -> Outcome<()> {
     report.each("list with attributes", entries, || {
         let mut seen = 0;
         for directory in &directories {
-            for entry in Entries::new(&fs, *directory)? {
+            let mut entries = Entries::new(&fs, *directory)?;
+            while let Some(entry) = entries.next_entry() {
                 entry?;
                 seen += 1;
             }
