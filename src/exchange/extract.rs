@@ -62,13 +62,13 @@ pub fn extract(
 ) -> Result<ExtractReport> {
     let (mut tops, unreadable) = tops(fs, paths)?;
     if let ([top], Some(name)) = (&mut tops[..], &options.name) {
-        top.entry.name.clone_from(name);
+        top.name.clone_from(name);
     }
     let stage = StagingDir::new(&options.to, &SystemEnvironment)?;
     if !options.replace {
         for top in &tops {
-            if stage.has_entry(&top.entry.name)? {
-                return Err(in_the_way(&top.entry.name, &options.to));
+            if stage.has_entry(&top.name)? {
+                return Err(in_the_way(&top.name, &options.to));
             }
         }
     }
@@ -91,7 +91,7 @@ pub fn extract(
     for top in &tops {
         extract.top(top)?;
     }
-    for ExtractItem { entry: top, .. } in &tops {
+    for top in &tops {
         extract.path = top.name.clone();
         // Items that failed as a whole do not exist, and were reported.
         if rustix::fs::statat(stage.directory(), &top.name[..], AtFlags::SYMLINK_NOFOLLOW).is_err() {
@@ -108,7 +108,8 @@ pub fn extract(
 
 /// Item with a name of its own in the target.
 struct ExtractItem {
-    entry: ListingEntry,
+    name: Vec<u8>,
+    attributes: Attributes,
     /// Selected through the root: the filter's paths begin with its name, otherwise below it.
     of_root: bool,
 }
@@ -121,13 +122,14 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<ExtractItem>, Vec<Err
     for path in if paths.is_empty() { &everything } else { paths } {
         let attributes = path_ops::resolve_argument(fs, path)?;
         match path_ops::components(path)?.last() {
-            Some(name) => {
-                tops.push(ExtractItem { entry: ListingEntry { name: name.to_vec(), attributes }, of_root: false })
-            }
+            Some(name) => tops.push(ExtractItem { name: name.to_vec(), attributes, of_root: false }),
             None => {
-                for entry in Entries::new(fs, ROOT_INO)? {
+                let mut entries = Entries::new(fs, ROOT_INO)?;
+                while let Some(entry) = entries.next_entry() {
                     match entry {
-                        Ok(entry) => tops.push(ExtractItem { entry, of_root: true }),
+                        Ok(ListingEntry { name, attributes, .. }) => {
+                            tops.push(ExtractItem { name: name.to_vec(), attributes: *attributes, of_root: true });
+                        }
                         Err(error @ Error::Damaged(_)) => unreadable.push(error),
                         Err(error) => return Err(error),
                     }
@@ -135,17 +137,17 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<ExtractItem>, Vec<Err
             }
         }
     }
-    tops.sort_by(|a, b| a.entry.name.cmp(&b.entry.name));
-    let twice = tops.windows(2).find(|pair| pair[0].entry.name == pair[1].entry.name);
+    tops.sort_by(|a, b| a.name.cmp(&b.name));
+    let twice = tops.windows(2).find(|pair| pair[0].name == pair[1].name);
     if let Some(pair) = twice.filter(|_| paths.len() > 1) {
-        return Err(Error::invalid(format!("two items would get the name {}", display(&pair[0].entry.name))));
+        return Err(Error::invalid(format!("two items would get the name {}", display(&pair[0].name))));
     }
     // The root has duplicate names only if a holder of the key wrote them; the other entries are
     // extracted nevertheless.
     tops.dedup_by(|later, earlier| {
-        let is_twice = later.entry.name == earlier.entry.name;
+        let is_twice = later.name == earlier.name;
         if is_twice {
-            unreadable.push(Error::damaged(format!("the root has the name {} twice", display(&later.entry.name))));
+            unreadable.push(Error::damaged(format!("the root has the name {} twice", display(&later.name))));
         }
         is_twice
     });
@@ -188,14 +190,15 @@ struct ExtractedDirectory {
 
 impl<'a> Extractor<'a> {
     fn top(&mut self, top: &ExtractItem) -> Result<()> {
-        self.path.clone_from(&top.entry.name);
+        self.path.clone_from(&top.name);
         self.of_root = top.of_root;
-        let first = self.entry(self.stage.directory(), &top.entry);
+        let entry = ListingEntry { name: &top.name, attributes: &top.attributes, content: None };
+        let first = self.entry(self.stage.directory(), entry);
         let mut tree = ArchiveWalk::new();
         self.descend(&mut tree, first)?;
         while let Some(step) = tree.next(&mut self.path) {
             let below = step.and_then(|step| match step {
-                WalkStep::Entry(entry, directory) => self.entry(&directory.state.host, &entry),
+                WalkStep::Entry(entry, directory) => self.entry(&directory.state.host, entry),
                 WalkStep::Leave(directory) => self.finish_directory(directory.state).map(|()| None),
             });
             self.descend(&mut tree, below)?;
@@ -209,16 +212,18 @@ impl<'a> Extractor<'a> {
         made: Result<Option<ExtractedDirectory>>,
     ) -> Result<()> {
         let Some(made) = self.tolerate(made)? else { return Ok(()) };
-        let entered = tree.descend(self.fs, &self.path, made.attributes.ino, made);
+        // Content of files that the filter excludes is not read.
+        let list = if self.filter.is_empty() { Entries::with_contents } else { Entries::new };
+        let entered = list(self.fs, made.attributes.ino).map(|entries| tree.enter(&self.path, entries, made));
         self.note(entered)
     }
 
     /// Creates one object. Returns a directory to descend into.
-    fn entry(&mut self, at: &OwnedFd, entry: &ListingEntry) -> Result<Option<ExtractedDirectory>> {
-        let ListingEntry { name, attributes } = entry;
+    fn entry(&mut self, at: &OwnedFd, entry: ListingEntry<'_>) -> Result<Option<ExtractedDirectory>> {
+        let ListingEntry { name, attributes, content } = entry;
         self.tally.start_next();
         self.report_progress(0)?;
-        if matches!(&name[..], b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
+        if matches!(name, b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));
         }
         if self.is_left_out(attributes) || self.report.skipped.withholds_object(&self.path, attributes.mode) {
@@ -241,7 +246,7 @@ impl<'a> Extractor<'a> {
             return Ok(None);
         }
         let made = match attributes.mode & mode::TYPE {
-            mode::REGULAR => self.file(at, name, attributes)?,
+            mode::REGULAR => self.file(at, name, attributes, content)?,
             _ => self.node(at, name, attributes)?,
         };
         if attributes.links > 1 {
@@ -290,10 +295,20 @@ impl<'a> Extractor<'a> {
         Ok(())
     }
 
-    fn file(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<FileIdentity> {
+    fn file(
+        &mut self,
+        at: &OwnedFd,
+        name: &[u8],
+        attributes: &Attributes,
+        content: Option<&[u8]>,
+    ) -> Result<FileIdentity> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let host = rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make"))?;
-        if let Err(error) = self.content(&host, attributes) {
+        let copied = match content {
+            Some(content) => self.copy_read_content(&host, content),
+            None => self.content(&host, attributes),
+        };
+        if let Err(error) = copied {
             // A partial file must not be taken for the complete one.
             if let Err(errno) = rustix::fs::unlinkat(at, name, AtFlags::empty()) {
                 return Err(host_error("cannot remove an unfinished copy")(errno));
@@ -310,6 +325,16 @@ impl<'a> Extractor<'a> {
         let after = self.xattrs(&object, attributes, Phase::AfterMode);
         self.note(after)?;
         identity_of(&host)
+    }
+
+    /// Copies content that was read ahead.
+    fn copy_read_content(&mut self, host: &OwnedFd, content: &[u8]) -> Result<()> {
+        write_all(host, content, 0)?;
+        if !content.is_empty() {
+            self.report_progress(content.len() as u64)?;
+        }
+        self.report.copied.bytes += content.len() as u64;
+        Ok(())
     }
 
     /// Copies the data and preserves holes.
@@ -422,9 +447,10 @@ pub fn count_archive_files(
             if filter.excludes(&path, is_directory) {
                 continue;
             }
-            tally.add_stored_file(&entry.attributes);
+            tally.add_stored_file(entry.attributes);
             if is_directory {
-                let _ = tree.descend(fs, &path, entry.attributes.ino, ());
+                let ino = entry.attributes.ino;
+                let _ = tree.descend(fs, &path, ino, ());
             }
         }
     }

@@ -235,13 +235,14 @@ pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Att
     while let Some(step) = tree.next(&mut path) {
         match step? {
             WalkStep::Leave(WalkDirectory { state: (parent, name, _), .. }) => fs.remove_directory(parent, &name)?,
-            WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
-                let parent = directory.state.2;
+            WalkStep::Entry(ListingEntry { name, attributes, .. }, directory) => {
+                let (parent, ino) = (directory.state.2, attributes.ino);
                 if attributes.is_directory() {
-                    tree.descend(fs, b"", attributes.ino, (parent, name, attributes.ino))?;
+                    let name = name.to_vec();
+                    tree.descend(fs, b"", ino, (parent, name, ino))?;
                     continue;
                 }
-                fs.unlink(parent, &name)?;
+                fs.unlink(parent, name)?;
             }
         }
         count += 1;
@@ -297,12 +298,15 @@ pub(super) fn delete_beside_users(
                 }
             }
             // Look up the current state: entries are listed in batches.
-            WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
+            WalkStep::Entry(ListingEntry { name, attributes, .. }, directory) => {
                 let parent = directory.state.2;
-                match fs.lookup(parent, &name) {
+                match fs.lookup(parent, name) {
                     Ok(now) if now.ino != attributes.ino => {}
-                    Ok(now) if now.is_directory() => tree.descend(fs, b"", now.ino, (parent, name, now.ino))?,
-                    Ok(now) => count += unlink(parent, &name, &now)?,
+                    Ok(now) if now.is_directory() => {
+                        let name = name.to_vec();
+                        tree.descend(fs, b"", now.ino, (parent, name, now.ino))?;
+                    }
+                    Ok(now) => count += unlink(parent, name, &now)?,
                     Err(Error::NotFound | Error::Stale) => {}
                     Err(error) => return Err(error),
                 }
@@ -477,11 +481,11 @@ impl<'a> Builder<'a> {
                 WalkStep::Leave(WalkDirectory { state: (source, copy), .. }) => {
                     self.live.restore_inode(self.source_fs, source, copy)?;
                 }
-                WalkStep::Entry(ListingEntry { name, attributes }, directory) => {
-                    let parent = directory.state.1;
-                    let copy = self.object(&attributes, parent, &name)?;
+                WalkStep::Entry(ListingEntry { name, attributes, .. }, directory) => {
+                    let (parent, ino) = (directory.state.1, attributes.ino);
+                    let copy = self.object(attributes, parent, name)?;
                     if attributes.is_directory() {
-                        tree.descend(self.source_fs, b"", attributes.ino, (attributes.ino, copy))?;
+                        tree.descend(self.source_fs, b"", ino, (ino, copy))?;
                     }
                 }
             }

@@ -200,10 +200,11 @@ impl<'a> Restore<'a> {
 
     fn entries(fs: &FileSystem) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
-        for entry in Entries::new(fs, ROOT_INO)? {
+        let mut entries = Entries::new(fs, ROOT_INO)?;
+        while let Some(entry) = entries.next_entry() {
             let entry = entry?;
-            if !is_stage(fs, &entry.name, &entry.attributes)? {
-                names.push(entry.name);
+            if !is_stage(fs, entry.name, entry.attributes)? {
+                names.push(entry.name.to_vec());
             }
         }
         Ok(names)
@@ -406,10 +407,11 @@ impl<'a> Restore<'a> {
     fn remove_stages(&mut self) -> Result<()> {
         let _work = self.live.hold_open()?;
         let mut leftovers = Vec::new();
-        for entry in Entries::new(self.live, ROOT_INO)? {
+        let mut entries = Entries::new(self.live, ROOT_INO)?;
+        while let Some(entry) = entries.next_entry() {
             let entry = entry?;
-            if is_stage(self.live, &entry.name, &entry.attributes)? {
-                leftovers.push(entry.name);
+            if is_stage(self.live, entry.name, entry.attributes)? {
+                leftovers.push(entry.name.to_vec());
             }
         }
         leftovers.iter().try_for_each(|name| {

@@ -291,13 +291,14 @@ impl Comparison<'_> {
         let mut both: BTreeMap<Vec<u8>, (PathObject, PathObject)> = BTreeMap::new();
         let mut list = |fs, there: PathObject, renamed: &HashSet<Entry>, is_new: bool| -> Result<()> {
             let Some((path, directory)) = there.filter(|(_, there)| there.is_directory()) else { return Ok(()) };
-            for entry in Entries::new(fs, directory.ino)? {
+            let mut entries = Entries::new(fs, directory.ino)?;
+            while let Some(entry) = entries.next_entry() {
                 let entry = entry?;
-                let at = (directory.ino, entry.name);
+                let at = (directory.ino, entry.name.to_vec());
                 if renamed.contains(&at) {
                     continue;
                 }
-                let there = Some((below(&path, &at.1), entry.attributes));
+                let there = Some((below(&path, &at.1), *entry.attributes));
                 let pair = both.entry(at.1).or_default();
                 *(if is_new { &mut pair.1 } else { &mut pair.0 }) = there;
             }

@@ -232,9 +232,10 @@ fn list<'a>(
     mut each: impl FnMut(Vec<u8>, Attributes),
 ) -> Result<TreeLocation<'a>> {
     if let TreeLocation::Archive(fs) = place {
-        for entry in Entries::new(fs, object.ino)? {
+        let mut entries = Entries::new(fs, object.ino)?;
+        while let Some(entry) = entries.next_entry() {
             let entry = entry?;
-            each(entry.name, entry.attributes);
+            each(entry.name.to_vec(), *entry.attributes);
         }
         return Ok(TreeLocation::Archive(fs));
     }

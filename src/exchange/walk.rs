@@ -1,9 +1,9 @@
 //! Listings of archive directories, exclude filters, and depth-first walks over trees of any depth:
 //! of the host, of an archive, or of the remains of a damaged one.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::fmt;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -14,21 +14,29 @@ use lockbox_terminal::display;
 use super::attributes::host_error;
 use crate::error::{Error, Result};
 use crate::format::Ino;
-use crate::fs::{Attributes, FileSystem};
+use crate::fs::{Attributes, FileSystem, MAX_SMALL_FILE, mode};
 
 /// Entries per batch: large enough to amortize the descent into the tree, small enough to be held
 /// for every level of a deep tree.
 const BATCH: usize = 128;
+/// Entries per batch of a listing with contents: the files of one batch are read together, and so
+/// few would not share the work between processors.
+const CONTENT_BATCH: usize = 1024;
+/// Maximum bytes of content that a listing holds, of the innermost directory of a walk only.
+const MAX_CONTENT: u64 = 4 << 20;
 
-/// Directory entry with the attributes of its object.
-#[derive(Clone, Debug)]
-pub struct ListingEntry {
-    pub name: Vec<u8>,
-    pub attributes: Attributes,
+/// Directory entry with the attributes of its object, valid until the listing moves on.
+#[derive(Clone, Copy, Debug)]
+pub struct ListingEntry<'e> {
+    pub name: &'e [u8],
+    pub attributes: &'e Attributes,
+    /// Whole content of a small file, in a listing with contents. `None` does not mean that it
+    /// cannot be read: the caller reads the file by itself then.
+    pub content: Option<&'e [u8]>,
 }
 
-/// Iterator over the entries of one directory without `.` and `..`, in creation order. A damaged
-/// entry is returned as an error; the others follow.
+/// Listing of one directory without `.` and `..`, in creation order. A damaged entry is returned as
+/// an error; the others follow.
 ///
 /// Returned directories are remembered, 8 bytes each: a hostile archive can have two names of one
 /// directory, and walking a few dozen nested levels of them would never end.
@@ -37,65 +45,192 @@ pub struct Entries<'a> {
     directory: Ino,
     cookie: u64,
     bound: u64,
-    batch: VecDeque<Result<ListingEntry>>,
+    batch: EntryBatch,
+    /// Position of the current entry in the batch, plus 1.
+    passed: usize,
     directories: HashSet<Ino>,
+    contents: Option<ContentRun>,
     ended: bool,
 }
 
+#[derive(Default)]
+struct EntryBatch {
+    /// All names, one after the other.
+    names: Vec<u8>,
+    entries: Vec<BatchEntry>,
+    /// Error that follows the entries.
+    failed: Option<Error>,
+}
+
+struct BatchEntry {
+    name: Range<usize>,
+    ino: Ino,
+    /// `None` for an entry that must not be followed.
+    attributes: Option<Attributes>,
+}
+
+/// Contents of consecutive entries of a batch, read together. A run ends before a directory, so a
+/// walk holds none while it is below that.
+#[derive(Default)]
+struct ContentRun {
+    buffer: Vec<u8>,
+    /// Position of the first entry, and the place of each one's content in the buffer.
+    first: usize,
+    places: Vec<Option<Range<usize>>>,
+}
+
 impl<'a> Entries<'a> {
+    /// # Errors
+    /// `NotFound` when the directory was removed, `NotDirectory`; errors of reading.
     pub fn new(fs: &'a FileSystem, directory: Ino) -> Result<Entries<'a>> {
         let bound = fs.directory_bound(directory)?;
-        // Cookies 1 and 2 are `.` and `..`.
-        let (batch, directories) = (VecDeque::new(), HashSet::new());
-        Ok(Entries { fs, directory, cookie: 2, bound, batch, directories, ended: false })
+        Ok(Entries {
+            fs,
+            directory,
+            // Cookies 1 and 2 are `.` and `..`.
+            cookie: 2,
+            bound,
+            batch: EntryBatch::default(),
+            passed: 0,
+            directories: HashSet::new(),
+            contents: None,
+            ended: false,
+        })
+    }
+
+    /// Returns a listing that reads small files ahead: many together, in the order of their pages
+    /// and on all processors.
+    ///
+    /// # Errors
+    /// Errors of [`Entries::new`].
+    pub fn with_contents(fs: &'a FileSystem, directory: Ino) -> Result<Entries<'a>> {
+        Ok(Entries { contents: Some(ContentRun::default()), ..Entries::new(fs, directory)? })
+    }
+
+    /// Returns the next entry; `None` at the end.
+    pub fn next_entry(&mut self) -> Option<Result<ListingEntry<'_>>> {
+        match self.advance()? {
+            Ok(()) => self.current().map(Ok),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// Moves to the next entry; `None` at the end. After an error there is no current entry.
+    pub(crate) fn advance(&mut self) -> Option<Result<()>> {
+        while self.passed == self.batch.entries.len() {
+            if let Some(error) = self.batch.failed.take() {
+                return Some(Err(error));
+            }
+            if self.ended {
+                return None;
+            }
+            self.fetch();
+        }
+        self.passed += 1;
+        Some(self.check_current())
+    }
+
+    /// Returns the entry to which the listing was moved.
+    pub(crate) fn current(&self) -> Option<ListingEntry<'_>> {
+        let position = self.passed.checked_sub(1)?;
+        let entry = self.batch.entries.get(position)?;
+        let attributes = entry.attributes.as_ref()?;
+        let content = self.contents.as_ref().and_then(|run| run.content_of(position));
+        // A file that was changed since it was listed is left to the caller.
+        let content = content.filter(|content| content.len() as u64 == attributes.size);
+        Some(ListingEntry { name: self.batch.name_of(entry), attributes, content })
     }
 
     fn fetch(&mut self) {
-        let mut fetched = Vec::new();
+        let EntryBatch { names, entries, failed } = &mut self.batch;
+        names.clear();
+        entries.clear();
+        self.passed = 0;
+        let most = if self.contents.is_some() { CONTENT_BATCH } else { BATCH };
         let last = &mut self.cookie;
         let listed = self.fs.list_directory(self.directory, *last, self.bound, true, &mut |entry, attributes| {
             *last = entry.cookie;
-            fetched.push((entry.name.to_vec(), entry.ino, attributes.copied()));
-            if fetched.len() < BATCH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            let start = names.len();
+            names.extend_from_slice(entry.name);
+            let (name, attributes) = (start..names.len(), attributes.copied());
+            entries.push(BatchEntry { name, ino: entry.ino, attributes });
+            if entries.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
-        self.ended = fetched.len() < BATCH;
-        for (name, ino, attributes) in fetched {
-            let entry = self.entry(name, ino, attributes);
-            self.batch.push_back(entry);
-        }
-        if let Err(error) = listed {
-            self.batch.push_back(Err(error));
+        self.ended = entries.len() < most;
+        *failed = listed.err();
+        if let Some(run) = &mut self.contents {
+            run.clear();
         }
     }
 
-    fn entry(&mut self, name: Vec<u8>, ino: Ino, attributes: Option<Attributes>) -> Result<ListingEntry> {
+    /// Checks the current entry, and reads its content and those of the next files.
+    fn check_current(&mut self) -> Result<()> {
+        let position = self.passed - 1;
+        let EntryBatch { names, entries, .. } = &mut self.batch;
+        let entry = &mut entries[position];
+        let name = &names[entry.name.clone()];
         let named = |error| match error {
-            Error::Damaged(reason) => Error::damaged(format!("{}: {reason}", display(&name))),
+            Error::Damaged(reason) => Error::damaged(format!("{}: {reason}", display(name))),
             error => error,
         };
-        let attributes = match attributes {
+        let attributes = match &mut entry.attributes {
             Some(attributes) => attributes,
             // The lookup returns the error.
-            None => self.fs.lookup(self.directory, &name).map_err(named)?,
+            missing => missing.insert(self.fs.lookup(self.directory, name).map_err(named)?),
         };
-        if attributes.ino != ino {
+        if attributes.ino != entry.ino {
             return Err(named(Error::damaged("an entry's two records disagree")));
         }
-        if attributes.is_directory() && !self.directories.insert(ino) {
-            return Err(named(Error::damaged(format!("a directory has two names: inode={}", ino.0))));
+        if attributes.is_directory() && !self.directories.insert(entry.ino) {
+            return Err(named(Error::damaged(format!("a directory has two names: inode={}", entry.ino.0))));
         }
-        Ok(ListingEntry { name, attributes })
+        if let Some(run) = &mut self.contents {
+            run.cover(self.fs, entries, position);
+        }
+        Ok(())
     }
 }
 
-impl Iterator for Entries<'_> {
-    type Item = Result<ListingEntry>;
+impl EntryBatch {
+    fn name_of(&self, entry: &BatchEntry) -> &[u8] {
+        &self.names[entry.name.clone()]
+    }
+}
 
-    fn next(&mut self) -> Option<Result<ListingEntry>> {
-        while self.batch.is_empty() && !self.ended {
-            self.fetch();
+impl ContentRun {
+    fn clear(&mut self) {
+        self.first = 0;
+        self.places.clear();
+    }
+
+    fn content_of(&self, position: usize) -> Option<&[u8]> {
+        let place = self.places.get(position.checked_sub(self.first)?)?.clone()?;
+        self.buffer.get(place)
+    }
+
+    /// Reads the file at `position` and those after it, unless an earlier call did.
+    fn cover(&mut self, fs: &FileSystem, entries: &[BatchEntry], position: usize) {
+        if (self.first..self.first + self.places.len()).contains(&position) {
+            return;
         }
-        self.batch.pop_front()
+        let mut bytes = 0;
+        let files = entries[position..].iter().map_while(|entry| {
+            let attributes = entry.attributes.as_ref().filter(|attributes| !attributes.is_directory())?;
+            // A file with several names is often wanted once.
+            let is_small = attributes.mode & mode::TYPE == mode::REGULAR
+                && attributes.size <= MAX_SMALL_FILE
+                && attributes.links == 1;
+            bytes += if is_small { attributes.size } else { 0 };
+            (bytes <= MAX_CONTENT).then_some(is_small.then_some(entry.ino))
+        });
+        let files: Vec<Option<Ino>> = files.collect();
+        self.first = position;
+        if files.is_empty() {
+            // The caller may enter the directory, and stay there for long.
+            *self = ContentRun { first: position, ..ContentRun::default() };
+        } else {
+            self.places = fs.read_small_files(&files, &mut self.buffer);
+        }
     }
 }
 
@@ -214,8 +349,22 @@ impl<'a, T> ArchiveWalk<'a, T> {
         Ok(())
     }
 
-    pub(crate) fn next(&mut self, path: &mut Vec<u8>) -> Option<Result<WalkStep<'_, ListingEntry, Entries<'a>, T>>> {
-        self.step(path, Iterator::next, |entry| &entry.name)
+    /// Returns the next step like [`TreeWalk::step`].
+    pub(crate) fn next(
+        &mut self,
+        path: &mut Vec<u8>,
+    ) -> Option<Result<WalkStep<'_, ListingEntry<'_>, Entries<'a>, T>>> {
+        let directory = self.0.last_mut()?;
+        path.truncate(directory.path_length);
+        let Some(advanced) = directory.entries.advance() else {
+            return self.0.pop().map(WalkStep::Leave).map(Ok);
+        };
+        let directory = self.0.last()?;
+        let entry = directory.entries.current();
+        Some(advanced.and_then(|()| entry.ok_or_else(|| Error::damaged("an entry has no attributes"))).map(|entry| {
+            join(path, entry.name);
+            WalkStep::Entry(entry, directory)
+        }))
     }
 }
 
@@ -236,6 +385,10 @@ pub struct Filter(Option<Arc<ExcludePredicate>>);
 impl Filter {
     pub fn new(excludes: impl Fn(&[u8], bool) -> bool + Send + Sync + 'static) -> Filter {
         Filter(Some(Arc::new(excludes)))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_none()
     }
 
     pub(super) fn excludes(&self, path: &[u8], is_directory: bool) -> bool {

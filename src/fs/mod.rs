@@ -31,7 +31,8 @@ pub(crate) use check::{DataReading, StructureReport};
 pub(crate) use directory::name_hash;
 pub(crate) use extents::join_ranges;
 pub(crate) use ops::ChangedInode;
-pub use ops::{MAX_SMALL_FILE, NewFile, PendingSync, SnapshotView};
+pub(crate) use ops::MAX_SMALL_FILE;
+pub use ops::{NewFile, PendingSync, SnapshotView};
 pub use types::*;
 pub(crate) use write_buffer::LogPieces;
 

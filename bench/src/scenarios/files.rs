@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use lockbox::exchange::{self, Entries, ExtractOptions, Filter, ImportOptions};
-use lockbox::fs::{FileSystem, RenameMode};
+use lockbox::fs::{FileSystem, RenameMode, SetAttributes, SetTime};
 use lockbox::fs::{Ino, ROOT_INO};
 
 use crate::measure::{
@@ -60,11 +60,15 @@ fn small_files(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) 
 fn list(fs: &FileSystem, directories: &[Ino], files: usize) -> Outcome<()> {
     let mut seen = 0;
     for directory in directories {
-        for entry in Entries::new(fs, *directory)? {
+        let mut entries = Entries::new(fs, *directory)?;
+        while let Some(entry) = entries.next_entry() {
             seen += usize::from(entry?.attributes.size == SIZE as u64);
         }
     }
-    let tops = Entries::new(fs, ROOT_INO)?.count();
+    let (mut tops, mut entries) = (0, Entries::new(fs, ROOT_INO)?);
+    while let Some(entry) = entries.next_entry() {
+        tops += usize::from(entry?.attributes.is_directory());
+    }
     if (seen, tops) == (files, directories.len()) {
         Ok(())
     } else {
@@ -73,12 +77,11 @@ fn list(fs: &FileSystem, directories: &[Ino], files: usize) -> Outcome<()> {
 }
 
 fn read_all(fs: &FileSystem, directories: &[Ino], contents: &[Vec<u8>]) -> Outcome<()> {
-    let mut buffer = Vec::new();
     let mut number = 0;
     for directory in directories {
-        for entry in Entries::new(fs, *directory)? {
-            let count = fs.read_into(entry?.attributes.ino, 0, SIZE + 1, &mut buffer)?;
-            if contents.get(number).is_none_or(|content| buffer[..count] != content[..]) {
+        let mut entries = Entries::with_contents(fs, *directory)?;
+        while let Some(entry) = entries.next_entry() {
+            if entry?.content != contents.get(number).map(Vec::as_slice) {
                 return Err(format!("file {number} has another content").into());
             }
             number += 1;
@@ -170,7 +173,8 @@ fn tree_of(place: &Place, entries: usize) -> Outcome<()> {
     report.each("list with attributes", entries, || {
         let mut seen = 0;
         for directory in &directories {
-            for entry in Entries::new(&fs, *directory)? {
+            let mut entries = Entries::new(&fs, *directory)?;
+            while let Some(entry) = entries.next_entry() {
                 entry?;
                 seen += 1;
             }
@@ -186,6 +190,46 @@ fn tree_of(place: &Place, entries: usize) -> Outcome<()> {
     })?;
     drop(fs);
     report.time("close again", || made.close())?;
+    Ok(())
+}
+
+/// Files changed between the two snapshots.
+const CHANGES: usize = 100;
+
+pub(crate) fn diff(place: &Place, entries: usize) -> Outcome<()> {
+    let report = Report::new(&format!("diff: {CHANGES} changes among {entries} files"), place)?;
+    let mut made = BenchBox::new(place, "diff")?;
+    let fs = made.fs()?;
+    let directories = add_many(&fs, 0..entries, &|number| vec![number as u8; 300])?;
+    fs.make_durable()?;
+    made.archive()?.take_snapshot(b"a")?;
+    let mut random = Seeded::new(1);
+    for _ in 0..CHANGES {
+        let number = random.below(entries as u64) as usize;
+        let ino = fs.lookup(directories[number / PER_DIRECTORY], &name(number))?.ino;
+        fs.write(ino, 0, b"changed")?;
+        fs.set_attributes(ino, &SetAttributes { mtime: Some(SetTime::Now), ..SetAttributes::default() })?;
+    }
+    made.archive()?.take_snapshot(b"b")?;
+    drop(fs);
+    for round in ["cold", "warm", "warm again"] {
+        if round == "cold" {
+            made.make_cold()?;
+        } else {
+            made.close()?;
+        }
+        made.open()?;
+        let archive = made.archive()?;
+        let (_, read) = report.time(&format!("compare, {round}"), || {
+            let (old, new) = (archive.snapshot_view(b"a")?, archive.snapshot_view(b"b")?);
+            let found = exchange::compare(&old, &new, &mut |_| Ok(()))?.len();
+            if found != CHANGES {
+                return Err(format!("{found} differences").into());
+            }
+            Ok((old.usage().nodes.misses, new.usage().nodes.misses))
+        })?;
+        report.row("nodes read of the older and the newer one", &format!("{} and {}", read.0, read.1))?;
+    }
     Ok(())
 }
 

@@ -55,6 +55,11 @@ enum Scenario {
         #[arg(long, default_value_t = 10_000)]
         files: usize,
     },
+    /// Compare two snapshots between which 100 files were changed, warm and cold
+    Diff {
+        #[arg(long, default_value_t = 1_000_000)]
+        entries: usize,
+    },
     /// Open, look up, list and change archives of more and more entries
     Tree {
         #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000")]
@@ -69,6 +74,7 @@ fn main() -> ExitCode {
         Scenario::Small { files } => files::small(place, files),
         Scenario::Large { size } => files::large(place, size),
         Scenario::AppendDelete { files } => files::append_delete(place, files),
+        Scenario::Diff { entries } => files::diff(place, entries),
         Scenario::Tree { entries } => files::tree(place, &entries),
     };
     match done {

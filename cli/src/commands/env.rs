@@ -256,10 +256,11 @@ pub(crate) fn variable_names(archive: &Archive) -> Result<Vec<String>, Error> {
     let fs = archive.file_system();
     let Some(directory) = directory(fs)? else { return Ok(Vec::new()) };
     let mut names = Vec::new();
-    for entry in Entries::new(fs, directory)? {
+    let mut entries = Entries::new(fs, directory)?;
+    while let Some(entry) = entries.next_entry() {
         let entry = entry?;
         if entry.attributes.mode & mode::TYPE == mode::REGULAR
-            && let Ok(name) = String::from_utf8(entry.name)
+            && let Ok(name) = String::from_utf8(entry.name.to_vec())
             && check_name(&name).is_ok()
         {
             names.push(name);
@@ -276,7 +277,9 @@ fn read_variable(archive: &Archive, name: &str) -> Result<Zeroizing<Vec<u8>>, Fa
     if found.size > MAX_VALUE as u64 {
         return Err(Failure::other(format!("{DIRECTORY}/{name} is longer than {} KiB", MAX_VALUE >> 10)));
     }
-    let value = Zeroizing::new(fs.read(found.ino, 0, MAX_VALUE)?);
+    let mut value = Zeroizing::new(Vec::new());
+    let length = fs.read_into(found.ino, 0, MAX_VALUE, &mut value)?;
+    value.truncate(length);
     if value.contains(&0) {
         return Err(Failure::other(format!("{DIRECTORY}/{name} holds a NUL, which no variable can")));
     }

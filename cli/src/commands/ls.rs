@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 
 use lockbox::Error;
-use lockbox::exchange::{Entries, ListingEntry, resolve, split_device_number};
+use lockbox::exchange::{Entries, resolve, split_device_number};
 use lockbox::fs::Ino;
 use lockbox::fs::{Attributes, FileSystem, mode};
 use lockbox_host::DAMAGED;
@@ -77,6 +77,11 @@ impl From<Failure> for Stop {
     }
 }
 
+struct ListedObject {
+    name: Vec<u8>,
+    attributes: Attributes,
+}
+
 struct List<'a> {
     fs: &'a FileSystem,
     args: &'a Args,
@@ -91,7 +96,7 @@ impl List<'_> {
     fn path(&mut self, path: &[u8]) -> Result<(), Stop> {
         let attributes = resolve(self.fs, path)?;
         if !attributes.is_directory() {
-            return self.entries(path, &[ListingEntry { name: path.to_vec(), attributes }], true);
+            return self.entries(path, &[ListedObject { name: path.to_vec(), attributes }], true);
         }
         let start: &[u8] = if path.iter().all(|&b| b == b'/') { b"/" } else { without_end_slashes(path) };
         // Stack of paths, the next one on top: directories are listed one after the other as ls(1)
@@ -119,11 +124,14 @@ impl List<'_> {
     }
 
     /// Returns the readable entries of a directory, and reports the others.
-    fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<ListingEntry>, Error> {
+    fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<ListedObject>, Error> {
         let mut readable = Vec::new();
-        for entry in Entries::new(self.fs, directory)? {
+        let mut entries = Entries::new(self.fs, directory)?;
+        while let Some(entry) = entries.next_entry() {
             match entry {
-                Ok(entry) => readable.push(entry),
+                Ok(entry) => {
+                    readable.push(ListedObject { name: entry.name.to_vec(), attributes: *entry.attributes });
+                }
                 Err(error @ Error::Damaged(_)) => {
                     self.unreadable += 1;
                     complain(&format!("{}: {}", display(path), Failure::sentence(&error)));
@@ -135,7 +143,7 @@ impl List<'_> {
     }
 
     /// `whole`: the names are paths already.
-    fn entries(&mut self, directory: &[u8], entries: &[ListingEntry], whole: bool) -> Result<(), Stop> {
+    fn entries(&mut self, directory: &[u8], entries: &[ListedObject], whole: bool) -> Result<(), Stop> {
         if self.args.json {
             for entry in entries {
                 let path = if whole { entry.name.clone() } else { join(directory, &entry.name) };
@@ -153,7 +161,7 @@ impl List<'_> {
         Ok(())
     }
 
-    fn long(&mut self, entries: &[ListingEntry]) -> Result<(), Stop> {
+    fn long(&mut self, entries: &[ListedObject]) -> Result<(), Stop> {
         let rows: Vec<[String; 5]> = entries.iter().map(|entry| self.columns(&entry.attributes)).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
         let [links, user, group, size] = [width(1), width(2), width(3), width(4)];
@@ -199,7 +207,7 @@ impl List<'_> {
         [mode_text(attributes.mode), attributes.links.to_string(), user.clone(), group.clone(), size]
     }
 
-    fn object(&self, path: &[u8], entry: &ListingEntry) -> Result<Value, Stop> {
+    fn object(&self, path: &[u8], entry: &ListedObject) -> Result<Value, Stop> {
         let attributes = &entry.attributes;
         let mut object = json!({
             "ino": attributes.ino.0,
@@ -313,14 +321,15 @@ pub(crate) fn cat(args: &CatArgs) -> Result<(), Failure> {
 
 fn copy(fs: &FileSystem, path: &[u8], out: &mut Output) -> Result<(), Failure> {
     let attributes = regular_file(fs, path)?;
-    let mut offset = 0;
+    let (mut offset, mut piece) = (0, Vec::new());
     while offset < attributes.size {
-        let piece = fs.read(attributes.ino, offset, PIECE).map_err(|error| Failure::of(display(path), &error))?;
-        if piece.is_empty() {
+        let length = fs.read_into(attributes.ino, offset, PIECE, &mut piece);
+        let length = length.map_err(|error| Failure::of(display(path), &error))?;
+        if length == 0 {
             break;
         }
-        out.bytes(&piece)?;
-        offset += piece.len() as u64;
+        out.bytes(&piece[..length])?;
+        offset += length as u64;
     }
     Ok(())
 }

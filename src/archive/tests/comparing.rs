@@ -156,10 +156,11 @@ fn one(fs: &FileSystem, is: &Attributes) -> One {
 }
 
 fn below(fs: &FileSystem, directory: Ino, path: &[u8], all: &mut Described) {
-    for entry in Entries::new(fs, directory).unwrap() {
+    let mut entries = Entries::new(fs, directory).unwrap();
+    while let Some(entry) = entries.next_entry() {
         let entry = entry.unwrap();
-        let path = if path.is_empty() { entry.name } else { [path, b"/", &entry.name].concat() };
-        all.insert(path.clone(), one(fs, &entry.attributes));
+        let path = if path.is_empty() { entry.name.to_vec() } else { [path, b"/", entry.name].concat() };
+        all.insert(path.clone(), one(fs, entry.attributes));
         if entry.attributes.is_directory() {
             below(fs, entry.attributes.ino, &path, all);
         }
@@ -243,8 +244,11 @@ impl World {
         let mut all = vec![ROOT_INO];
         let mut at = 0;
         while at < all.len() {
-            let entries = Entries::new(&self.fs, all[at]).unwrap().map(Result::unwrap);
-            all.extend(entries.filter(|entry| entry.attributes.is_directory()).map(|entry| entry.attributes.ino));
+            let mut entries = Entries::new(&self.fs, all[at]).unwrap();
+            while let Some(entry) = entries.next_entry() {
+                let attributes = entry.unwrap().attributes;
+                all.extend(attributes.is_directory().then_some(attributes.ino));
+            }
             at += 1;
         }
         all
@@ -446,9 +450,10 @@ fn files_far_from_their_directories_are_found_by_all_their_names() {
     let mut waiting = vec![(ROOT_INO, Vec::new())];
     names.insert(ROOT_INO, vec![Vec::new()]);
     while let Some((directory, path)) = waiting.pop() {
-        for entry in Entries::new(&fs, directory).unwrap() {
+        let mut entries = Entries::new(&fs, directory).unwrap();
+        while let Some(entry) = entries.next_entry() {
             let entry = entry.unwrap();
-            let path = if path.is_empty() { entry.name } else { [&path[..], b"/", &entry.name].concat() };
+            let path = if path.is_empty() { entry.name.to_vec() } else { [&path[..], b"/", entry.name].concat() };
             names.entry(entry.attributes.ino).or_default().push(path.clone());
             if entry.attributes.is_directory() {
                 waiting.push((entry.attributes.ino, path));

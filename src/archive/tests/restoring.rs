@@ -74,15 +74,24 @@ fn one(fs: &FileSystem, is: &Attributes, path: &[u8], first: &mut HashMap<Ino, V
 }
 
 fn below(fs: &FileSystem, directory: Ino, path: &[u8], first: &mut HashMap<Ino, Vec<u8>>, all: &mut Described) {
-    let mut entries: Vec<_> = Entries::new(fs, directory).unwrap().map(Result::unwrap).collect();
-    entries.sort_by(|one, other| one.name.cmp(&other.name));
-    for entry in entries {
-        let path = if path.is_empty() { entry.name } else { [path, b"/", &entry.name].concat() };
-        all.insert(path.clone(), one(fs, &entry.attributes, &path, first));
-        if entry.attributes.is_directory() {
-            below(fs, entry.attributes.ino, &path, first, all);
+    for (name, attributes) in list_entries(fs, directory) {
+        let path = if path.is_empty() { name } else { [path, b"/", &name].concat() };
+        all.insert(path.clone(), one(fs, &attributes, &path, first));
+        if attributes.is_directory() {
+            below(fs, attributes.ino, &path, first, all);
         }
     }
+}
+
+/// Returns the entries of a directory, sorted by name.
+fn list_entries(fs: &FileSystem, directory: Ino) -> Vec<(Vec<u8>, Attributes)> {
+    let (mut all, mut entries) = (Vec::new(), Entries::new(fs, directory).unwrap());
+    while let Some(entry) = entries.next_entry() {
+        let entry = entry.unwrap();
+        all.push((entry.name.to_vec(), *entry.attributes));
+    }
+    all.sort_by(|(one, _), (other, _)| one.cmp(other));
+    all
 }
 
 /// Returns the objects at and below a path, without properties that depend on its surroundings.
@@ -342,8 +351,7 @@ fn another_directory_takes_them_and_loses_nothing() {
 
 /// Returns names at the root that a restore uses if they are unused.
 fn stages(fs: &FileSystem) -> Vec<Vec<u8>> {
-    let names = Entries::new(fs, ROOT_INO).unwrap().map(|entry| entry.unwrap().name);
-    names.filter(|name| name.starts_with(STAGE)).collect()
+    list_entries(fs, ROOT_INO).into_iter().map(|(name, _)| name).filter(|name| name.starts_with(STAGE)).collect()
 }
 
 /// Creates the leftovers of an interrupted restore.

@@ -127,22 +127,23 @@ impl MirrorPlanner<'_> {
         // Nothing is deleted because of an incomplete listing.
         let Ok(mut names) = self.host_names(&host) else { return Ok(false) };
         let is_empty = names.is_empty();
-        for entry in Entries::new(self.fs, ino)? {
+        let mut entries = Entries::new(self.fs, ino)?;
+        while let Some(entry) = entries.next_entry() {
             let entry = entry?;
-            self.step(path_length, &entry.name);
+            self.step(path_length, entry.name);
             let is_directory = entry.attributes.is_directory();
             if self.excludes(is_directory) {
                 continue;
             }
-            let Some(stat) = names.remove(&entry.name) else {
-                self.plan_deletion(ino, entry)?;
+            let Some(stat) = names.remove(entry.name) else {
+                self.plan_deletion(ino, entry.name, entry.attributes)?;
                 continue;
             };
             self.plan.entries += 1;
-            let object = XattrObject::Named { directory: host.as_fd(), name: &entry.name, follow: false };
+            let object = XattrObject::Named { directory: host.as_fd(), name: entry.name, follow: false };
             let crosses = self.options.one_file_system && stat.st_dev != self.device;
-            if self.both(&object, &stat, &entry.attributes)? && !crosses {
-                below.push((entry.name, entry.attributes.ino));
+            if self.both(&object, &stat, entry.attributes)? && !crosses {
+                below.push((entry.name.to_vec(), entry.attributes.ino));
             }
         }
         for name in names.into_keys() {
@@ -203,11 +204,10 @@ impl MirrorPlanner<'_> {
     }
 
     /// Plans the deletion of an object, except excluded objects and their parent directories.
-    fn plan_deletion(&mut self, parent: Ino, entry: ListingEntry) -> Result<()> {
-        let mut waiting = vec![(parent, self.path.clone(), entry)];
-        while let Some((parent, path, entry)) = waiting.pop() {
+    fn plan_deletion(&mut self, parent: Ino, name: &[u8], attributes: &Attributes) -> Result<()> {
+        let mut waiting = vec![(parent, self.path.clone(), name.to_vec(), *attributes)];
+        while let Some((parent, path, name, attributes)) = waiting.pop() {
             self.path = path;
-            let ListingEntry { name, attributes } = entry;
             let is_directory = attributes.is_directory();
             if self.excludes(is_directory) {
                 continue;
@@ -216,10 +216,11 @@ impl MirrorPlanner<'_> {
             let (below, keeps) = if is_directory { self.count_below(attributes.ino)? } else { (0, false) };
             if keeps {
                 let length = self.path.len();
-                for entry in Entries::new(self.fs, attributes.ino)? {
+                let mut entries = Entries::new(self.fs, attributes.ino)?;
+                while let Some(entry) = entries.next_entry() {
                     let entry = entry?;
-                    self.step(length, &entry.name);
-                    waiting.push((attributes.ino, self.path.clone(), entry));
+                    self.step(length, entry.name);
+                    waiting.push((attributes.ino, self.path.clone(), entry.name.to_vec(), *entry.attributes));
                 }
                 continue;
             }
@@ -241,7 +242,8 @@ impl MirrorPlanner<'_> {
             }
             count += 1;
             if attributes.is_directory() {
-                tree.descend(self.fs, &self.path, attributes.ino, ())?;
+                let ino = attributes.ino;
+                tree.descend(self.fs, &self.path, ino, ())?;
             }
         }
         Ok((count, keeps))

@@ -15,7 +15,7 @@ use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR};
 use crate::error::{Error, Result};
 use crate::exchange::attributes::{host_error, read_at, timestamps};
 use crate::exchange::walk::{ArchiveWalk, WalkStep, join};
-use crate::exchange::{CopyCounts, CopyTally, Filter, ListingEntry, Progress, path_ops, split_device_number};
+use crate::exchange::{CopyCounts, CopyTally, Entries, Filter, ListingEntry, Progress, path_ops, split_device_number};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
 use crate::storage::{FileIdentity, names};
@@ -167,25 +167,30 @@ impl<'a> Exporter<'a> {
 
     fn top(&mut self, mut path: Vec<u8>, attributes: &Attributes) -> Result<()> {
         self.top_length = path.len() + usize::from(!path.is_empty());
-        self.object(&path, attributes)?;
+        self.object(&path, attributes, None)?;
         if !attributes.is_directory() {
             return Ok(());
         }
-        let mut tree = ArchiveWalk::below(self.fs, &path, attributes.ino, ())?;
+        // Content of files that the filter excludes is not read.
+        let list = if self.filter.is_empty() { Entries::with_contents } else { Entries::new };
+        let mut tree = ArchiveWalk::new();
+        tree.enter(&path, list(self.fs, attributes.ino)?, ());
         while let Some(step) = tree.next(&mut path) {
-            let WalkStep::Entry(ListingEntry { attributes, .. }, _) = step? else { continue };
+            let WalkStep::Entry(ListingEntry { attributes, content, .. }, _) = step? else { continue };
             if self.filter.excludes(&path[self.top_length..], attributes.is_directory()) {
                 continue;
             }
-            self.object(&path, &attributes)?;
+            self.object(&path, attributes, content)?;
             if attributes.is_directory() {
-                tree.descend(self.fs, &path, attributes.ino, ())?;
+                let below = list(self.fs, attributes.ino)?;
+                tree.enter(&path, below, ());
             }
         }
         Ok(())
     }
 
-    fn object(&mut self, path: &[u8], attributes: &Attributes) -> Result<()> {
+    /// Writes one object; `content` is that of a file that was read ahead.
+    fn object(&mut self, path: &[u8], attributes: &Attributes, content: Option<&[u8]>) -> Result<()> {
         self.tally.start_next();
         self.report_progress(path, 0);
         self.tally.add_stored_file(attributes);
@@ -215,7 +220,10 @@ impl<'a> Exporter<'a> {
             mode::REGULAR => {
                 let member = member(EntryType::Regular)?;
                 self.report.copied.files += 1;
-                self.file(member, path, attributes)
+                match content {
+                    Some(content) => self.read_file(member, path, content),
+                    None => self.file(member, path, attributes),
+                }
             }
             mode::DIRECTORY => {
                 self.report.copied.directories += 1;
@@ -241,6 +249,17 @@ impl<'a> Exporter<'a> {
             }
             _ => Err(Error::damaged(format!("an object of unknown type: mode={:o}", attributes.mode))),
         }
+    }
+
+    fn read_file(&mut self, mut member: PaxMember, path: &[u8], content: &[u8]) -> Result<()> {
+        member.size = content.len() as u64;
+        member.write(&mut self.out)?;
+        self.out.bytes(content)?;
+        if !content.is_empty() {
+            self.report_progress(path, content.len() as u64);
+        }
+        self.report.copied.bytes += content.len() as u64;
+        self.out.fill(BLOCK as u64)
     }
 
     fn file(&mut self, mut member: PaxMember, path: &[u8], attributes: &Attributes) -> Result<()> {

@@ -25,7 +25,7 @@ use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode};
 use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume, WrittenPiece, groups_for};
 
 /// Maximum content of a file that can be added in bulk, which is the limit for packing.
-pub const MAX_SMALL_FILE: u64 = PACK;
+pub(crate) const MAX_SMALL_FILE: u64 = PACK;
 
 /// Maximum files of one operation. An operation copies each changed node once, about five for a
 /// single file: with this many files the nodes cost little compared to the files, and the writers'
@@ -54,7 +54,7 @@ pub struct NewFile<'a> {
     pub mtime: Option<Timestamp>,
     /// Names and values of attributes that satisfy [`FileSystem::is_plain_xattr`].
     pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
-    /// At most [`MAX_SMALL_FILE`] bytes.
+    /// At most 32 KiB.
     pub content: &'a [u8],
 }
 

@@ -46,15 +46,15 @@ impl FileSystem {
 
     /// Returns the bytes `offset..offset + length`, short at the end of the file; holes read as
     /// zeros.
-    pub fn read(&self, ino: Ino, offset: u64, length: usize) -> Result<Vec<u8>> {
+    pub(crate) fn read(&self, ino: Ino, offset: u64, length: usize) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         let count = self.read_into(ino, offset, length, &mut out)?;
         out.truncate(count);
         Ok(out)
     }
 
-    /// Reads like [`FileSystem::read`] into the first bytes of `buffer`; returns how many. The
-    /// buffer grows as needed and never shrinks, so a reused one is neither allocated nor zeroed.
+    /// Reads the bytes `offset..offset + length` into the first bytes of `buffer`; returns how many,
+    /// fewer at the end of the file. Holes read as zeros. The buffer grows as needed and never shrinks, so a reused one is neither allocated nor zeroed.
     /// After an error its content is undefined.
     pub fn read_into(&self, ino: Ino, offset: u64, length: usize, buffer: &mut Vec<u8>) -> Result<usize> {
         let wanted = offset..offset.saturating_add(length as u64);

@@ -3,6 +3,7 @@
 
 mod attributes;
 mod bulk;
+mod bulk_read;
 mod copy;
 mod file_data;
 mod names;
@@ -10,7 +11,8 @@ mod paths;
 mod snapshots;
 mod xattr;
 
-pub use bulk::{MAX_SMALL_FILE, NewFile};
+pub(crate) use bulk::MAX_SMALL_FILE;
+pub use bulk::NewFile;
 pub(super) use names::MAX_TARGET;
 pub(crate) use snapshots::ChangedInode;
 pub use snapshots::SnapshotView;

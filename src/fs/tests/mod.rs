@@ -2,6 +2,7 @@
 
 mod acl;
 mod bulk;
+mod bulk_read;
 mod crash;
 mod data;
 mod directories;

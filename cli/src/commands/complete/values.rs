@@ -208,13 +208,18 @@ fn within(archive: &OsStr, typed: &[u8]) -> Vec<Candidate> {
     let Some(archive) = opened(archive) else { return Vec::new() };
     let fs = archive.file_system();
     let Some(directory) = resolve(fs, stem).ok().filter(|found| found.is_directory()) else { return Vec::new() };
-    let Ok(entries) = Entries::new(fs, directory.ino) else { return Vec::new() };
-    let fitting = entries.flatten().filter(|entry| entry.name.starts_with(begun));
-    let found = fitting.map(|entry| match entry.attributes.is_directory() {
-        true => Candidate::new(stem, [&entry.name[..], b"/"].concat()).open(),
-        false => Candidate::new(stem, &entry.name),
-    });
-    found.collect()
+    let Ok(mut entries) = Entries::new(fs, directory.ino) else { return Vec::new() };
+    let mut found = Vec::new();
+    while let Some(entry) = entries.next_entry() {
+        let Ok(entry) = entry else { continue };
+        if entry.name.starts_with(begun) {
+            found.push(match entry.attributes.is_directory() {
+                true => Candidate::new(stem, [entry.name, b"/"].concat()).open(),
+                false => Candidate::new(stem, entry.name),
+            });
+        }
+    }
+    found
 }
 
 /// Returns archives, and after a ':' paths in them. With `colon` an archive alone is not valid.

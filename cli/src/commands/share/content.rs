@@ -30,12 +30,13 @@ pub(super) struct SharedArchiveFile<'a> {
     ino: Ino,
     size: u64,
     at: u64,
+    part: Vec<u8>,
 }
 
 impl<'a> SharedArchiveFile<'a> {
     pub(super) fn open(archive: &'a Archive, path: &[u8], name: String) -> Result<SharedArchiveFile<'a>, Failure> {
         let attributes = regular_file(archive.file_system(), path)?;
-        Ok(SharedArchiveFile { archive, name, ino: attributes.ino, size: attributes.size, at: 0 })
+        Ok(SharedArchiveFile { archive, name, ino: attributes.ino, size: attributes.size, at: 0, part: Vec::new() })
     }
 }
 
@@ -49,11 +50,11 @@ impl Source for SharedArchiveFile<'_> {
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let part = self.archive.file_system().read(self.ino, self.at, buffer.len());
-        let part = part.map_err(|error| io::Error::other(Failure::sentence(&error)))?;
-        buffer[..part.len()].copy_from_slice(&part);
-        self.at += part.len() as u64;
-        Ok(part.len())
+        let length = self.archive.file_system().read_into(self.ino, self.at, buffer.len(), &mut self.part);
+        let length = length.map_err(|error| io::Error::other(Failure::sentence(&error)))?;
+        buffer[..length].copy_from_slice(&self.part[..length]);
+        self.at += length as u64;
+        Ok(length)
     }
 
     fn verify(&mut self) -> Result<(), lockbox_share_client::Error> {

@@ -566,12 +566,13 @@ impl Installer<'_> {
     fn check(&self, from: Ino, to: Ino) -> Result<()> {
         let mut levels = vec![(from, to, Vec::new())];
         while let Some((from, to, path)) = levels.pop() {
-            for entry in Entries::new(self.fs, from)? {
+            let mut entries = Entries::new(self.fs, from)?;
+            while let Some(entry) = entries.next_entry() {
                 let entry = entry?;
                 let mut path = path.clone();
                 path.push(b'/');
-                path.extend_from_slice(&entry.name);
-                match self.step(&entry.attributes, to, &entry.name)? {
+                path.extend_from_slice(entry.name);
+                match self.step(entry.attributes, to, entry.name)? {
                     InstallStep::Move | InstallStep::Replace => {}
                     InstallStep::Merge(existing) => levels.push((entry.attributes.ino, existing, path)),
                     InstallStep::InTheWay => {
@@ -590,10 +591,11 @@ impl Installer<'_> {
         let mut merged = HashMap::from([(from, to)]);
         let mut levels = vec![(from, to)];
         while let Some((from, to)) = levels.pop() {
-            for entry in Entries::new(self.fs, from)? {
+            let mut entries = Entries::new(self.fs, from)?;
+            while let Some(entry) = entries.next_entry() {
                 let entry = entry?;
-                let name = &entry.name[..];
-                match self.step(&entry.attributes, to, name)? {
+                let name = entry.name;
+                match self.step(entry.attributes, to, name)? {
                     InstallStep::Move => self.fs.rename(from, name, to, name, RenameMode::NoReplace)?,
                     InstallStep::Replace => self.fs.rename(from, name, to, name, RenameMode::Replace)?,
                     InstallStep::Merge(existing) => {
