@@ -19,6 +19,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn read(fs: &FileSystem, ino: Ino, length: usize) -> Vec<u8> {
+    let mut content = Vec::new();
+    let length = fs.read_into(ino, 0, length, &mut content).unwrap();
+    content.truncate(length);
+    content
+}
+
 /// Compares the regular files below a directory with the manifest; returns their number.
 fn compare(fs: &FileSystem, directory: Ino, path: &[u8], objects: &Value) -> usize {
     let mut entries = Vec::new();
@@ -33,7 +40,7 @@ fn compare(fs: &FileSystem, directory: Ino, path: &[u8], objects: &Value) -> usi
         match attributes.mode & mode::TYPE {
             mode::DIRECTORY => files += compare(fs, ino, &path, objects),
             mode::REGULAR => {
-                let content = fs.read(ino, 0, attributes.size as usize).unwrap();
+                let content = read(fs, ino, attributes.size as usize);
                 let recorded = &objects[hex(&path)]["sha256"];
                 assert_eq!(*recorded, hex(&Sha256::digest(content)), "{}", path.escape_ascii());
                 files += 1;
@@ -67,7 +74,7 @@ fn golden_archives_are_read_and_written_on() {
         fs.write(added, 0, name.as_bytes()).unwrap();
         archive.close().unwrap();
         let archive = open(true);
-        assert_eq!(archive.file_system().read(added, 0, 100).unwrap(), name.as_bytes());
+        assert_eq!(read(archive.file_system(), added, 100), name.as_bytes());
         assert!(archive.check(true, &mut |_| {}).unwrap().findings.is_empty(), "{name}");
     }
 }

@@ -163,7 +163,7 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Checks the current entry, and reads its content and those of the next files.
+    /// Checks the current entry, and reads the contents of its file and the next ones.
     fn check_current(&mut self) -> Result<()> {
         let position = self.passed - 1;
         let EntryBatch { names, entries, .. } = &mut self.batch;
