@@ -72,9 +72,9 @@ impl FileSystem {
     /// atomic.
     ///
     /// # Errors
-    /// `NoSpace`, `WriteFailed`, `ReadOnly`, `Damaged`, `Io`: the remaining files are not added. Files
-    /// of earlier batches exist, as durable as without the error; [`FileSystem::add_files_to`]
-    /// reports them.
+    /// `NoSpace`, `WriteFailed`, `ReadOnly`, `Damaged`, `Io`: the remaining files are not added.
+    /// Files of earlier batches exist, as durable as without the error;
+    /// [`FileSystem::add_files_to`] reports them.
     pub fn add_files(&self, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {
         let mut added = Vec::with_capacity(files.len());
         self.add_files_to(files, &mut added)?;
