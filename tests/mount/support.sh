@@ -29,11 +29,13 @@ begin_case() {
 end_case() {
     local code=$?
     trap - ERR EXIT
-    if [[ $code -ne 0 ]]; then
-        cat "$WORK"/*.log 2>/dev/null | tail -n 20 | sed 's/^/daemon: /'
-        echo "SEED=$SEED"
-    fi
+    [[ $code -eq 0 ]] || show_logs
     exit "$code"
+}
+
+show_logs() {
+    cat "$WORK"/*.log 2>/dev/null | tail -n 20 | sed 's/^/daemon: /'
+    echo "SEED=$SEED"
 }
 
 fail() {

@@ -20,12 +20,12 @@
 # drops the file's pages again and again meanwhile, and after each process the file is read once more from a new mount.
 #
 # Needs root, /dev/fuse, python3 and cargo.
-#   PROGRAMS    directory with lockbox and mount-lockbox (default: target/debug, built when missing)
-#   SCRATCH     where archives lie (default $TMPDIR or /tmp)
+# The variables of support/suite.sh, and BUILD_ONLY, which builds the tool and runs nothing.
 set -Eeuo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-repository=$(cd "$here/../.." && pwd)
+# shellcheck source=tests/suites/support/suite.sh
+source "$(dirname "${BASH_SOURCE[0]}")/support/suite.sh"
+
 FSX_VERSION=0.3.2
 PART=50000
 operations=20000
@@ -45,23 +45,6 @@ while [[ $# -gt 0 ]]; do
 done
 [[ ${#profiles[@]} -gt 0 ]] || profiles=(plain mmap reopen remount holes copy direct all large)
 
-if [[ $EUID -ne 0 || ! -e /dev/fuse ]]; then
-    echo "fsx.sh: needs root and /dev/fuse" >&2
-    exit 1
-fi
-target=${CARGO_TARGET_DIR:-$repository/target}
-programs=${PROGRAMS:-$target/debug}
-fsx=$target/suites/bin/fsx
-if [[ $("$fsx" --version 2>/dev/null) != "fsx $FSX_VERSION" ]]; then
-    echo "building fsx $FSX_VERSION, once for this target directory"
-    CARGO_TARGET_DIR=$target/suites/build CARGO_PROFILE_RELEASE_LTO=off cargo install --quiet --locked --force --root "$target/suites" "fsx@$FSX_VERSION"
-    rm -rf "$target/suites/build"
-fi
-[[ -z ${BUILD_ONLY-} ]] || exit 0
-if [[ -z ${PROGRAMS-} ]]; then
-    (cd "$repository" && cargo build --quiet --workspace --bins --tests)
-fi
-
 # An operation of no length is refused by every file system when it is fallocate(2), which fsx takes for a fault: hence the least length of 1.
 # configuration PROFILE: fsx's weights; what is not named has the weight 0, except write, read, truncate, mapread and mapwrite.
 configuration() {
@@ -79,29 +62,10 @@ configuration() {
     esac
 }
 
-scratch=$(mktemp -d "${SCRATCH:-${TMPDIR:-/tmp}}/lockbox-fsx.XXXXXX")
-mkdir "$scratch/bin"
-install -m 755 "$programs/lockbox" "$scratch/bin/lockbox"
-install -m 755 "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
-export SCRATCH_DIR=$scratch PATH="$scratch/bin:$PATH:/usr/sbin:/sbin" LC_ALL=C.UTF-8
-unset XDG_RUNTIME_DIR LOCKBOX_PASSFILE LOCKBOX_PASSCOMMAND
-# shellcheck source=../mount/support.sh
-source "$here/../mount/support.sh"
-begin_case fsx
-# It clears the mounts and daemons of this run and then exits: in a subshell, so that the scratch directory can go after it.
-finish_all() {
-    local code=$1
-    trap - ERR EXIT
-    (
-        set +e
-        (exit "$code")
-        end_case
-    ) || true
-    [[ -n ${KEEP-} ]] || rm -rf --one-file-system "$scratch"
-    exit "$code"
-}
-trap 'finish_all $?' EXIT
-trap 'exit 130' INT TERM
+begin_suite fsx
+installed_crate fsx "$FSX_VERSION"
+[[ -z ${BUILD_ONLY-} ]] || exit 0
+fsx=$TOOLS/bin/fsx
 export PASSFILE
 
 # The remount that ranges.py asks for.
@@ -115,13 +79,13 @@ run() {
     new_archive "$name"
     attach "$name"
     case $profile in
-    remount) python3 "$here/ranges.py" --seed "$seed" --operations "$count" --remount "$remount" "$WORK/$name" ;;
-    direct) python3 "$here/ranges.py" --seed "$seed" --operations "$count" --direct "$WORK/$name" ;;
+    remount) python3 "$SUITES/ranges.py" --seed "$seed" --operations "$count" --remount "$remount" "$WORK/$name" ;;
+    direct) python3 "$SUITES/ranges.py" --seed "$seed" --operations "$count" --direct "$WORK/$name" ;;
     *)
         configuration "$profile" >"$WORK/$name.toml"
         mkdir "$WORK/$name.artifacts"
         for ((done = 0; done < count; done += PART)); do
-            python3 "$here/support/evict.py" --seed $((seed + done)) "$WORK/$name/file" &
+            python3 "$SUITES/support/evict.py" --seed $((seed + done)) "$WORK/$name/file" &
             evictor=$!
             "$fsx" -S $((seed + done)) -N $((count - done < PART ? count - done : PART)) -f "$WORK/$name.toml" -P "$WORK/$name.artifacts" "$WORK/$name/file"
             kill "$evictor"
@@ -131,7 +95,7 @@ run() {
             same "$(sha256sum <"$WORK/$name/file")" "$content"
         done
         # With what fsx cannot do.
-        [[ $profile != all ]] || python3 "$here/ranges.py" --seed "$seed" --operations $((count / 4)) --direct --remount "$remount" "$WORK/$name"
+        [[ $profile != all ]] || python3 "$SUITES/ranges.py" --seed "$seed" --operations $((count / 4)) --direct --remount "$remount" "$WORK/$name"
         ;;
     esac
     detach "$name"
@@ -160,7 +124,6 @@ for ((seed = first; seed < first + seeds; seed++)); do
             set -Eeuo pipefail
             run "$profile" "$seed"
         ) >"$WORK/$profile-$seed.output" 2>&1 &
-        BACKGROUND+=($!)
         waiting+=("$profile $seed $! $SECONDS")
         if [[ ${#waiting[@]} -ge $jobs ]]; then
             # shellcheck disable=SC2086

@@ -43,24 +43,24 @@ at_end() {
 }
 
 end_suite() {
-    local code=$? command
-    trap - ERR
+    local code=$? command point
+    trap - ERR EXIT
     set +e
-    # end_case exits, and what follows needs its mounts to be gone.
-    (end_case_with "$code")
-    code=$?
+    cd /
+    # Children of this shell only: the id of one that was waited for may be another process's by now.
+    # shellcheck disable=SC2046
+    kill -9 $(jobs -p) 2>/dev/null
+    [[ $code -eq 0 ]] || show_logs
+    while read -r point; do
+        umount -l "$point"
+    done < <(mounts_below "$WORK" | tac)
+    # shellcheck disable=SC2046
+    kill -9 $(daemons_below "$WORK") 2>/dev/null
     for command in "${SUITE_ENDS[@]}"; do
         eval "$command"
     done
     [[ -n ${KEEP-} ]] || rm -rf --one-file-system "$SCRATCH_DIR"
-    trap - EXIT
     exit "$code"
-}
-
-end_case_with() {
-    # end_case takes the exit code of the command before it.
-    (exit "$1")
-    end_case
 }
 
 # installed_crate NAME VERSION: builds it once; its programs are then in $TOOLS/bin.
