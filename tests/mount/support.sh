@@ -34,7 +34,7 @@ end_case() {
 }
 
 show_logs() {
-    cat "$WORK"/*.log 2>/dev/null | tail -n 20 | sed 's/^/daemon: /'
+    cat "$WORK"/*.log "$WORK"/log 2>/dev/null | tail -n 20 | sed 's/^/daemon: /'
     echo "SEED=$SEED"
 }
 
