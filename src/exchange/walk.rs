@@ -274,13 +274,25 @@ impl<S, T> TreeWalk<S, T> {
         next: impl FnOnce(&mut S) -> Option<Result<E>>,
         name: impl FnOnce(&E) -> &[u8],
     ) -> Option<Result<WalkStep<'_, E, S, T>>> {
+        self.step_with(path, next, |_, entry| Ok(entry), name)
+    }
+
+    /// Returns the next step like [`TreeWalk::step`], of a listing that `advance` moves and that
+    /// lends its `entry`.
+    fn step_with<'w, A, E>(
+        &'w mut self,
+        path: &mut Vec<u8>,
+        advance: impl FnOnce(&mut S) -> Option<Result<A>>,
+        entry: impl FnOnce(&'w S, A) -> Result<E>,
+        name: impl FnOnce(&E) -> &[u8],
+    ) -> Option<Result<WalkStep<'w, E, S, T>>> {
         let directory = self.0.last_mut()?;
         path.truncate(directory.path_length);
-        let Some(entry) = next(&mut directory.entries) else {
+        let Some(advanced) = advance(&mut directory.entries) else {
             return self.0.pop().map(WalkStep::Leave).map(Ok);
         };
         let directory = self.0.last()?;
-        Some(entry.map(|entry| {
+        Some(advanced.and_then(|advanced| entry(&directory.entries, advanced)).map(|entry| {
             join(path, name(&entry));
             WalkStep::Entry(entry, directory)
         }))
@@ -350,21 +362,14 @@ impl<'a, T> ArchiveWalk<'a, T> {
     }
 
     /// Returns the next step like [`TreeWalk::step`].
-    pub(crate) fn next(
-        &mut self,
+    pub(crate) fn next<'w>(
+        &'w mut self,
         path: &mut Vec<u8>,
-    ) -> Option<Result<WalkStep<'_, ListingEntry<'_>, Entries<'a>, T>>> {
-        let directory = self.0.last_mut()?;
-        path.truncate(directory.path_length);
-        let Some(advanced) = directory.entries.advance() else {
-            return self.0.pop().map(WalkStep::Leave).map(Ok);
+    ) -> Option<Result<WalkStep<'w, ListingEntry<'w>, Entries<'a>, T>>> {
+        let lent = |entries: &'w Entries<'a>, ()| {
+            entries.current().ok_or_else(|| Error::damaged("an entry has no attributes"))
         };
-        let directory = self.0.last()?;
-        let entry = directory.entries.current();
-        Some(advanced.and_then(|()| entry.ok_or_else(|| Error::damaged("an entry has no attributes"))).map(|entry| {
-            join(path, entry.name);
-            WalkStep::Entry(entry, directory)
-        }))
+        self.step_with(path, Entries::advance, lent, |entry| entry.name)
     }
 }
 
