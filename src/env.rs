@@ -148,7 +148,6 @@ impl SeededEnvironment {
         z ^ (z >> 31)
     }
 
-    /// Advances the clock by `seconds`.
     #[cfg(test)]
     pub(crate) fn advance(&self, seconds: u64) {
         self.clock.fetch_add(seconds * 1_000_000, Ordering::Relaxed);

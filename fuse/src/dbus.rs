@@ -2,13 +2,14 @@
 //! the client of logind, which announces sleeps of the machine and delays them briefly, and the
 //! relay of its signals from the mount agent to the confined daemon.
 //!
-//! Hand-written because the daemon holds keys: the D-Bus crates bring an event loop and threads of
-//! their own, and this needs two calls and one signal. The specification is
+//! Hand-written, because the D-Bus crates end the connection at a malformed message or bring
+//! threads of their own, and this needs two calls and one signal. The specification is
 //! dbus.freedesktop.org/doc/dbus-specification.html; its sections are cited.
 //!
 //! On the system bus root may start programs and change the machine. The daemon therefore gets no
 //! connection to it: the agent holds the connection, and the daemon sends one byte per request.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use lockbox::control;
 use nix::unistd::geteuid;
+use percent_encoding::percent_decode_str;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, recvmsg};
 
 use crate::mount::{receive_descriptor, send_descriptor};
@@ -33,15 +35,15 @@ const MAX_QUEUED_SIGNALS: usize = 256;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of the header before its fields, including their length.
 const FIXED: usize = 16;
-/// Header fields that are read (section "Header Fields"), and those of a call.
-const PATH: u8 = 1;
-const INTERFACE: u8 = 2;
-const MEMBER: u8 = 3;
-const ERROR_NAME: u8 = 4;
+/// Header fields (section "Header Fields").
+const PATH: usize = 1;
+const INTERFACE: usize = 2;
+const MEMBER: usize = 3;
+const ERROR_NAME: usize = 4;
 const REPLY_SERIAL: u8 = 5;
-const DESTINATION: u8 = 6;
-const SENDER: u8 = 7;
-const SIGNATURE: u8 = 8;
+const DESTINATION: usize = 6;
+const SENDER: usize = 7;
+const SIGNATURE: usize = 8;
 
 const CALL: u8 = 1;
 const REPLY: u8 = 2;
@@ -53,38 +55,43 @@ const ENDIAN: u8 = b'l';
 #[cfg(target_endian = "big")]
 const ENDIAN: u8 = b'B';
 
-#[derive(Clone, Copy)]
-struct BusMethod<'a> {
-    destination: &'a str,
-    path: &'a str,
-    interface: &'a str,
-    member: &'a str,
+/// Object whose methods are called.
+struct BusObject {
+    name: &'static str,
+    path: &'static str,
+    interface: &'static str,
 }
+
+const BUS: BusObject =
+    BusObject { name: "org.freedesktop.DBus", path: "/org/freedesktop/DBus", interface: "org.freedesktop.DBus" };
+const LOGIND: BusObject = BusObject {
+    name: "org.freedesktop.login1",
+    path: "/org/freedesktop/login1",
+    interface: "org.freedesktop.login1.Manager",
+};
 
 #[derive(Debug, Default)]
 struct BusMessage {
     kind: u8,
     reply_to: u32,
-    interface: String,
-    member: String,
-    sender: String,
-    error: String,
-    signature: String,
+    /// Header fields with a text, by their number.
+    fields: [String; SIGNATURE + 1],
     body: Vec<u8>,
     descriptor: Option<OwnedFd>,
 }
 
 impl BusMessage {
+    /// Returns a reader of the body, if its first value is of this type.
+    fn body(&self, kind: char) -> Option<MessageReader<'_>> {
+        self.fields[SIGNATURE].starts_with(kind).then_some(MessageReader { bytes: &self.body, at: 0 })
+    }
+
     fn first_string(&self) -> Option<String> {
-        self.signature.starts_with('s').then(|| MessageReader { bytes: &self.body, at: 0 }.read_string().ok()).flatten()
+        self.body('s')?.read_string()
     }
 
     fn first_bool(&self) -> Option<bool> {
-        self.signature
-            .starts_with('b')
-            .then(|| MessageReader { bytes: &self.body, at: 0 }.read_u32().ok())
-            .flatten()
-            .map(|n| n != 0)
+        self.body('b')?.read_u32().map(|number| number != 0)
     }
 }
 
@@ -119,25 +126,15 @@ impl Bus {
         expect(&mut stream, "AGREE_UNIX_FD")?;
         stream.write_all(b"BEGIN\r\n")?;
         let mut bus = Bus { stream, serial: 0, queued_signals: VecDeque::new() };
-        bus.call_bus("Hello", &[])?;
+        bus.call(&BUS, "Hello", &[])?;
         Ok(bus)
-    }
-
-    fn call_bus(&mut self, member: &str, arguments: &[&str]) -> io::Result<BusMessage> {
-        let method = BusMethod {
-            destination: "org.freedesktop.DBus",
-            path: "/org/freedesktop/DBus",
-            interface: "org.freedesktop.DBus",
-            member,
-        };
-        self.call(&method, arguments)
     }
 
     /// Calls a method and waits for the reply. Errors: failures of the connection, and error
     /// replies, by their name.
-    fn call(&mut self, method: &BusMethod<'_>, arguments: &[&str]) -> io::Result<BusMessage> {
+    fn call(&mut self, object: &BusObject, method: &str, arguments: &[&str]) -> io::Result<BusMessage> {
         self.serial += 1;
-        self.stream.write_all(&encode(self.serial, method, arguments))?;
+        self.stream.write_all(&encode(self.serial, object, method, arguments))?;
         self.stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         loop {
             let message = self.receive()?;
@@ -146,7 +143,7 @@ impl Bus {
                 REPLY if message.reply_to == self.serial => return Ok(message),
                 ERROR if message.reply_to == self.serial => {
                     let detail = message.first_string().unwrap_or_default();
-                    return Err(io::Error::other(format!("{}: {detail}", message.error)));
+                    return Err(io::Error::other(format!("{}: {detail}", message.fields[ERROR_NAME])));
                 }
                 // Calls to us, and replies that came too late.
                 _ => {}
@@ -174,29 +171,18 @@ impl Bus {
     fn receive(&mut self) -> io::Result<BusMessage> {
         loop {
             let mut bytes = vec![0; FIXED];
-            let mut descriptor = self.read_full(&mut bytes)?;
+            let first = self.read_full(&mut bytes)?;
             let total = total_length(&bytes)?;
             if bytes[0] != ENDIAN || total > MAX_MESSAGE {
-                self.skip_bytes(total - FIXED)?;
+                io::copy(&mut (&self.stream).take((total - FIXED) as u64), &mut io::sink())?;
                 continue;
             }
             bytes.resize(total, 0);
             let later = self.read_full(&mut bytes[FIXED..])?;
-            descriptor = descriptor.or(later);
-            if let Ok(message) = decode(&bytes) {
-                return Ok(BusMessage { descriptor, ..message });
+            if let Some(message) = decode(&bytes) {
+                return Ok(BusMessage { descriptor: first.or(later), ..message });
             }
         }
-    }
-
-    fn skip_bytes(&mut self, mut length: usize) -> io::Result<()> {
-        let mut part = [0; 4096];
-        while length > 0 {
-            let some = length.min(part.len());
-            self.read_full(&mut part[..some])?;
-            length -= some;
-        }
-        Ok(())
     }
 
     /// Reads until `buffer` is full, and returns a descriptor that was received with it.
@@ -207,9 +193,8 @@ impl Bus {
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC;
             let received = match recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
-                Ok(received) => received,
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
+                received => received?,
             };
             for part in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = part {
@@ -227,30 +212,15 @@ impl Bus {
 
 /// Parses `unix:path=` and `unix:abstract=`; returns None for other addresses.
 fn parse_address(address: &str) -> Option<io::Result<SocketAddrUnix>> {
-    let keys = address.strip_prefix("unix:")?;
-    keys.split(',').find_map(|pair| match pair.split_once('=')? {
-        ("path", path) => Some(SocketAddrUnix::new(unescape(path)).map_err(io::Error::from)),
-        ("abstract", name) => {
-            Some(SocketAddrUnix::new_abstract_name(unescape(name).as_bytes()).map_err(io::Error::from))
+    address.strip_prefix("unix:")?.split(',').find_map(|pair| {
+        let (key, value) = pair.split_once('=')?;
+        let value: Cow<'_, [u8]> = percent_decode_str(value).into();
+        match key {
+            "path" => Some(SocketAddrUnix::new(&*value).map_err(io::Error::from)),
+            "abstract" => Some(SocketAddrUnix::new_abstract_name(&value).map_err(io::Error::from)),
+            _ => None,
         }
-        _ => None,
     })
-}
-
-/// Decodes `%XX`.
-fn unescape(value: &str) -> String {
-    let mut parts = value.split('%');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        match part.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                bytes.extend_from_slice(&part.as_bytes()[2..]);
-            }
-            None => bytes.extend_from_slice(part.as_bytes()),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Reads one line of the authentication (section "Authentication Protocol").
@@ -272,7 +242,7 @@ fn expect(stream: &mut UnixStream, beginning: &str) -> io::Result<()> {
 }
 
 /// Encodes a call with string arguments (section "Message Format").
-fn encode(serial: u32, method: &BusMethod<'_>, arguments: &[&str]) -> Vec<u8> {
+fn encode(serial: u32, object: &BusObject, method: &str, arguments: &[&str]) -> Vec<u8> {
     let mut body = Vec::new();
     for argument in arguments {
         pad(&mut body, 4);
@@ -280,27 +250,25 @@ fn encode(serial: u32, method: &BusMethod<'_>, arguments: &[&str]) -> Vec<u8> {
     }
     let mut fields = Vec::new();
     for (code, kind, value) in [
-        (PATH, b'o', method.path),
-        (DESTINATION, b's', method.destination),
-        (INTERFACE, b's', method.interface),
-        (MEMBER, b's', method.member),
+        (PATH, b'o', object.path),
+        (DESTINATION, b's', object.name),
+        (INTERFACE, b's', object.interface),
+        (MEMBER, b's', method),
     ] {
         pad(&mut fields, 8);
-        fields.extend_from_slice(&[code, 1, kind, 0]);
+        fields.extend_from_slice(&[code as u8, 1, kind, 0]);
         put_text(&mut fields, value);
     }
     if !arguments.is_empty() {
         pad(&mut fields, 8);
-        fields.extend_from_slice(&[SIGNATURE, 1, b'g', 0]);
         // Four strings at most.
-        fields.push(arguments.len() as u8);
-        fields.extend(arguments.iter().map(|_| b's'));
-        fields.push(0);
+        fields.extend_from_slice(&[SIGNATURE as u8, 1, b'g', 0, arguments.len() as u8]);
+        fields.extend(arguments.iter().map(|_| b's').chain([0]));
     }
     let mut message = vec![ENDIAN, CALL, 0, 1];
-    message.extend_from_slice(&(body.len() as u32).to_ne_bytes());
-    message.extend_from_slice(&serial.to_ne_bytes());
-    message.extend_from_slice(&(fields.len() as u32).to_ne_bytes());
+    for number in [body.len() as u32, serial, fields.len() as u32] {
+        message.extend_from_slice(&number.to_ne_bytes());
+    }
     message.extend_from_slice(&fields);
     pad(&mut message, 8);
     message.extend_from_slice(&body);
@@ -317,10 +285,6 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.push(0);
 }
 
-fn invalid(part: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("malformed D-Bus message: {part}"))
-}
-
 /// Returns the length of the message that begins with these bytes, in either byte order.
 fn total_length(fixed: &[u8]) -> io::Result<usize> {
     let number = |at: usize| {
@@ -331,45 +295,37 @@ fn total_length(fixed: &[u8]) -> io::Result<usize> {
             _ => None,
         }
     };
-    let (Some(body), Some(fields), Some(1)) = (number(4), number(12), fixed.get(3)) else {
-        return Err(invalid("byte order or version"));
-    };
-    let total = fields.checked_add(FIXED).map(|n| n.next_multiple_of(8)).and_then(|n| n.checked_add(body));
-    total.filter(|&total| total <= MAX_WIRE_MESSAGE).ok_or_else(|| invalid("length"))
+    let total = || number(12)?.checked_add(FIXED)?.next_multiple_of(8).checked_add(number(4)?);
+    total()
+        .filter(|&total| fixed.get(3) == Some(&1) && total <= MAX_WIRE_MESSAGE)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "malformed D-Bus message"))
 }
 
-fn decode(bytes: &[u8]) -> io::Result<BusMessage> {
-    let fields = MessageReader { bytes, at: 12 }.read_u32()? as usize;
-    let end = FIXED + fields;
-    let header = bytes.get(..end).ok_or_else(|| invalid("length of the fields"))?;
-    let mut message = BusMessage { kind: bytes[1], ..BusMessage::default() };
-    let mut reader = MessageReader { bytes: header, at: FIXED };
+fn decode(bytes: &[u8]) -> Option<BusMessage> {
+    let end = FIXED + MessageReader { bytes, at: 12 }.read_u32()? as usize;
+    let mut reader = MessageReader { bytes: bytes.get(..end)?, at: FIXED };
+    let body = bytes.get(end.next_multiple_of(8)..).unwrap_or_default().to_vec();
+    let mut message = BusMessage { kind: bytes[1], body, ..BusMessage::default() };
     while reader.at < end {
-        reader.align(8);
-        let code = reader.read_byte()?;
-        let value = match reader.read_signature()?.as_str() {
-            "s" | "o" => FieldValue::Text(reader.read_string()?),
-            "g" => FieldValue::Text(reader.read_signature()?),
-            "u" => FieldValue::Number(reader.read_u32()?),
-            other => return Err(invalid(other)),
+        reader.at = reader.at.next_multiple_of(8);
+        let code = reader.take(1)?[0];
+        let text = match reader.read_signature()?.as_str() {
+            "s" | "o" => reader.read_string()?,
+            "g" => reader.read_signature()?,
+            "u" => {
+                let number = reader.read_u32()?;
+                if code == REPLY_SERIAL {
+                    message.reply_to = number;
+                }
+                continue;
+            }
+            _ => return None,
         };
-        match (code, value) {
-            (INTERFACE, FieldValue::Text(text)) => message.interface = text,
-            (MEMBER, FieldValue::Text(text)) => message.member = text,
-            (ERROR_NAME, FieldValue::Text(text)) => message.error = text,
-            (SENDER, FieldValue::Text(text)) => message.sender = text,
-            (SIGNATURE, FieldValue::Text(text)) => message.signature = text,
-            (REPLY_SERIAL, FieldValue::Number(number)) => message.reply_to = number,
-            _ => {}
+        if let Some(field) = message.fields.get_mut(usize::from(code)) {
+            *field = text;
         }
     }
-    message.body = bytes.get(end.next_multiple_of(8)..).unwrap_or_default().to_vec();
-    Ok(message)
-}
-
-enum FieldValue {
-    Text(String),
-    Number(u32),
+    Some(message)
 }
 
 /// Reads values of a message, within its bounds.
@@ -378,51 +334,38 @@ struct MessageReader<'a> {
     at: usize,
 }
 
-impl MessageReader<'_> {
-    fn align(&mut self, boundary: usize) {
-        self.at = self.at.next_multiple_of(boundary);
+impl<'a> MessageReader<'a> {
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let taken = self.bytes.get(self.at..self.at.checked_add(length)?)?;
+        self.at += length;
+        Some(taken)
     }
 
-    fn take(&mut self, length: usize) -> io::Result<&[u8]> {
-        let end = self.at.checked_add(length).ok_or_else(|| invalid("length"))?;
-        let taken = self.bytes.get(self.at..end).ok_or_else(|| invalid("cut short"))?;
-        self.at = end;
-        Ok(taken)
+    fn read_u32(&mut self) -> Option<u32> {
+        self.at = self.at.next_multiple_of(4);
+        Some(u32::from_ne_bytes(self.take(4)?.try_into().ok()?))
     }
 
-    fn read_byte(&mut self) -> io::Result<u8> {
-        Ok(self.take(1)?[0])
-    }
-
-    fn read_u32(&mut self) -> io::Result<u32> {
-        self.align(4);
-        let bytes: [u8; 4] = self.take(4)?.try_into().map_err(|_| invalid("number"))?;
-        Ok(u32::from_ne_bytes(bytes))
-    }
-
-    fn read_string(&mut self) -> io::Result<String> {
+    fn read_string(&mut self) -> Option<String> {
         let length = self.read_u32()? as usize;
         self.take_string(length)
     }
 
-    fn read_signature(&mut self) -> io::Result<String> {
-        let length = self.read_byte()?;
+    fn read_signature(&mut self) -> Option<String> {
+        let length = self.take(1)?[0];
         self.take_string(length.into())
     }
 
     /// Reads a string with its terminating zero.
-    fn take_string(&mut self, length: usize) -> io::Result<String> {
+    fn take_string(&mut self, length: usize) -> Option<String> {
         let text = self.take(length)?.to_vec();
-        self.read_byte()?;
-        String::from_utf8(text).map_err(|_| invalid("text"))
+        self.take(1)?;
+        String::from_utf8(text).ok()
     }
 }
 
 /// Address of the system bus, unless `DBUS_SYSTEM_BUS_ADDRESS` is set.
 const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/run/dbus/system_bus_socket";
-const LOGIND: &str = "org.freedesktop.login1";
-const LOGIND_PATH: &str = "/org/freedesktop/login1";
-const LOGIND_INTERFACE: &str = "org.freedesktop.login1.Manager";
 const SLEEP_SIGNAL: &str = "PrepareForSleep";
 
 /// Connection that is subscribed to logind's sleep signal.
@@ -450,19 +393,18 @@ impl LogindClient {
     /// Subscribes over a new connection.
     fn subscribe(stream: UnixStream) -> io::Result<LogindClient> {
         let mut bus = Bus::handshake(stream)?;
-        let rule = format!(
-            "type='signal',sender='{LOGIND}',path='{LOGIND_PATH}',interface='{LOGIND_INTERFACE}',member='{SLEEP_SIGNAL}'"
-        );
-        bus.call_bus("AddMatch", &[&rule])?;
+        let BusObject { name, path, interface } = LOGIND;
+        let rule =
+            format!("type='signal',sender='{name}',path='{path}',interface='{interface}',member='{SLEEP_SIGNAL}'");
+        bus.call(&BUS, "AddMatch", &[&rule])?;
         Ok(LogindClient { bus })
     }
 
     /// Takes an inhibitor lock: the machine delays its sleep while the descriptor is open, for a
     /// few seconds at most (`InhibitDelayMaxSec=`).
     pub(crate) fn delay_sleep(&mut self) -> io::Result<OwnedFd> {
-        let method =
-            BusMethod { destination: LOGIND, path: LOGIND_PATH, interface: LOGIND_INTERFACE, member: "Inhibit" };
-        let answer = self.bus.call(&method, &["sleep", "lockbox", "unmounts an encrypted archive", "delay"])?;
+        let arguments = ["sleep", "lockbox", "unmounts an encrypted archive", "delay"];
+        let answer = self.bus.call(&LOGIND, "Inhibit", &arguments)?;
         answer.descriptor.ok_or_else(|| io::Error::other("logind gave no lock"))
     }
 
@@ -470,8 +412,8 @@ impl LogindClient {
     pub(crate) fn next_sleep_signal(&mut self) -> io::Result<bool> {
         loop {
             let message = self.bus.next_signal()?;
-            if message.interface == LOGIND_INTERFACE
-                && message.member == SLEEP_SIGNAL
+            if message.fields[INTERFACE] == LOGIND.interface
+                && message.fields[MEMBER] == SLEEP_SIGNAL
                 && self.is_from_logind(&message)?
             {
                 return message.first_bool().ok_or_else(|| io::Error::other("malformed signal of logind"));
@@ -482,7 +424,8 @@ impl LogindClient {
     /// Checks the sender: any program may send this signal, and the bus knows the owner of logind's
     /// name.
     fn is_from_logind(&mut self, message: &BusMessage) -> io::Result<bool> {
-        Ok(self.bus.call_bus("GetNameOwner", &[LOGIND])?.first_string().is_some_and(|owner| owner == message.sender))
+        let owner = self.bus.call(&BUS, "GetNameOwner", &[LOGIND.name])?.first_string();
+        Ok(owner.is_some_and(|owner| owner == message.fields[SENDER]))
     }
 }
 
@@ -581,16 +524,17 @@ fn serve(mut daemon: &UnixStream, login: io::Result<LogindClient>) -> io::Result
 mod tests {
     use super::*;
 
-    const METHOD: BusMethod<'_> = BusMethod { destination: "a.b", path: "/a/b", interface: "a.b.C", member: "Do" };
+    const OBJECT: BusObject = BusObject { name: "a.b", path: "/a/b", interface: "a.b.C" };
 
     #[test]
     fn a_call_reads_back_as_it_was_written() {
         for arguments in [&[][..], &["x"], &["sleep", "lockbox", "why, because", "delay"]] {
-            let bytes = encode(7, &METHOD, arguments);
+            let bytes = encode(7, &OBJECT, "Do", arguments);
             assert_eq!(total_length(&bytes[..FIXED]).unwrap(), bytes.len());
             let message = decode(&bytes).unwrap();
-            assert_eq!((message.kind, &*message.interface, &*message.member), (CALL, "a.b.C", "Do"));
-            assert_eq!(message.signature, "s".repeat(arguments.len()));
+            assert_eq!(message.kind, CALL);
+            assert_eq!([&message.fields[INTERFACE], &message.fields[MEMBER]], ["a.b.C", "Do"]);
+            assert_eq!(message.fields[SIGNATURE], "s".repeat(arguments.len()));
             assert_eq!(message.first_string().as_deref(), arguments.first().copied());
             assert_eq!(message.first_bool(), None);
         }
@@ -598,7 +542,7 @@ mod tests {
 
     #[test]
     fn no_message_however_damaged_is_more_than_refused() {
-        let bytes = encode(7, &METHOD, &["sleep", "lockbox"]);
+        let bytes = encode(7, &OBJECT, "Do", &["sleep", "lockbox"]);
         for length in 0..bytes.len() {
             let _ = decode(&bytes[..length.max(FIXED)]);
             let _ = total_length(&bytes[..length.min(FIXED)]);
@@ -621,7 +565,7 @@ mod tests {
     fn unsupported_messages_end_no_connection() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let ours_is = encode(7, &METHOD, &["sleep"]);
+        let ours_is = encode(7, &OBJECT, "Do", &["sleep"]);
         let mut foreign = ours_is.clone();
         foreign[0] = if ENDIAN == b'l' { b'B' } else { b'l' };
         foreign[4..8].reverse();
@@ -641,7 +585,7 @@ mod tests {
         });
         let mut bus = Bus { stream: ours, serial: 0, queued_signals: VecDeque::new() };
         let message = bus.receive().unwrap();
-        assert_eq!((&*message.member, message.first_string().as_deref()), ("Do", Some("sleep")));
+        assert_eq!((&*message.fields[MEMBER], message.first_string().as_deref()), ("Do", Some("sleep")));
         sent.join().unwrap();
         assert!(bus.receive().is_err(), "nothing is left");
     }

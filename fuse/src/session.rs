@@ -337,7 +337,6 @@ fn start(
     Ok(RunningMount { server, mount, cache, activity, schedule, current_version })
 }
 
-/// Starts the event loops.
 fn serve_requests(
     filesystem: impl fuser::Filesystem + 'static,
     connection: OwnedFd,

@@ -54,7 +54,6 @@ pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> Result
     collected.map_err(|error| Error::io("the process that flushes the mount does not answer", error))
 }
 
-/// Returns the refusal if this mount cannot change snapshots.
 pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {
     let message = match &options.snapshot {
         Some(name) => format!(

@@ -108,7 +108,6 @@ impl Address {
         }
     }
 
-    /// Returns the address of the entry with this name below the address.
     pub(crate) fn below(&self, name: &str) -> String {
         if let Address::Directory(url) = self
             && let Some(below) = url.to_file_path().ok().and_then(|path| Url::from_file_path(path.join(name)).ok())

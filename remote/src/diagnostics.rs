@@ -290,7 +290,6 @@ fn report(name: &'static str, done: RemoteResult<Option<String>>, good: &str) ->
     }
 }
 
-/// Probes a second create of one name.
 fn probe_conditional(created: &ProbeObjects<'_>, first: &str) -> ProbeFinding {
     const NAME: &str = "conditions";
     let other = content(1);
@@ -303,7 +302,6 @@ fn probe_conditional(created: &ProbeObjects<'_>, first: &str) -> ProbeFinding {
     }
 }
 
-/// Probes concurrent creates of one name.
 fn probe_race(created: &mut ProbeObjects<'_>) -> ProbeFinding {
     const NAME: &str = "one writer";
     let name = created.next();

@@ -63,7 +63,6 @@ pub enum Access {
     },
 }
 
-/// Archive that the fetcher has open.
 struct OpenArchive {
     storage: Arc<dyn Storage>,
     stats: Box<dyn Fn() -> RequestStats>,
@@ -123,7 +122,6 @@ const STATS_TIMEOUT: Duration = Duration::from_millis(250);
 /// Maximum length of a statistics reply.
 const MAX_STATS_LINE: u64 = 4096;
 
-/// Reply with the request statistics.
 #[derive(Serialize, Deserialize)]
 struct StatsReply {
     /// Byte of the request, which identifies its reply.

@@ -63,7 +63,6 @@ const S3_IDS: [&str; 2] = ["x-amz-request-id", "x-amz-id-2"];
 const GOOGLE_IDS: [&str; 3] = ["x-guploader-uploadid", "x-goog-generation", "x-goog-hash"];
 const AZURE_IDS: [&str; 1] = ["x-ms-request-id"];
 
-/// Kind of the request that is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind<'a> {
     /// Create of an object with this hash (MD5 in Base64).

@@ -31,7 +31,6 @@ use crate::store_failure::StoreFailure;
 /// Namespace of S3's documents.
 pub(crate) const XML_NAMESPACE: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
 
-/// Bucket with its credentials.
 pub(crate) struct S3Bucket {
     bucket: Bucket,
     cloud: Cloud,

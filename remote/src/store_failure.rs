@@ -21,7 +21,6 @@ const MAX_DOCUMENT: u64 = 16 << 10;
 /// minutes). Azure has no code of its own for it.
 const MAX_SKEW: u64 = 15 * 60;
 
-/// Failed response of a store.
 pub(crate) struct StoreFailure {
     status: StatusCode,
     /// Letters and digits; empty if the store names none.

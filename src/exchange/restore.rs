@@ -118,7 +118,6 @@ pub struct Restore<'a> {
     whole: bool,
 }
 
-/// Object that is restored to one path.
 struct RestoreItem {
     path: Vec<Vec<u8>>,
 }

@@ -167,7 +167,6 @@ fn stat_object(directory: BorrowedFd<'_>, name: &[u8], follow: bool) -> rustix::
 type EntryPair = (Vec<u8>, Option<Attributes>, Option<Attributes>);
 /// Entries of two directories, and the directories.
 type DirectoryPair<'a> = (vec::IntoIter<EntryPair>, (TreeLocation<'a>, TreeLocation<'a>));
-/// Object with its location and name.
 type LocatedObject<'t, 'a> = (&'t TreeLocation<'a>, &'t [u8], &'t Attributes);
 
 struct Comparison<'f> {

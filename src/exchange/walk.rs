@@ -256,7 +256,6 @@ impl<S, T> TreeWalk<S, T> {
         TreeWalk(Vec::new())
     }
 
-    /// Pushes the directory at `path`.
     pub(crate) fn enter(&mut self, path: &[u8], entries: S, state: T) {
         self.0.push(WalkDirectory { entries, state, path_length: path.len() });
     }

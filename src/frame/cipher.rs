@@ -38,7 +38,6 @@ pub(crate) struct SealedPage {
     pub bytes: Vec<u8>,
 }
 
-/// Decrypted and authenticated page.
 pub(crate) struct OpenedPage {
     pub prologue: Prologue,
     /// Page as read and decrypted in place, or a decompressed node.

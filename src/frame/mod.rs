@@ -195,7 +195,6 @@ pub(crate) fn worst_case_blocks(length: usize) -> u64 {
 /// and enough for zstd to find repetitions.
 const PROBE: usize = 4096;
 
-/// Compression effort for a page.
 #[derive(Clone, Copy)]
 enum Effort {
     /// zstd's fastest regular level. Source text here: 4.74 fold at 400 MB/s (level 3: 4.93 at 342,

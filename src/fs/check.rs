@@ -35,7 +35,6 @@ pub(crate) struct StructureReport {
     pub(crate) lost_pages: HashSet<u64>,
 }
 
-/// Extent of the data check.
 #[derive(Clone, Copy)]
 pub(crate) enum DataReading<'a> {
     Nothing,

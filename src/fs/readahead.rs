@@ -17,7 +17,6 @@ const MAX_STREAMS: usize = 16;
 const REORDER_WINDOW: u64 = 1 << 20;
 /// Sequential reads before readahead begins.
 const MIN_SEQUENTIAL_READS: u32 = 2;
-/// First readahead window.
 const INITIAL_WINDOW: u64 = 2 << 20;
 /// Maximum bytes of readahead for all streams together: twice the bytes in flight on a link of a
 /// gigabit and a tenth of a second, since they are requested in parts and arrive in any order, and
@@ -26,7 +25,6 @@ const MAX_WINDOW: u64 = 24 << 20;
 /// Reads of all streams after which an idle stream loses its share of the window.
 const IDLE_READS: u64 = 64;
 
-/// One sequential reader of a file.
 struct ReadStream {
     ino: Ino,
     /// Offsets of the first read, the end of the reads, and the end of the requests.

@@ -39,7 +39,6 @@ pub(crate) fn sums(copies: &[Vec<u8>; 2]) -> Sums {
     [&copies[0], &copies[1]].map(|copy| sha256(copy))
 }
 
-/// The slots of one header copy.
 pub(crate) type Slots = Box<[SlotBlock; KEY_SLOTS]>;
 
 /// The newer valid header copy, not yet authenticated, and the other one.

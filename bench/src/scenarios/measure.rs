@@ -255,7 +255,9 @@ pub(crate) fn add_many(fs: &FileSystem, files: Range<usize>, content: &dyn Fn(us
         directories.push(directory);
         let made: Vec<(Vec<u8>, Vec<u8>)> = numbers.map(|number| (name(number), content(number))).collect();
         let new: Vec<NewFile<'_>> = made.iter().map(|(name, content)| new_file(directory, name, content)).collect();
-        fs.add_files(&new)?.into_iter().collect::<Result<Vec<Ino>, _>>()?;
+        let mut added = Vec::new();
+        fs.add_files(&new, &mut added)?;
+        added.into_iter().collect::<Result<Vec<Ino>, _>>()?;
     }
     Ok(directories)
 }

@@ -139,7 +139,6 @@ struct Version {
     number: u64,
 }
 
-/// Open file or directory.
 struct OpenInode {
     handles: u64,
     /// Last version that had the inode; None after it was evicted.
@@ -210,7 +209,6 @@ impl CurrentVersion {
         }
     }
 
-    /// Returns the file systems of all versions in use.
     pub(crate) fn file_systems(&self) -> Vec<Arc<FileSystem>> {
         let newest = self.newest();
         let open = self.open.lock();

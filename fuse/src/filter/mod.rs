@@ -106,20 +106,12 @@ pub(crate) fn log_refusals(socket: &UnixStream, process: &'static str) {
     }
 }
 
-fn condition(
-    index: u8,
-    length: SeccompCmpArgLen,
-    operator: SeccompCmpOp,
-    value: u64,
-) -> Result<SeccompCondition, BackendError> {
-    SeccompCondition::new(index, length, operator, value)
-}
-
 /// Returns the alternative condition lists of a call, of which one must hold completely; empty for
 /// a call that is always allowed.
 fn alternatives(allowed: &ArgumentRule, own: u32) -> Result<Vec<Vec<SeccompCondition>>, BackendError> {
     use SeccompCmpArgLen::{Dword, Qword};
     use SeccompCmpOp::{Eq, MaskedEq};
+    let condition = SeccompCondition::new;
     let one = |condition: SeccompCondition| vec![vec![condition]];
     Ok(match *allowed {
         ArgumentRule::Always => Vec::new(),

@@ -136,7 +136,6 @@ impl KernelCache {
         if self.is_replica { REPLICA_TIMEOUT } else { FOR_EVER }
     }
 
-    /// Returns the flags for the reply to an open.
     pub(crate) fn open_flags(&self) -> FopenFlags {
         if self.is_replica { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
     }

@@ -232,7 +232,6 @@ impl Drop for Shutdown {
     }
 }
 
-/// Operations of a shutdown on its mount.
 pub(crate) trait MountControl {
     /// Unmounts; with `detach` also if the mount is busy.
     fn unmount(&self, detach: bool) -> UnmountOutcome;
@@ -287,7 +286,6 @@ enum LoopState {
     Unknown,
 }
 
-/// State machine of a shutdown.
 struct ShutdownState<'a, M> {
     mount: &'a M,
     /// Time for which a busy mount is served after a stop request.

@@ -46,7 +46,6 @@ pub(super) struct BlockFetcher {
 }
 
 impl BlockFetcher {
-    /// Fetches `length` bytes from an object.
     pub(super) fn fetch(&self, place: &ObjectRef, length: u64) -> RemoteResult<Vec<u8>> {
         let whole = self.whole.as_ref().and_then(|whole| whole.read(&self.store, &self.incarnation, place, length));
         match whole {
@@ -69,7 +68,6 @@ impl BlockFetcher {
         Ok(())
     }
 
-    /// Runs all fetches concurrently.
     fn fetch_all(&self, fetches: &[BlockFetch]) -> RemoteResult<Vec<Vec<u8>>> {
         let fetch = |fetch: &BlockFetch| self.fetch(&fetch.place, fetch.blocks * BLOCK);
         if let [one] = fetches {
@@ -156,7 +154,6 @@ const MAX_PREFETCH_THREADS: usize = 32;
 
 pub(super) type BlockBytes = [u8; BLOCK as usize];
 
-/// Object and block number in it.
 type BlockKey = (ObjectId, u32);
 
 /// In-memory cache of uploaded blocks.

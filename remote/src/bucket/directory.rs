@@ -104,7 +104,6 @@ impl DirectoryStore {
     }
 }
 
-/// Arguments of a list.
 struct ListRequest<'a> {
     prefix: &'a str,
     after: &'a str,

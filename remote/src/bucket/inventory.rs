@@ -387,7 +387,6 @@ fn check_version(
     Ok(check)
 }
 
-/// Known length of an object.
 #[derive(Clone, Copy)]
 enum ExpectedLength {
     Exactly(u64),

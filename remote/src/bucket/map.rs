@@ -33,7 +33,6 @@ pub(crate) struct MapEntry {
     pub(crate) place: Option<ObjectRef>,
 }
 
-/// Object that the map names.
 #[derive(Clone, Copy, Debug)]
 struct MappedObject {
     blocks: u32,

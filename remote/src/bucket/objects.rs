@@ -19,7 +19,6 @@ pub(crate) const MAX_LIST_ENTRIES: usize = 1000;
 /// Maximum objects of a batch removal: the limit of S3.
 pub(crate) const MAX_BATCH: usize = 1000;
 
-/// Part of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ObjectRange {
     /// Whole object with a maximum length.
@@ -46,7 +45,6 @@ impl ObjectRange {
     }
 }
 
-/// List entry of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListedObject {
     pub(crate) name: String,
@@ -58,7 +56,6 @@ pub(crate) struct ListedObject {
 /// Callback for unreadable directories; an error ends the list.
 pub(crate) type UnreadableDir<'a> = dyn FnMut(&str, RemoteError) -> RemoteResult<()> + 'a;
 
-/// Reply to a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ObjectCreation {
     /// The object is durable; with the store's time in seconds since 1970, if it is sent.
@@ -130,7 +127,6 @@ pub(crate) enum BatchReply {
     Unsupported,
 }
 
-/// Result of a batch removal.
 #[derive(Default)]
 pub(crate) struct BatchRemoval {
     /// Names that the store confirmed as removed.
@@ -209,7 +205,6 @@ pub(super) fn parse_path(incarnation: &Incarnation, name: &str) -> Option<Object
     }
 }
 
-/// Parses the hexadecimal digits of a hash.
 pub(super) fn parse_hash(digits: &str) -> Option<Hash> {
     let mut hash = Hash::default();
     if digits.len() != 2 * hash.len() {

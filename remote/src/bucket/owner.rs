@@ -10,7 +10,6 @@ use sha2::{Digest, Sha256};
 use super::layout::WriterIdentity;
 
 impl WriterIdentity {
-    /// Returns the identity of this process.
     pub(crate) fn current() -> WriterIdentity {
         let named = |what: &str| fs::read_to_string(what).unwrap_or_default();
         // Numbers of processes count in their namespace, of which a machine that has one name may

@@ -263,7 +263,6 @@ impl WriterSession {
         self.newest.checkpoint
     }
 
-    /// Returns the length of the archive in bytes.
     pub(super) fn length(&self) -> u64 {
         self.newest.length
     }
@@ -653,7 +652,6 @@ fn in_use(store: &BucketStore, owner: &WriterIdentity, before: &BucketVersion) -
     ))
 }
 
-/// Result of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReplayOutcome {
     Nothing,

@@ -61,7 +61,6 @@ pub(crate) struct BucketStore {
     lacks_batches: Arc<AtomicBool>,
 }
 
-/// Retry behaviour of requests.
 #[derive(Default)]
 struct RetryMode {
     /// The caller is closing: nothing is tried twice.
@@ -77,7 +76,6 @@ struct RetryMode {
 /// Incarnation of an archive, and the sequence of its newest record if it is known.
 type FoundArchive = (Incarnation, Option<u64>);
 
-/// Last pages of a record.
 struct RecordTail {
     sequence: u64,
     /// First of these blocks, as a block number in the record, and their bytes.
@@ -113,7 +111,6 @@ enum Creation {
     Divisible,
 }
 
-/// Result of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CreateOutcome {
     /// The object is durable; with the store's time, if it was sent.

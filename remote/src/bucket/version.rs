@@ -131,7 +131,6 @@ impl BucketVersion {
     }
 }
 
-/// Reads the bytes of a version.
 pub(crate) struct VersionReader {
     pub(super) blocks: BlockFetcher,
     pub(super) map: BlockMap,

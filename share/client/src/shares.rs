@@ -161,7 +161,7 @@ pub fn fetch_all(client: &ShareClient, owner: &OwnerToken, handles: &[Handle]) -
     let mut infos = Vec::with_capacity(handles.len());
     for part in handles.chunks(MAX_BATCH) {
         let batch = Batch { items: part.to_vec() };
-        let answer: BatchResults<ShareInfo> = client.post(api::BATCH_INFO, Some(&owner.to_text()), Some(&batch))?;
+        let answer: BatchResults = client.post(api::BATCH_INFO, Some(&owner.to_text()), Some(&batch))?;
         if answer.results.len() != part.len() {
             return Err(client.protocol_error("it answered for other shares than requested".into()));
         }

@@ -19,10 +19,7 @@
 //! | `GET /v1/shares/HANDLE/watch?version=N&wait=SECONDS` | Owner | 200 `ShareInfo`, as soon as its version is above N or its state is not `state` (`&state=armed`, when given), at the latest after `wait` (default 30, at most 60); 404 |
 //! | `POST /v1/shares/HANDLE/revoke` | Owner | 200 `ShareInfo`, again as often as it is sent; 404 |
 //! | `POST /v1/shares/HANDLE/rearm` | Owner | 200 `ShareInfo`; 404, 409, 410 when it expired or was revoked |
-//! | `POST /v1/batch/create` | Owner; `Batch<CreateRequest>` | 200 `BatchResults<CreateReply>` |
-//! | `POST /v1/batch/claim` | `Batch<ClaimRequest>` | 200 `BatchResults<ClaimReply>` |
-//! | `POST /v1/batch/revoke` | Owner; `Batch<Handle>` | 200 `BatchResults<ShareInfo>` |
-//! | `POST /v1/batch/info` | Owner; `Batch<Handle>` | 200 `BatchResults<ShareInfo>`: how an owner lists shares, for the daemon keeps no handles |
+//! | `POST /v1/batch/info` | Owner; `Batch` | 200 `BatchResults`: how an owner lists shares, for the daemon keeps no handles |
 //! | `GET`, `HEAD /s/ANYTHING` | | 200 the page, the same for every path |
 //!
 //! - No `GET`, `HEAD` or `OPTIONS` changes the state of a share, with the one exception that a
@@ -59,14 +56,8 @@ pub const SHARES: &str = "/v1/shares";
 pub const LOOK: &str = "/v1/look";
 /// A share is claimed.
 pub const CLAIM: &str = "/v1/claim";
-/// Many are made.
-pub const BATCH_CREATE: &str = "/v1/batch/create";
-/// Many are claimed.
-pub const BATCH_CLAIM: &str = "/v1/batch/claim";
 /// Many are asked about.
 pub const BATCH_INFO: &str = "/v1/batch/info";
-/// Many are taken back.
-pub const BATCH_REVOKE: &str = "/v1/batch/revoke";
 /// The page's path begins so; a handle follows.
 pub const PAGE: &str = "/s/";
 

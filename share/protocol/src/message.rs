@@ -192,29 +192,29 @@ pub struct ShareInfo {
     pub version: u32,
 }
 
-/// Many at once, each with a result of its own.
+/// Question about many shares of one owner.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Batch<T> {
+pub struct Batch {
     /// 1 to [`MAX_BATCH`].
-    pub items: Vec<T>,
+    pub items: Vec<Handle>,
 }
 
 /// Results of a batch, in the order of its items.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BatchResults<T> {
+pub struct BatchResults {
     /// One result per item.
-    pub results: Vec<ItemResult<T>>,
+    pub results: Vec<ItemResult>,
 }
 
 /// Result of one item of a batch.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum ItemResult<T> {
+pub enum ItemResult {
     /// Success, as for a single request.
     Done {
         /// Its body.
-        ok: T,
+        ok: ShareInfo,
     },
     /// Failure, as for a single request.
     Failed(ErrorBody),
@@ -308,21 +308,13 @@ impl ErrorCode {
 mod tests {
     use super::*;
 
-    fn id() -> LeaseToken {
-        LeaseToken::new([1; 16])
-    }
-
     #[test]
     fn a_batch_tells_success_from_failure() {
-        let results = BatchResults {
-            results: vec![
-                ItemResult::Done { ok: id() },
-                ItemResult::Failed(ErrorBody { error: ErrorCode::Refused, message: "no".into(), at: None }),
-            ],
-        };
-        let text = serde_json::to_string(&results).unwrap();
-        assert_eq!(text, r#"{"results":[{"ok":"AQEBAQEBAQEBAQEBAQEBAQ"},{"error":"refused","message":"no"}]}"#);
-        assert_eq!(serde_json::from_str::<BatchResults<LeaseToken>>(&text).unwrap(), results);
+        let info = r#"{"handle":"1482719382210","state":"armed","created_at":1,"expires_at":2,"max_claims":1,"claims_left":1,"claims":[],"size":0,"version":1}"#;
+        let text = format!(r#"{{"results":[{{"ok":{info}}},{{"error":"refused","message":"no"}}]}}"#);
+        let results: BatchResults = serde_json::from_str(&text).unwrap();
+        assert!(matches!(&results.results[..], [ItemResult::Done { .. }, ItemResult::Failed(_)]));
+        assert_eq!(serde_json::to_string(&results).unwrap(), text);
     }
 
     #[test]

@@ -118,8 +118,8 @@ impl Limiter {
     ///
     /// # Errors
     /// Also when the budget of misses is used up and this client missed not long ago.
-    pub(crate) fn admit_claim(&self, client: ClientId, cost: u32) -> Result<(), RateLimited> {
-        self.admit_claim_at(client, cost, self.now())
+    pub(crate) fn admit_claim(&self, client: ClientId) -> Result<(), RateLimited> {
+        self.admit_claim_at(client, self.now())
     }
 
     /// Counts a guess that was wrong.
@@ -140,7 +140,7 @@ impl Limiter {
         self.interval() * u64::from(self.rates.burst.max(1))
     }
 
-    fn admit_claim_at(&self, client: ClientId, cost: u32, now: u64) -> Result<(), RateLimited> {
+    fn admit_claim_at(&self, client: ClientId, now: u64) -> Result<(), RateLimited> {
         let ClientId::Network(_) = client else { return Ok(()) };
         if self.rates.per_minute == 0 {
             return Ok(());
@@ -151,7 +151,7 @@ impl Limiter {
                 return Err(RateLimited(Duration::from_micros(owed)));
             }
         }
-        self.admit_at(client, cost, now)
+        self.admit_at(client, 1, now)
     }
 
     fn admit_at(&self, client: ClientId, cost: u32, now: u64) -> Result<(), RateLimited> {
@@ -284,10 +284,10 @@ mod tests {
             limiter.missed_at(ClientId::Network(1 << 33 | number), SECOND);
         }
         limiter.missed_at(guesser, SECOND);
-        assert!(limiter.admit_claim_at(guesser, 1, SECOND).is_err());
-        assert!(limiter.admit_claim_at(address("192.0.2.77"), 1, SECOND).is_ok());
+        assert!(limiter.admit_claim_at(guesser, SECOND).is_err());
+        assert!(limiter.admit_claim_at(address("192.0.2.77"), SECOND).is_ok());
         // The budget comes back with time.
-        assert!(limiter.admit_claim_at(guesser, 1, 10 * SECOND).is_ok());
+        assert!(limiter.admit_claim_at(guesser, 10 * SECOND).is_ok());
     }
 
     #[test]
@@ -295,7 +295,7 @@ mod tests {
         let limiter = limiter();
         let guesser = address("198.51.100.9");
         let mut tried = 0;
-        while limiter.admit_claim_at(guesser, 1, SECOND).is_ok() {
+        while limiter.admit_claim_at(guesser, SECOND).is_ok() {
             limiter.missed_at(guesser, SECOND);
             tried += 1;
         }

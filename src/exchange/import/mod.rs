@@ -152,7 +152,6 @@ struct Importer<'a> {
     device: Option<u64>,
 }
 
-/// Directory on the walk's stack.
 struct ImportedDirectory {
     stat: Stat,
     ino: Ino,

@@ -131,7 +131,7 @@ impl Importer<'_> {
     fn add_small(&mut self, files: &[SmallFile]) -> Result<()> {
         let new: Vec<NewFile<'_>> = files.iter().map(new_file).collect();
         let mut added = Vec::with_capacity(files.len());
-        let done = self.fs.add_files_to(&new, &mut added);
+        let done = self.fs.add_files(&new, &mut added);
         let (there, missing) = files.split_at(added.len());
         for (file, added) in there.iter().zip(added) {
             self.path.clone_from(&file.path);

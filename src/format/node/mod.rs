@@ -11,7 +11,6 @@ pub(crate) const KEY: usize = 17;
 pub const NODE_HEAD: usize = 42;
 /// Bytes of a leaf entry without its value.
 pub const LEAF_ENTRY: usize = KEY + 2;
-/// Bytes of an internal entry.
 pub(crate) const INTERNAL_ENTRY: usize = KEY + 32;
 
 /// Level, tree and fences of a node.
@@ -37,7 +36,6 @@ pub enum NodeEntries<'a> {
     Internal(Vec<(Key, Pointer)>),
 }
 
-/// Appends the encoded key.
 #[inline]
 pub(crate) fn put_key(out: &mut Vec<u8>, key: Key) {
     let mut bytes = [0; KEY];

@@ -183,7 +183,6 @@ impl ReferenceValue {
     }
 }
 
-/// Dead-list record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeadValue {
     pub run: Run,

@@ -22,7 +22,6 @@ pub(crate) const MAX_BYTES: usize = 4096;
 const UNDEFINED: u32 = u32::MAX;
 const PERMISSIONS: u32 = 0o7;
 
-/// Purpose of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AclKind {
     /// Permissions of the object.
@@ -44,7 +43,6 @@ impl AclKind {
     }
 }
 
-/// Subject of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AclQualifier {
     Owner,

@@ -67,26 +67,13 @@ impl NewFile<'_> {
 }
 
 impl FileSystem {
-    /// Adds new files, in the given order. Each is added whole or refused; the result has its
-    /// number or the reason (`Exists`, `NotFound`, ...). Files are published in batches, each
-    /// atomic.
+    /// Adds new files, in the given order. Each is added whole or refused; `added` gets its number
+    /// or the reason (`Exists`, `NotFound`, ...). Files are published in batches, each atomic.
     ///
     /// # Errors
-    /// `NoSpace`, `WriteFailed`, `ReadOnly`, `Damaged`, `Io`: the remaining files are not added.
-    /// Files of earlier batches exist, as durable as without the error;
-    /// [`FileSystem::add_files_to`] reports them.
-    pub fn add_files(&self, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {
-        let mut added = Vec::with_capacity(files.len());
-        self.add_files_to(files, &mut added)?;
-        Ok(added)
-    }
-
-    /// Adds files like [`FileSystem::add_files`]; after an error `added` has the results of the
-    /// first files, and the others were not added.
-    ///
-    /// # Errors
-    /// Errors of `add_files`.
-    pub(crate) fn add_files_to(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
+    /// `NoSpace`, `WriteFailed`, `ReadOnly`, `Damaged`, `Io`: the files without a result in `added`
+    /// are not added. Files of earlier batches exist, as durable as without the error.
+    pub fn add_files(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
         let before = added.len();
         let done = self.add_batches(files, added);
         // Published batches stay, even after a later error.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, crash, fresh, fresh_with, list, reopen};
+use super::support::{CREATOR, NAME_KEY, OPTIONS, add_files, assert_sound, crash, fresh, fresh_with, list, reopen};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::{Error, Timestamp};
 use crate::format::{Ino, Key, ROOT_INO, kind};
@@ -78,7 +78,7 @@ fn files_added_in_bulk_are_what_files_made_one_by_one_are() {
             .enumerate()
             .map(|(n, (name, content))| NewFile { xattrs: xattrs_of(n), ..new_file(bulk, name, content) })
             .collect();
-        let inos: Vec<Ino> = fs.add_files(&new).unwrap().into_iter().map(|added| added.unwrap()).collect();
+        let inos: Vec<Ino> = add_files(&fs, &new).unwrap().into_iter().map(|added| added.unwrap()).collect();
         assert!(inos.is_sorted(), "created in the order given");
         let expected = see(&fs, one);
         assert!(see(&fs, bulk) == expected);
@@ -121,7 +121,7 @@ fn what_is_refused_is_refused_alone() {
         new_file(directory, b"last", &content),
     ];
     let before = fs.volume.state().inodes();
-    let added = fs.add_files(&new).unwrap();
+    let added = add_files(&fs, &new).unwrap();
     assert!(matches!(
         &added[..],
         [
@@ -169,7 +169,7 @@ fn a_full_archive_takes_what_fits_and_stays_sound() {
             })
             .collect();
         let new: Vec<NewFile<'_>> = made.iter().map(|(name, content)| new_file(directory, name, content)).collect();
-        match fs.add_files(&new) {
+        match add_files(&fs, &new) {
             Ok(added) => assert!(added.iter().all(Result::is_ok)),
             Err(Error::NoSpace(_)) => refused = true,
             Err(error) => panic!("{error}"),
@@ -195,7 +195,7 @@ fn a_directory_that_is_removed_gets_no_files() {
     let (_, fs) = fresh(5);
     let directory = fs.make_directory(ROOT_INO, b"d", 0o755, CREATOR).unwrap().ino;
     fs.remove_directory(ROOT_INO, b"d").unwrap();
-    let added = fs.add_files(&[new_file(directory, b"a", &[1; 2000])]).unwrap();
+    let added = add_files(&fs, &[new_file(directory, b"a", &[1; 2000])]).unwrap();
     assert!(matches!(added[..], [Err(Error::NotFound)]));
     assert_sound(&fs);
 }
@@ -213,7 +213,7 @@ fn threads_that_add_the_same_names_share_them() {
             let mut count = 0;
             for names in names.chunks(20) {
                 let new: Vec<NewFile<'_>> = names.iter().map(|name| new_file(directory, name, &content)).collect();
-                for added in fs.add_files(&new).unwrap() {
+                for added in add_files(&fs, &new).unwrap() {
                     match added {
                         Ok(_) => count += 1,
                         Err(error) => assert!(matches!(error, Error::Exists)),
@@ -255,7 +255,7 @@ fn what_was_added_before_an_error_is_durable_where_every_change_is() {
         .collect();
     let new: Vec<NewFile<'_>> = made.iter().map(|(name, content)| new_file(directory, name, content)).collect();
     let mut added = Vec::new();
-    assert!(matches!(fs.add_files_to(&new, &mut added), Err(Error::NoSpace(_))));
+    assert!(matches!(fs.add_files(&new, &mut added), Err(Error::NoSpace(_))));
     assert!(added.len() > 50 && added.len() < new.len(), "{} of {} were added", added.len(), new.len());
     let fs = crash(&storage, fs);
     let there: BTreeMap<Vec<u8>, Ino> =
@@ -274,13 +274,13 @@ fn files_that_are_refused_use_up_no_numbers() {
     let odd: Vec<NewFile<'_>> = new.iter().skip(1).step_by(2).copied().collect();
     let node = |name: &[u8]| fs.make_node(ROOT_INO, name, mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino.0;
     let first = node(b"a");
-    assert!(fs.add_files(&odd).unwrap().iter().all(Result::is_ok));
+    assert!(add_files(&fs, &odd).unwrap().iter().all(Result::is_ok));
     assert_eq!(node(b"b"), first + 26);
     // Half of them are there.
-    let added = fs.add_files(&new).unwrap();
+    let added = add_files(&fs, &new).unwrap();
     assert_eq!(added.iter().filter(|added| matches!(added, Err(Error::Exists))).count(), 25);
     assert_eq!(node(b"c"), first + 26 + 26);
-    assert!(fs.add_files(&new).unwrap().iter().all(|added| matches!(added, Err(Error::Exists))));
+    assert!(add_files(&fs, &new).unwrap().iter().all(|added| matches!(added, Err(Error::Exists))));
     assert_eq!(node(b"d2"), first + 26 + 26 + 1);
     for (name, ino, _) in list(&fs, directory, 0).unwrap() {
         let content = &made.iter().find(|(made, _)| *made == name).unwrap().1;
@@ -302,7 +302,7 @@ fn attributes_count_towards_the_length_of_an_operation() {
     };
     let steps = |new: &[NewFile<'_>]| {
         let before = fs.volume.state().sequence;
-        assert!(fs.add_files(new).unwrap().iter().all(Result::is_ok));
+        assert!(add_files(&fs, new).unwrap().iter().all(Result::is_ok));
         fs.volume.state().sequence - before
     };
     let alone = steps(&new(7, &xattrs[..]));

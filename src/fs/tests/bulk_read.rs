@@ -1,7 +1,7 @@
 //! Files read in bulk have the content of files read one by one; files that need more are left to
 //! the caller.
 
-use super::support::{CREATOR, NAME_KEY, OPTIONS, fresh, fresh_with, reopen};
+use super::support::{CREATOR, NAME_KEY, OPTIONS, add_files, fresh, fresh_with, reopen};
 use crate::env::{Environment, SeededEnvironment};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Compression, FileSystem, FsOptions, MAX_SMALL_FILE, NewFile};
@@ -38,7 +38,7 @@ fn add(fs: &FileSystem, count: usize) -> Vec<(Ino, Vec<u8>)> {
             content,
         })
         .collect();
-    let inos = fs.add_files(&new).unwrap();
+    let inos = add_files(fs, &new).unwrap();
     inos.into_iter().map(Result::unwrap).zip(contents.into_iter().map(|(_, content)| content)).collect()
 }
 

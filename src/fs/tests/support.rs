@@ -10,7 +10,7 @@ use crate::env::{Environment, SeededEnvironment};
 use crate::error::Result;
 use crate::format::Ino;
 use crate::frame::PageCipher;
-use crate::fs::{Attributes, Compression, Creator, FileSystem, FsOptions, SyncProfile};
+use crate::fs::{Attributes, Compression, Creator, FileSystem, FsOptions, NewFile, SyncProfile};
 use crate::storage::simulated::SimulatedStorage;
 use crate::storage::{MemoryStorage, Storage};
 use crate::txn::{OpenOptions, Volume};
@@ -150,6 +150,11 @@ impl FileSystem {
 pub(super) fn assert_sound(fs: &FileSystem) {
     let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
     assert!(findings.is_empty(), "{findings:#?}");
+}
+
+pub(super) fn add_files(fs: &FileSystem, files: &[NewFile<'_>]) -> Result<Vec<Result<Ino>>> {
+    let mut added = Vec::new();
+    fs.add_files(files, &mut added).map(|()| added)
 }
 
 /// Returns names, inodes and cookies after `cookie`, without `.` and `..`, in the order of the

@@ -116,7 +116,6 @@ impl std::fmt::Display for Fingerprint {
     }
 }
 
-/// Remembered archive of one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(super) time: Timestamp,

@@ -74,7 +74,6 @@ struct Start {
     log: Option<OpenedLog>,
 }
 
-/// The open archive.
 pub(crate) struct Volume {
     /// Held while a snapshot is taken or removed, also over commits; true while a begun removal may
     /// be unfinished.

@@ -91,7 +91,6 @@ struct Measured {
 }
 
 trait Source {
-    /// Fills a new file.
     fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure>;
     /// Updates a backup incrementally; None when too much has changed for that.
     fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure>;

@@ -19,6 +19,7 @@ use clap::CommandFactory;
 use lockbox_terminal::display;
 
 use self::line::{BashLine, CursorContext, Line, ValueKind};
+use self::values::Listed;
 use crate::exit::Failure;
 use crate::output::Output;
 
@@ -186,10 +187,10 @@ fn of_argument(line: &Line<'_>, argument: &clap::Arg, before: usize, typed: &OsS
     }
     let archive = || line.archive();
     match line::kind_of(line.command, argument) {
-        Some(ValueKind::File) => values::files(typed),
-        Some(ValueKind::Directory) => values::directories(typed),
+        Some(ValueKind::File) => values::list(typed, Listed::Files),
+        Some(ValueKind::Directory) => values::list(typed, Listed::Nothing),
         Some(ValueKind::Archive) if before == 0 && line.takes_paths() => values::whole_or_within(typed, false),
-        Some(ValueKind::Archive) => values::archives(typed),
+        Some(ValueKind::Archive) => values::list(typed, Listed::Archives),
         Some(ValueKind::Within) => values::whole_or_within(typed, true),
         Some(ValueKind::Either) => values::either(typed),
         Some(ValueKind::Path) => archive().map(|archive| values::paths(&archive, typed)).unwrap_or_default(),

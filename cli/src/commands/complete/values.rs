@@ -28,22 +28,10 @@ const MOST_OPENED: usize = 2000;
 
 /// Kind of entries listed in addition to directories.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Listed {
+pub(super) enum Listed {
     Files,
     Archives,
     Nothing,
-}
-
-pub(super) fn files(typed: &OsStr) -> Vec<Candidate> {
-    list(typed, Listed::Files)
-}
-
-pub(super) fn archives(typed: &OsStr) -> Vec<Candidate> {
-    list(typed, Listed::Archives)
-}
-
-pub(super) fn directories(typed: &OsStr) -> Vec<Candidate> {
-    list(typed, Listed::Nothing)
 }
 
 /// Returns the path that a shell would make of a word.
@@ -56,7 +44,7 @@ pub(super) fn path(word: &[u8]) -> PathBuf {
 }
 
 /// Lists directories, and the entries of the wanted kind, that begin with `typed`.
-fn list(typed: &OsStr, listed: Listed) -> Vec<Candidate> {
+pub(super) fn list(typed: &OsStr, listed: Listed) -> Vec<Candidate> {
     let (stem, begun) = split(typed.as_bytes());
     let directory = if stem.is_empty() { PathBuf::from(".") } else { path(stem) };
     let Ok(entries) = directory.read_dir() else { return Vec::new() };
@@ -109,19 +97,16 @@ fn is_archive(path: &Path) -> bool {
 /// Returns the mount points of this user's archives. The kernel's table has them, so the mounts are
 /// not asked.
 pub(super) fn mounted(typed: &OsStr) -> Vec<Candidate> {
-    let here = std::env::current_dir().map(|here| [here.as_os_str().as_bytes(), b"/"].concat()).unwrap_or_default();
     let typed = typed.as_bytes();
-    let (stem, begun) = match typed {
-        [b'/', ..] => (&b""[..], typed.to_vec()),
-        [b'~', b'/', ..] => (&b"~/"[..], path(typed).into_os_string().as_bytes().to_vec()),
-        [b'.', b'/', below @ ..] => (&b"./"[..], [&here[..], below].concat()),
-        below => (&b""[..], [&here[..], below].concat()),
+    let here = || std::env::current_dir().unwrap_or_default().join("");
+    let (stem, root) = match typed {
+        [b'/', ..] => (&b""[..], PathBuf::new()),
+        [b'~', b'/', ..] => (&b"~/"[..], path(b"~/")),
+        [b'.', b'/', ..] => (&b"./"[..], here()),
+        _ => (&b""[..], here()),
     };
-    let root = match typed {
-        [b'/', ..] => Vec::new(),
-        [b'~', b'/', ..] => path(b"~/").into_os_string().as_bytes().to_vec(),
-        _ => here,
-    };
+    let root = root.as_os_str().as_bytes();
+    let begun = [root, &typed[stem.len()..]].concat();
     let mut found = Vec::new();
     for mount in mounts::mine() {
         let point = mount.point.as_os_str().as_bytes();
@@ -155,7 +140,8 @@ pub(super) fn list_of_options(typed: &OsStr, mount: bool) -> Vec<Candidate> {
                 values.iter().map(|value| Candidate::new(stem, value).open()).collect()
             }
             OptionValue::File => {
-                files(OsStr::from_bytes(value)).into_iter().map(|file| super::behind(stem, file).open()).collect()
+                let files = list(OsStr::from_bytes(value), Listed::Files);
+                files.into_iter().map(|file| super::behind(stem, file).open()).collect()
             }
             OptionValue::Nothing => Vec::new(),
         };
@@ -227,7 +213,7 @@ pub(super) fn whole_or_within(typed: &OsStr, colon: bool) -> Vec<Candidate> {
     if let Some(found) = behind_colon(typed) {
         return found;
     }
-    let mut found = archives(typed);
+    let mut found = list(typed, Listed::Archives);
     for archive in found.iter_mut().filter(|candidate| colon && !candidate.word.ends_with(b"/")) {
         archive.word.push(b':');
         archive.open = true;
@@ -237,7 +223,7 @@ pub(super) fn whole_or_within(typed: &OsStr, colon: bool) -> Vec<Candidate> {
 
 /// Returns files of the host, or paths in an archive.
 pub(super) fn either(typed: &OsStr) -> Vec<Candidate> {
-    behind_colon(typed).unwrap_or_else(|| files(typed).into_iter().map(Candidate::open).collect())
+    behind_colon(typed).unwrap_or_else(|| list(typed, Listed::Files).into_iter().map(Candidate::open).collect())
 }
 
 fn named(word: &OsStr) -> Option<Named> {
@@ -317,12 +303,12 @@ mod tests {
             symlink(to, at(name)).unwrap();
         }
         let typed = |begun: &str| at(begun).into_os_string();
-        let found = names(archives(&typed("")), place.path());
+        let found = names(list(&typed(""), Listed::Archives), place.path());
         assert_eq!(found, ["directory/", "holiday photos", "link", "named.lbx", "to directory/"]);
-        assert_eq!(names(archives(&typed(".h")), place.path()), [".hidden"]);
-        assert_eq!(names(directories(&typed("d")), place.path()), ["directory/"]);
-        let all = names(files(&typed("")), place.path());
+        assert_eq!(names(list(&typed(".h"), Listed::Archives), place.path()), [".hidden"]);
+        assert_eq!(names(list(&typed("d"), Listed::Nothing), place.path()), ["directory/"]);
+        let all = names(list(&typed(""), Listed::Files), place.path());
         assert!(all.contains(&"fifo".to_owned()) && all.contains(&"text".to_owned()) && all.len() == 9, "{all:?}");
-        assert!(files(&typed("missing/")).is_empty() && files(&typed("fifo/")).is_empty());
+        assert!(["missing/", "fifo/"].iter().all(|begun| list(&typed(begun), Listed::Files).is_empty()));
     }
 }

@@ -131,7 +131,6 @@ impl UploadBuffer {
         Ok(())
     }
 
-    /// Writes inside of one block.
     fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
         if data.is_empty() {
             return Ok(());

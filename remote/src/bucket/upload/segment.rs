@@ -35,7 +35,6 @@ const SUCCESSES: u32 = 8;
 pub(super) struct UploadPace {
     /// Requests at a time.
     pub(super) limit: usize,
-    /// Blocks of a new segment.
     pub(super) segment_blocks: usize,
     /// Requests in progress.
     sending: usize,
@@ -63,7 +62,6 @@ impl UploadPace {
     }
 }
 
-/// Segment in flight.
 pub(super) struct SegmentUpload {
     pub(super) id: ObjectId,
     /// Runs of archive blocks, in the order of its pages.
@@ -90,7 +88,6 @@ impl SegmentUpload {
         self.runs.iter().map(|run| run.end - run.start).sum::<u64>() as u32
     }
 
-    /// Returns the map entries of its blocks.
     pub(super) fn entries(&self) -> Vec<MapEntry> {
         let (count, mut at) = (self.blocks(), 0);
         let entry = |run: &Range<u64>| {

@@ -22,7 +22,6 @@ use crate::remote_file::START_BYTES;
 /// Maximum inline blocks of a record: 4 MiB.
 const MAX_INLINE_BLOCKS: usize = 4 << 8;
 
-/// Content of one commit.
 struct CommitBatch {
     map: BlockMap,
     inline: Vec<InlinePages>,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::api;
 use lockbox_share_protocol::capsule::{Capsule, ContentLocation, SAMPLE_AGE_HEADER};
-use lockbox_share_protocol::message::{Batch, CreateRequest, Lease, MAX_BATCH, UploadReply};
+use lockbox_share_protocol::message::{CreateRequest, Lease, UploadReply};
 use lockbox_share_protocol::token::{Auth, ClaimId, Handle, OwnerToken};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -25,8 +25,6 @@ pub(super) enum Workload {
     Flow,
     /// Requests of the server's limits.
     Get,
-    /// Batches of a hundred new shares, compared with the same number created one by one.
-    Batch,
 }
 
 impl Workload {
@@ -36,7 +34,6 @@ impl Workload {
             Workload::Fetch => "fetch",
             Workload::Flow => "flow",
             Workload::Get => "get",
-            Workload::Batch => "batch",
         }
     }
 
@@ -98,24 +95,29 @@ pub(super) fn sample(address: SocketAddr, messages: &Messages) -> Result<Sample,
     })
 }
 
-/// Makes shares a hundred at a time; their handles.
+/// Connections that make shares before a measurement: they share the barriers of the store.
+const PRELOAD_CONNECTIONS: u64 = 100;
+
+/// Makes shares over many connections; their handles.
 pub(super) fn preload(address: SocketAddr, messages: &Messages, shares: u64) -> Result<Vec<String>, String> {
-    event_loop()?.block_on(async {
-        let mut client_connection = BenchClient::new(address, true);
+    let create: Arc<str> = messages.create(true).into();
+    let make = |create: Arc<str>, count: u64| async move {
+        let mut connection = BenchClient::new(address, true);
         let mut handles = Vec::new();
-        let batch = messages.batch(true);
-        while (handles.len() as u64) < shares {
-            client_connection
-                .ask(batch.as_bytes())
-                .await
-                .map_err(|error| format!("the daemon does not answer: {error}"))?;
-            let before = handles.len();
-            handles.extend(handles_in(&client_connection.answer));
-            if handles.len() == before {
-                return Err("the daemon made no shares".into());
-            }
+        for _ in 0..count {
+            let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
+            connection.ask(create.as_bytes()).await.map_err(silent)?;
+            handles.push(handles_in(&connection.answer).next().ok_or("the daemon made no share")?);
         }
-        handles.truncate(usize::try_from(shares).unwrap_or(usize::MAX));
+        Ok::<_, String>(handles)
+    };
+    event_loop()?.block_on(async {
+        let counts = (0..PRELOAD_CONNECTIONS).map(|number| (shares + number) / PRELOAD_CONNECTIONS);
+        let making: Vec<_> = counts.map(|count| tokio::spawn(make(create.clone(), count))).collect();
+        let mut handles = Vec::new();
+        for part in making {
+            handles.extend(part.await.map_err(|error| error.to_string())??);
+        }
         Ok(handles)
     })
 }
@@ -162,10 +164,7 @@ async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -
     let mut latencies = Vec::new();
     let mut client_connection = BenchClient::new(load.address, load.keep_alive);
     let create = load.messages.create(load.keep_alive);
-    let whole = match load.workload {
-        Workload::Batch => load.messages.batch(load.keep_alive),
-        _ => Messages::get(load.keep_alive),
-    };
+    let get = Messages::get(load.keep_alive);
     loop {
         let number = next.fetch_add(1, Relaxed);
         if number >= load.requests {
@@ -182,7 +181,7 @@ async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -
         };
         let done = match load.workload {
             Workload::Share => client_connection.succeeds(create.as_bytes()).await,
-            Workload::Get | Workload::Batch => client_connection.succeeds(whole.as_bytes()).await,
+            Workload::Get => client_connection.succeeds(get.as_bytes()).await,
             Workload::Fetch => match load.handles.get(usize::try_from(number).unwrap_or(usize::MAX)) {
                 Some(handle) => {
                     client_connection.succeeds(load.messages.claim(handle, number, load.keep_alive).as_bytes()).await
@@ -278,7 +277,6 @@ const OWNER: [u8; 32] = [0x52; 32];
 #[derive(Clone)]
 pub(super) struct Messages {
     create: String,
-    batch: String,
     auth: String,
     authorization: String,
 }
@@ -289,18 +287,10 @@ impl Messages {
         let sealed = age_file(payload_bytes + 32);
         let capsule = Capsule::new(ContentLocation::Inline, &sealed).map_err(|error| error.to_string())?;
         let auth = Auth::new(AUTH);
-        let create = || CreateRequest {
-            capsule: capsule.clone(),
-            verifier: auth.verifier(),
-            expires_in: Some(3600),
-            max_claims: 1,
-            upload: None,
-        };
-        let text = |error: serde_json::Error| error.to_string();
-        let batch = Batch { items: (0..MAX_BATCH).map(|_| create()).collect() };
+        let create =
+            CreateRequest { capsule, verifier: auth.verifier(), expires_in: Some(3600), max_claims: 1, upload: None };
         Ok(Messages {
-            create: serde_json::to_string(&create()).map_err(text)?,
-            batch: serde_json::to_string(&batch).map_err(text)?,
+            create: serde_json::to_string(&create).map_err(|error| error.to_string())?,
             auth: auth.to_text().to_string(),
             authorization: format!("authorization: Bearer {}\r\n", *OwnerToken::new(OWNER).to_text()),
         })
@@ -308,11 +298,6 @@ impl Messages {
 
     pub(super) fn create(&self, keep_alive: bool) -> String {
         post(api::SHARES, &self.authorization, keep_alive, &self.create)
-    }
-
-    /// [`MAX_BATCH`] shares.
-    pub(super) fn batch(&self, keep_alive: bool) -> String {
-        post(api::BATCH_CREATE, &self.authorization, keep_alive, &self.batch)
     }
 
     /// The simplest question.

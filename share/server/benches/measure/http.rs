@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use lockbox_share::http::server::{TcpListeners, listen_tcp};
-use lockbox_share_protocol::message::{ClaimReply, CreateReply, Lease, MAX_BATCH, UploadReply};
+use lockbox_share_protocol::message::{ClaimReply, CreateReply, Lease, UploadReply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -80,11 +80,7 @@ pub(super) fn run(arguments: &BenchHttp, workload: Workload) -> Result<(), Strin
     let sample = client::sample(daemon.address, &messages)?;
     let floor = |handles: &[String]| -> Result<Option<CpuResult>, String> {
         // There is one ready-made answer, of a kind that closes the connection.
-        if arguments.no_floor
-            || arguments.keep_alive
-            || arguments.rate.is_some()
-            || matches!(workload, Workload::Get | Workload::Batch)
-        {
+        if arguments.no_floor || arguments.keep_alive || arguments.rate.is_some() || workload == Workload::Get {
             return Ok(None);
         }
         let program = std::env::current_exe().map_err(|error| format!("the program cannot be found: {error}"))?;
@@ -98,13 +94,6 @@ pub(super) fn run(arguments: &BenchHttp, workload: Workload) -> Result<(), Strin
     let result = measure(&daemon, load_of(workload, &daemon, &handles, arguments.requests))?;
     let after = floor(&handles)?;
     report(arguments, workload, preload, &result, before.zip(after));
-    if workload == Workload::Batch {
-        let shares = MAX_BATCH as f64;
-        let singly = measure(&daemon, load_of(Workload::Share, &daemon, &[], arguments.requests * MAX_BATCH as u64))?;
-        println!("shares_per_second={:.0}", result.rate() * shares);
-        println!("shares_per_second_singly={:.0}", singly.rate());
-        println!("times_singly={:.2}", result.rate() * shares / singly.rate());
-    }
     Ok(())
 }
 

@@ -43,8 +43,6 @@ enum Bench {
     HttpFlow(BenchHttp),
     /// Measure how many simple questions are answered each second over HTTP, and how soon
     HttpGet(BenchHttp),
-    /// Measure how many shares are made each second in batches of a hundred, and one by one
-    HttpBatch(BenchHttp),
     HttpRange(BenchRange),
     /// Answer every request with the content of standard input, for the other benchmarks
     #[command(hide = true)]
@@ -77,7 +75,6 @@ fn run(bench: &Bench) -> std::result::Result<(), String> {
         Bench::HttpFetch(arguments) => http::run(arguments, Workload::Fetch),
         Bench::HttpFlow(arguments) => http::run(arguments, Workload::Flow),
         Bench::HttpGet(arguments) => http::run(arguments, Workload::Get),
-        Bench::HttpBatch(arguments) => http::run(arguments, Workload::Batch),
         Bench::HttpRange(arguments) => http::run_range(arguments),
         Bench::Floor => http::run_floor(),
     }
@@ -94,14 +91,12 @@ fn check_counts() -> std::result::Result<(), String> {
         ("http-fetch", &["--preload-shares", "200"]),
         ("http-flow", &["--keep-alive"]),
         ("http-get", &["--keep-alive", "--rate", "1000"]),
-        ("http-batch", &["--no-floor"]),
     ] {
         let all = [&[kind, "--requests", "60", "--concurrency", "8", "--durability", "none"], more].concat();
         let result = results(&all)?;
         assert_eq!((result["done"].as_str(), result["failed"].as_str()), ("60", "0"), "{kind}: {result:?}");
         assert!(result["per_second"].parse::<f64>().is_ok_and(|rate| rate > 0.0), "{kind}");
         assert_eq!(result.contains_key("part_of_floor"), matches!(kind, "http" | "http-fetch"), "{kind}");
-        assert_eq!(result.contains_key("times_singly"), kind == "http-batch", "{kind}");
     }
     let result = results(&["http-range", "--requests", "30", "--file-mib", "2", "--range-bytes", "70000"])?;
     assert_eq!(result["done"], "30");

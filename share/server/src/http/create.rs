@@ -1,5 +1,5 @@
-//! Handlers of uploads and of new shares, one by one and in batches, and the table of uploaded
-//! ciphertext that no share uses yet.
+//! Handlers of uploads and of new shares, and the table of uploaded ciphertext that no share uses
+//! yet.
 //!
 //! A request can be repeated after its response was lost, and gets the same response: a pending
 //! upload is identified by its owner and its digest, and for a minute a share by its upload, its
@@ -21,17 +21,17 @@ use hyper::{HeaderMap, Request, StatusCode};
 use lockbox_share_protocol::api::{self, REPEAT_SECONDS, UPLOAD_SECONDS};
 use lockbox_share_protocol::capsule::{AgePrefix, ContentLocation, MAX_AGE_HEADER, age_prefix};
 use lockbox_share_protocol::message::{CreateReply, CreateRequest, ErrorCode, MAX_CLAIMS, UploadReply};
-use lockbox_share_protocol::token::{Handle, OwnerToken, UploadToken, Verifier};
+use lockbox_share_protocol::token::{OwnerToken, UploadToken, Verifier};
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::client_addr::{self, Peer};
 use super::reply::{self, Reply};
-use super::request::{self, HttpRefusal, ONE};
-use super::{CreatorPolicy, Daemon, see_through, share_handlers};
+use super::request::{self, HttpRefusal};
+use super::{CreatorPolicy, Daemon, see_through};
 use crate::limiter::ClientId;
 use crate::store::spool::{Deposit, Spool};
-use crate::store::{self, NewShare, PendingReply, SpoolEntry, StoreError};
+use crate::store::{self, NewShare, SpoolEntry, StoreError};
 
 /// Returns the owner's token if the client may create shares.
 fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, HttpRefusal> {
@@ -47,24 +47,12 @@ fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier,
     refusal.map_or(Ok(owner.verifier()), |message| Err(HttpRefusal::new(ErrorCode::Forbidden, message)))
 }
 
-/// A share that was asked for and checked, with the upload that it takes.
-struct ShareRequest {
-    share: NewShare,
-    upload: Option<UploadToken>,
-}
-
-enum PendingCreate {
-    New(Handle, Box<ShareRequest>, PendingReply<store::ShareTimes>),
-    /// Created by an earlier request with a lost response.
-    Again(CreateReply),
-}
-
 /// `POST /v1/shares`
 pub(super) async fn create(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Result<Reply, HttpRefusal> {
     let owner = creator(daemon, peer, request.headers())?;
-    let create: CreateRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    let create: CreateRequest = request::json(request, daemon.settings.body_timeout).await?;
     let maker = daemon.clone();
-    let created = see_through(async move { end(&maker, begin(&maker, owner, create)).await }).await?;
+    let created = see_through(async move { make(&maker, owner, create).await }).await?;
     let mut reply = reply::json(StatusCode::CREATED, &created);
     if let Ok(place) = HeaderValue::from_str(&format!("{}/{}", api::SHARES, created.handle)) {
         reply.headers_mut().insert(header::LOCATION, place);
@@ -72,26 +60,9 @@ pub(super) async fn create(daemon: &Arc<Daemon>, peer: Peer, request: Request<In
     Ok(reply)
 }
 
-/// `POST /v1/batch/create`
-pub(super) async fn batch_create(
-    daemon: &Arc<Daemon>,
-    peer: Peer,
-    client: ClientId,
-    request: Request<Incoming>,
-) -> Result<Reply, HttpRefusal> {
-    let owner = creator(daemon, peer, request.headers())?;
-    let (beginning, ending) = (daemon.clone(), daemon.clone());
-    let begin = move |item| begin(&beginning, owner, item);
-    let end = move |begun| {
-        let daemon = ending.clone();
-        async move { end(&daemon, begun).await }
-    };
-    share_handlers::serve_batch(daemon, client, request, begin, end).await
-}
-
-/// Checks a message and begins to make its share. An upload is taken last: from then on only
-/// [`end`] may say how that ends, so this is to be called within [`see_through`].
-fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<PendingCreate, HttpRefusal> {
+/// Checks a message and makes its share. Once an upload is taken, its outcome must be reported to
+/// [`PendingUploads`], so this is to be called within [`see_through`].
+async fn make(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<CreateReply, HttpRefusal> {
     let settings = &daemon.settings;
     let ttl = create.expires_in.map_or(settings.default_expiry, Duration::from_secs);
     if ttl.is_zero() || ttl > settings.max_expiry {
@@ -112,7 +83,7 @@ fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<Pend
         (ContentLocation::Spooled { size, digest }, Some(token)) => {
             let entry = match daemon.pending_uploads.take(&token, &owner, &auth) {
                 TakeOutcome::Entry(entry) => entry,
-                TakeOutcome::Made(created) => return Ok(PendingCreate::Again(created)),
+                TakeOutcome::Made(created) => return Ok(created),
                 TakeOutcome::InProgress => {
                     return Err(HttpRefusal::unavailable("a share of this upload is being created"));
                 }
@@ -133,44 +104,20 @@ fn begin(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result<Pend
         capsule: Bytes::from(create.capsule.into_bytes()),
         payload: upload.as_ref().map(|(_, entry)| *entry),
     };
-    let wanted = Box::new(ShareRequest { share, upload: upload.map(|(token, _)| token) });
-    match store::random_handle(settings.routing, settings.digits) {
-        Ok(handle) => {
-            let pending = daemon.store.create(handle, wanted.share.clone());
-            Ok(PendingCreate::New(handle, wanted, pending))
+    let made = store::create_random(&*daemon.store, settings.routing, settings.digits, share).await;
+    let (handle, times) = made.map_err(|error| {
+        if let Some((token, _)) = &upload {
+            daemon.pending_uploads.release(token);
         }
-        Err(error) => Err(give_back(daemon, &wanted, error)),
-    }
-}
-
-async fn end(daemon: &Daemon, begun: Result<PendingCreate, HttpRefusal>) -> Result<CreateReply, HttpRefusal> {
-    let (handle, wanted, pending) = match begun? {
-        PendingCreate::Again(created) => return Ok(created),
-        PendingCreate::New(handle, wanted, pending) => (handle, wanted, pending),
-    };
-    let made = match pending.await {
-        Err(StoreError::Taken) => {
-            let (routing, digits) = (daemon.settings.routing, daemon.settings.digits);
-            store::create_random(&*daemon.store, routing, digits, wanted.share.clone()).await
-        }
-        other => other.map(|created| (handle, created)),
-    };
-    let (handle, created) = made.map_err(|error| give_back(daemon, &wanted, error))?;
+        HttpRefusal::from(error)
+    })?;
     daemon.metrics.created.fetch_add(1, Relaxed);
-    let url = format!("{}{}{handle}", daemon.settings.public_url, api::PAGE);
-    let created = CreateReply { handle, url, expires_at: created.expires.seconds() };
-    if let Some(token) = &wanted.upload {
-        daemon.pending_uploads.complete(token, wanted.share.owner, wanted.share.auth, created.clone());
+    let url = format!("{}{}{handle}", settings.public_url, api::PAGE);
+    let created = CreateReply { handle, url, expires_at: times.expires.seconds() };
+    if let Some((token, _)) = &upload {
+        daemon.pending_uploads.complete(token, owner, auth, created.clone());
     }
     Ok(created)
-}
-
-/// The upload of a share that could not be made waits for another attempt.
-fn give_back(daemon: &Daemon, wanted: &ShareRequest, error: StoreError) -> HttpRefusal {
-    if let Some(token) = &wanted.upload {
-        daemon.pending_uploads.release(token);
-    }
-    HttpRefusal::from(error)
 }
 
 /// Parts that wait for the disk; hyper's parts have at most its buffer.

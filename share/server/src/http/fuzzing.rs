@@ -181,7 +181,8 @@ pub fn capsule(data: &[u8]) {
 
 /// The text of a request: its message, its path and query, its headers.
 pub fn request(data: &[u8]) {
-    let _ = serde_json::from_slice::<Batch<ClaimRequest>>(data);
+    let _ = serde_json::from_slice::<ClaimRequest>(data);
+    let _ = serde_json::from_slice::<Batch>(data);
     if let Ok(create) = serde_json::from_slice::<CreateRequest>(data) {
         let text = serde_json::to_vec(&create).expect("a message is text");
         assert!(serde_json::from_slice::<CreateRequest>(&text).is_ok());
@@ -254,7 +255,7 @@ fn connections(age_head: &str) -> Vec<Vec<u8>> {
         ask("POST", "/v1/claim", json, &claim),
         [ask("POST", &format!("{of_share}/revoke"), &owner, ""), ask("OPTIONS", "/v1/uploads", "", "")].concat(),
         upload,
-        ask("POST", "/v1/batch/revoke", &format!("{owner}{json}"), r#"{"items":["1482719382210"]}"#),
+        ask("POST", "/v1/batch/info", &format!("{owner}{json}"), r#"{"items":["1482719382210"]}"#),
         ask(
             "GET",
             &format!("{of_share}/watch?version=3&wait=0"),

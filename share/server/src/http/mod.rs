@@ -59,8 +59,8 @@ const MAX_WATCHERS_OF_CLIENT: usize = 128;
 const MAX_UPLOADS: usize = 64;
 /// Of these, uploads of one client, for the same reason as with batches.
 const MAX_UPLOADS_OF_CLIENT: usize = 16;
-/// Batches that may be under way at a time. A message has up to 1.6 MiB, and so have its items and
-/// its results: 64 of them hold at most 320 MiB, where 20,000 connections could ask for 100 GiB.
+/// Batches that may be under way at a time. The answer of one has up to 100 KiB: 64 of them hold at
+/// most 6.3 MiB, where 20,000 connections could ask for 2 GB.
 const MAX_BATCHES: usize = 64;
 /// Of these, batches of one client: a client that sends slowly keeps its permits for up to the time
 /// of a message.

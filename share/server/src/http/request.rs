@@ -22,10 +22,8 @@ use zeroize::Zeroizing;
 use crate::limiter::RateLimited;
 use crate::store::StoreError;
 
-/// A message about one share: a capsule in base64 has 11 KiB.
-pub(super) const ONE: usize = 16 * 1024;
-/// A message about as many shares as a batch may have.
-pub(super) const MANY: usize = 100 * ONE;
+/// Longest message: a capsule in base64 has 11 KiB.
+const MAX_MESSAGE: usize = 16 * 1024;
 
 /// Rejects requests that name no host, and cross-site changes. `public_url` begins the links: the
 /// page may have been loaded by that name when a proxy changed `Host`.
@@ -118,20 +116,19 @@ pub(super) async fn part(body: &mut Incoming, patience: Duration) -> Result<Opti
 /// proof.
 pub(super) async fn json<T: DeserializeOwned>(
     request: Request<Incoming>,
-    limit: usize,
     patience: Duration,
 ) -> Result<T, HttpRefusal> {
     expect_type(request.headers(), "application/json")?;
     let too_large = || HttpRefusal::new(ErrorCode::TooLarge, "the message is too large");
     let mut body = request.into_body();
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    if announced > limit {
+    if announced > MAX_MESSAGE {
         return Err(too_large());
     }
     let mut text = Zeroizing::new(Vec::with_capacity(announced));
     let read = async {
         while let Some(bytes) = part(&mut body, patience).await? {
-            if text.len() + bytes.len() > limit {
+            if text.len() + bytes.len() > MAX_MESSAGE {
                 return Err(too_large());
             }
             text.extend_from_slice(&bytes);

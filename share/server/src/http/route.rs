@@ -25,10 +25,7 @@ enum Endpoint {
     Shares,
     Look,
     Claim,
-    BatchCreate,
-    BatchClaim,
     BatchInfo,
-    BatchRevoke,
     Share(ShareEndpoint, Handle),
     Page(Asset),
 }
@@ -41,10 +38,7 @@ impl Endpoint {
             api::SHARES => Endpoint::Shares,
             api::LOOK => Endpoint::Look,
             api::CLAIM => Endpoint::Claim,
-            api::BATCH_CREATE => Endpoint::BatchCreate,
-            api::BATCH_CLAIM => Endpoint::BatchClaim,
             api::BATCH_INFO => Endpoint::BatchInfo,
-            api::BATCH_REVOKE => Endpoint::BatchRevoke,
             _ => match Asset::of(path) {
                 Some(file) => Endpoint::Page(file),
                 None => ShareEndpoint::parse(path).map(|(which, handle)| Endpoint::Share(which, handle))?,
@@ -59,7 +53,7 @@ impl Endpoint {
             Endpoint::Shares => Route::Create,
             Endpoint::Look => Route::Look,
             Endpoint::Claim => Route::Claim,
-            Endpoint::BatchCreate | Endpoint::BatchClaim | Endpoint::BatchInfo | Endpoint::BatchRevoke => Route::Batch,
+            Endpoint::BatchInfo => Route::Batch,
             Endpoint::Share(ShareEndpoint::Info, _) => Route::Info,
             Endpoint::Share(ShareEndpoint::Watch, _) => Route::Watch,
             Endpoint::Share(ShareEndpoint::Revoke, _) => Route::Revoke,
@@ -82,13 +76,7 @@ impl Endpoint {
     fn limits_itself(self) -> bool {
         matches!(
             self,
-            Endpoint::Look
-                | Endpoint::Claim
-                | Endpoint::BatchCreate
-                | Endpoint::BatchClaim
-                | Endpoint::BatchInfo
-                | Endpoint::BatchRevoke
-                | Endpoint::Share(ShareEndpoint::Ciphertext, _)
+            Endpoint::Look | Endpoint::Claim | Endpoint::BatchInfo | Endpoint::Share(ShareEndpoint::Ciphertext, _)
         )
     }
 }
@@ -147,10 +135,7 @@ async fn serve(
         Endpoint::Shares => create::create(daemon, peer, request).await,
         Endpoint::Look => share_handlers::look(daemon, client, request).await,
         Endpoint::Claim => share_handlers::claim(daemon, client, request).await,
-        Endpoint::BatchCreate => create::batch_create(daemon, peer, client, request).await,
-        Endpoint::BatchClaim => share_handlers::claim_batch(daemon, client, request).await,
-        Endpoint::BatchInfo => Action::Info.many(daemon, client, request).await,
-        Endpoint::BatchRevoke => Action::Revoke.many(daemon, client, request).await,
+        Endpoint::BatchInfo => share_handlers::batch_info(daemon, client, request).await,
         Endpoint::Share(ShareEndpoint::Info, handle) => Action::Info.one(daemon, client, handle, &request).await,
         Endpoint::Share(ShareEndpoint::Watch, handle) => share_handlers::watch(daemon, client, handle, &request).await,
         Endpoint::Share(ShareEndpoint::Revoke, handle) => Action::Revoke.one(daemon, client, handle, &request).await,

@@ -1,6 +1,5 @@
-//! Handlers of existing shares: look and claim, info, watch, revoke and rearm, and their batches.
+//! Handlers of existing shares: look and claim, info, watch, revoke and rearm.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -14,11 +13,9 @@ use lockbox_share_protocol::message::{
     MAX_BATCH, ShareInfo, ShareState,
 };
 use lockbox_share_protocol::token::{ClaimId, Handle, OwnerToken};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::reply::{self, Reply};
-use super::request::{self, HttpRefusal, MANY, ONE};
+use super::request::{self, HttpRefusal};
 use super::{Daemon, see_through};
 use crate::limiter::ClientId;
 use crate::store::{self, PendingReply, StoreError};
@@ -28,9 +25,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
-    /// `GET /v1/shares/HANDLE`, `POST /v1/batch/info`
+    /// `GET /v1/shares/HANDLE`
     Info,
-    /// `POST /v1/shares/HANDLE/revoke`, `POST /v1/batch/revoke`
+    /// `POST /v1/shares/HANDLE/revoke`
     Revoke,
     /// `POST /v1/shares/HANDLE/rearm`
     Rearm,
@@ -77,19 +74,36 @@ impl Action {
         let info = if self == Action::Info { end.await } else { see_through(end).await }?;
         Ok(reply::json(StatusCode::OK, &info))
     }
+}
 
-    pub(super) async fn many(
-        self,
-        daemon: &Arc<Daemon>,
-        client: ClientId,
-        request: Request<Incoming>,
-    ) -> Result<Reply, HttpRefusal> {
-        let owner = request::bearer(request.headers())?;
-        let (beginning, ending) = (daemon.clone(), daemon.clone());
-        let begin = move |handle| (handle, self.begin(&beginning, handle, &owner));
-        let end = move |(handle, pending)| self.end(ending.clone(), client, handle, pending);
-        serve_batch(daemon, client, request, begin, end).await
+/// `POST /v1/batch/info`
+pub(super) async fn batch_info(
+    daemon: &Daemon,
+    client: ClientId,
+    request: Request<Incoming>,
+) -> Result<Reply, HttpRefusal> {
+    let owner = request::bearer(request.headers())?;
+    let Some(_place) = daemon.batches.take(client) else {
+        return Err(HttpRefusal::unavailable("too many concurrent batches"));
+    };
+    let batch: Batch = request::json(request, daemon.settings.body_timeout).await?;
+    if batch.items.is_empty() {
+        return Err(HttpRefusal::malformed("the batch is empty"));
     }
+    if batch.items.len() > MAX_BATCH {
+        return Err(HttpRefusal::malformed("the batch has more than 100 items"));
+    }
+    daemon.limiter.admit(client, batch.items.len() as u32)?;
+    // All are asked for before the first is awaited: a remote store answers them together.
+    let pending: Vec<_> = batch.items.iter().map(|&handle| daemon.store.info(handle, &owner)).collect();
+    let mut results = Vec::with_capacity(pending.len());
+    for (handle, pending) in batch.items.into_iter().zip(pending) {
+        results.push(match pending.await {
+            Ok(info) => ItemResult::Done { ok: message_of(handle, &info) },
+            Err(error) => ItemResult::Failed(daemon.refused(client, error).failure()),
+        });
+    }
+    Ok(reply::json(StatusCode::OK, &BatchResults { results }))
 }
 
 /// `GET /v1/shares/HANDLE/watch?version=N&state=S&wait=SECONDS`
@@ -151,48 +165,18 @@ fn message_of(handle: Handle, info: &store::ShareReport) -> ShareInfo {
 
 /// Handles `POST /v1/look`. It has the rate limits of a claim, and reveals the same.
 pub(super) async fn look(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, HttpRefusal> {
-    daemon.limiter.admit_claim(client, 1)?;
-    let look: LookRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    daemon.limiter.admit_claim(client)?;
+    let look: LookRequest = request::json(request, daemon.settings.body_timeout).await?;
     let expires = daemon.store.look(look.handle, &look.auth).await.map_err(|error| daemon.refused(client, error))?;
     Ok(reply::json(StatusCode::OK, &LookReply { expires_at: expires.0 / 1000 }))
 }
 
 /// `POST /v1/claim`
 pub(super) async fn claim(daemon: &Daemon, client: ClientId, request: Request<Incoming>) -> Result<Reply, HttpRefusal> {
-    daemon.limiter.admit_claim(client, 1)?;
-    let claim: ClaimRequest = request::json(request, ONE, daemon.settings.body_timeout).await?;
+    daemon.limiter.admit_claim(client)?;
+    let claim: ClaimRequest = request::json(request, daemon.settings.body_timeout).await?;
     let handle = claim.handle;
-    let pending = begin_claim(daemon, &claim);
-    let claimed = finish_claim(daemon, client, handle, pending).await?;
-    Ok(reply::json(StatusCode::OK, &claimed))
-}
-
-/// `POST /v1/batch/claim`
-pub(super) async fn claim_batch(
-    daemon: &Arc<Daemon>,
-    client: ClientId,
-    request: Request<Incoming>,
-) -> Result<Reply, HttpRefusal> {
-    daemon.limiter.admit_claim(client, 0)?;
-    let (beginning, ending) = (daemon.clone(), daemon.clone());
-    let begin = move |claim: ClaimRequest| (claim.handle, begin_claim(&beginning, &claim));
-    let end = move |(handle, pending)| {
-        let daemon = ending.clone();
-        async move { finish_claim(&daemon, client, handle, pending).await }
-    };
-    serve_batch(daemon, client, request, begin, end).await
-}
-
-fn begin_claim(daemon: &Daemon, claim: &ClaimRequest) -> PendingReply<store::ClaimGrant> {
-    daemon.store.claim(claim.handle, &claim.auth, ClaimId::new(*claim.claim.as_bytes()))
-}
-
-async fn finish_claim(
-    daemon: &Daemon,
-    client: ClientId,
-    handle: Handle,
-    pending: PendingReply<store::ClaimGrant>,
-) -> Result<ClaimReply, HttpRefusal> {
+    let pending = daemon.store.claim(handle, &claim.auth, ClaimId::new(*claim.claim.as_bytes()));
     let claimed = pending.await.map_err(|error| {
         use StoreError::{Busy, Expired, Revoked, Used};
         if matches!(error, Expired { .. } | Revoked { .. } | Used { .. } | Busy { .. }) {
@@ -216,46 +200,5 @@ async fn finish_claim(
         expires_in: lease.until.0.saturating_sub(daemon.clock.wall().0) / 1000,
         token: lease.token,
     });
-    Ok(ClaimReply { capsule, lease })
-}
-
-/// Serves a batch: `begin` starts the change of one item, `end` waits for it. Started changes
-/// complete also after the client disconnected, and hold their permit until then.
-pub(super) async fn serve_batch<T, U, O, F>(
-    daemon: &Daemon,
-    client: ClientId,
-    request: Request<Incoming>,
-    begin: impl Fn(T) -> U + Send + 'static,
-    end: impl Fn(U) -> F + Send + 'static,
-) -> Result<Reply, HttpRefusal>
-where
-    T: DeserializeOwned + Send + 'static,
-    U: Send + 'static,
-    O: Serialize + Send + 'static,
-    F: Future<Output = Result<O, HttpRefusal>> + Send + 'static,
-{
-    let place = daemon.batches.take(client).ok_or_else(|| HttpRefusal::unavailable("too many concurrent batches"))?;
-    let batch: Batch<T> = request::json(request, MANY, daemon.settings.body_timeout).await?;
-    let count = batch.items.len();
-    if count == 0 {
-        return Err(HttpRefusal::malformed("the batch is empty"));
-    }
-    if count > MAX_BATCH {
-        return Err(HttpRefusal::malformed("the batch has more than 100 items"));
-    }
-    daemon.limiter.admit(client, count as u32)?;
-    let work = async move {
-        let _place = place;
-        let begun: Vec<U> = batch.items.into_iter().map(begin).collect();
-        let mut results = Vec::with_capacity(count);
-        for item in begun {
-            let ending = end(item);
-            results.push(match ending.await {
-                Ok(ok) => ItemResult::Done { ok },
-                Err(refusal) => ItemResult::Failed(refusal.failure()),
-            });
-        }
-        Ok(BatchResults { results })
-    };
-    Ok(reply::json(StatusCode::OK, &see_through(work).await?))
+    Ok(reply::json(StatusCode::OK, &ClaimReply { capsule, lease }))
 }

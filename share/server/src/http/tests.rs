@@ -10,7 +10,7 @@ use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
 use lockbox_share_protocol::message::{CreateReply, CreateRequest};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Handle, LeaseToken, OwnerToken, UploadToken, Verifier};
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, watch};
@@ -186,10 +186,11 @@ fn wanted() -> String {
 
 /// A repeat that overtakes the first is put off; after the barrier it gets the share that was made
 /// for the connection that broke.
-async fn made_once(path: &str, wrap: impl Fn(&str) -> String, unwrap: impl Fn(Value) -> Value) {
+#[tokio::test]
+async fn a_share_whose_client_went_away_is_made_once_and_told_when_it_asks_again() {
     let stage = TestDaemon::new();
     let create = wanted();
-    stage.ask_and_leave(path, &wrap(&create)).await;
+    stage.ask_and_leave("/v1/shares", &create).await;
     let (head, message) = stage.ask("/v1/shares", &create).await;
     assert!(head.starts_with("http/1.1 503") && head.contains("retry-after: "), "{head}");
     assert_eq!(message["error"], "unavailable");
@@ -200,21 +201,10 @@ async fn made_once(path: &str, wrap: impl Fn(&str) -> String, unwrap: impl Fn(Va
         }
     };
     tokio::time::timeout(Duration::from_secs(60), until_made).await.unwrap();
-    let (head, message) = stage.ask(path, &wrap(&create)).await;
+    let (head, created) = stage.ask("/v1/shares", &create).await;
     assert!(head.starts_with("http/1.1 20"), "{head}");
-    let created: CreateReply = serde_json::from_value(unwrap(message)).unwrap();
+    let created: CreateReply = serde_json::from_value(created).unwrap();
     assert_eq!(*stage.store.handles.lock(), [created.handle]);
-}
-
-#[tokio::test]
-async fn a_share_whose_client_went_away_is_made_once_and_told_when_it_asks_again() {
-    made_once("/v1/shares", str::to_owned, |message| message).await;
-}
-
-#[tokio::test]
-async fn so_is_a_share_of_a_batch() {
-    let wrap = |create: &str| format!("{{\"items\":[{create}]}}");
-    made_once("/v1/batch/create", wrap, |message| message["results"][0]["ok"].clone()).await;
 }
 
 #[tokio::test]
@@ -238,19 +228,14 @@ async fn a_share_is_taken_back_for_its_downloads_also_when_its_owner_went_away()
     assert!(head.starts_with("http/1.1 201"), "{head}");
     stage.store.begun.acquire().await.unwrap().forget();
     let created: CreateReply = serde_json::from_value(created).unwrap();
-    for (path, body) in [
-        (format!("/v1/shares/{}/revoke", created.handle), String::new()),
-        ("/v1/batch/revoke".to_owned(), json!({ "items": [created.handle] }).to_string()),
-    ] {
-        let before = stage.daemon.notifier.withdrawals(created.handle);
-        stage.ask_and_leave(&path, &body).await;
-        assert_eq!(stage.daemon.notifier.withdrawals(created.handle), before);
-        stage.store.barriers.add_permits(1);
-        let until_withdrawn = async {
-            while stage.daemon.notifier.withdrawals(created.handle) == before {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), until_withdrawn).await.unwrap();
-    }
+    let before = stage.daemon.notifier.withdrawals(created.handle);
+    stage.ask_and_leave(&format!("/v1/shares/{}/revoke", created.handle), "").await;
+    assert_eq!(stage.daemon.notifier.withdrawals(created.handle), before);
+    stage.store.barriers.add_permits(1);
+    let until_withdrawn = async {
+        while stage.daemon.notifier.withdrawals(created.handle) == before {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), until_withdrawn).await.unwrap();
 }

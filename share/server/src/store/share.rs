@@ -534,7 +534,6 @@ impl StepReply for ShareReport {}
 impl StepReply for bool {}
 impl StepReply for WallTime {}
 
-/// Storage backend of shares.
 pub(crate) trait ShareBackend: StoreMaintenance {
     /// Deposits a share that was checked.
     fn deposit(&self, handle: Handle, share: NewShare) -> PendingReply<ShareTimes>;

@@ -86,27 +86,20 @@ fn batches_have_a_result_for_each_item() {
     let daemon = Daemon::start(&QUICK);
     let owner = Owner::new();
     let headers = [("authorization", owner.header.as_str())];
-    let auths: Vec<[u8; 32]> = (0..100).map(|_| random()).collect();
-    let mut items: Vec<Value> =
-        auths.iter().map(|auth| create(auth, capsule(ContentLocation::Inline), None, &json!({}))).collect();
-    items[7]["max_claims"] = json!(99);
-    let made = daemon.post("/v1/batch/create", &headers, &json!({ "items": items })).json();
-    let handles: Vec<Value> = made["results"].as_array().unwrap().iter().map(|r| r["ok"]["handle"].clone()).collect();
-    assert_eq!(handles.len(), 100);
-    assert_eq!(made["results"][7]["error"], "malformed");
-    assert_eq!(handles.iter().filter(|handle| handle.is_string()).count(), 99);
-    let known: Vec<&Value> = handles.iter().filter(|handle| handle.is_string()).collect();
-    let info = daemon.post("/v1/batch/info", &headers, &json!({ "items": known })).json();
-    assert!(info["results"].as_array().unwrap().iter().all(|result| result["ok"]["state"] == "armed"));
-    let revoked = daemon.post("/v1/batch/revoke", &headers, &json!({ "items": [handles[0]] })).json();
-    assert_eq!(revoked["results"][0]["ok"]["state"], "revoked");
-    let text = |bytes: &[u8; 32]| lockbox_share_protocol::token::Auth::new(*bytes).to_text().to_string();
-    let claims: Vec<Value> = (0..3)
-        .map(|n| json!({ "handle": handles[n], "auth": text(&auths[n]), "claim": "AAAAAAAAAAAAAAAAAAAAAA" }))
-        .collect();
-    let claimed = daemon.post("/v1/batch/claim", &[], &json!({ "items": claims })).json();
-    assert_eq!(claimed["results"][0]["error"], "revoked");
-    assert!(claimed["results"][1]["ok"]["capsule"].is_string());
+    let (armed, revoked) = (daemon.share(&owner, &json!({})), daemon.share(&owner, &json!({})));
+    let others = daemon.share(&Owner::new(), &json!({}));
+    daemon.post(&revoked.path("/revoke"), &headers, &json!({}));
+    let handles = [&armed, &revoked, &others].map(|share| share.created.handle);
+    let items: Vec<_> = handles.into_iter().cycle().take(100).collect();
+    let info = daemon.post("/v1/batch/info", &headers, &json!({ "items": items })).json();
+    let results = info["results"].as_array().unwrap();
+    assert_eq!(results.len(), 100);
+    for (results, item) in results.chunks(3).zip(items.chunks(3)) {
+        assert_eq!(results[0]["ok"]["handle"], json!(item[0]));
+        assert_eq!(results[0]["ok"]["state"], "armed");
+        assert!(results.get(1).is_none_or(|result| result["ok"]["state"] == "revoked"), "{results:?}");
+        assert!(results.get(2).is_none_or(|result| result["error"] == "refused"), "{results:?}");
+    }
     let many: Vec<&str> = (0..101).map(|_| "0000000000000").collect();
     assert_eq!(daemon.post("/v1/batch/info", &headers, &json!({ "items": many })).error(), "malformed");
     assert_eq!(daemon.post("/v1/batch/info", &headers, &json!({ "items": [] })).error(), "malformed");

@@ -307,8 +307,6 @@ fn an_upload_and_a_share_whose_answers_were_lost_are_made_once() {
     assert_eq!(first.status, 201, "{}", first.text());
     let second = post(&owner, &message, "/v1/shares");
     assert_eq!((second.status, second.json()), (201, first.json()));
-    let batch = post(&owner, &json!({ "items": [message] }), "/v1/batch/create").json();
-    assert_eq!(batch["results"][0]["ok"], first.json());
     assert_eq!(daemon.metric("lockbox_share_created_total"), 1);
     // Neither for somebody else nor for another share.
     assert_eq!(post(&Owner::new(), &message, "/v1/shares").error(), "upload");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::acl;
-use super::super::support::{OPTIONS, create_with, header_alone};
+use super::super::support::{OPTIONS, add_files, create_with, header_alone};
 use super::copies::{BackupTarget, Copying};
 use super::history::{History, Recorder, TRACE_LIMIT, Wanted, some_paths};
 use super::seen::{directories, see_tree};
@@ -99,7 +99,7 @@ impl Changes<'_> {
                 content,
             })
             .collect();
-        for added in self.fs.add_files(&files).unwrap() {
+        for added in add_files(self.fs, &files).unwrap() {
             assert!(matches!(added, Ok(_) | Err(Error::Exists)), "{added:?}");
         }
     }
