@@ -66,11 +66,13 @@ pub(crate) fn stride(usually: usize) -> usize {
     if std::env::var_os("FAULTS").is_some_and(|wanted| wanted == "all") { 1 } else { usually }
 }
 
-/// Returns the seeds of a random test: the defaults, or the one in SEED. Prints each when its turn
-/// begins.
+/// Returns the seeds of a random test: the defaults, the one in SEED, or as many as SEEDS from the
+/// first default on. Prints each when its turn begins.
 #[cfg(test)]
 pub(crate) fn seeds(usual: std::ops::RangeInclusive<u64>) -> impl Iterator<Item = u64> {
-    variable("SEED").map_or(usual, |seed| seed..=seed).inspect(|seed| println!("SEED={seed}"))
+    let first = *usual.start();
+    let many = variable("SEEDS").map_or(usual, |count| first..=first + count.max(1) - 1);
+    variable("SEED").map_or(many, |seed| seed..=seed).inspect(|seed| println!("SEED={seed}"))
 }
 
 fn timestamp(seconds: i64, nanos: i64) -> Timestamp {
