@@ -66,11 +66,13 @@ pub(crate) fn stride(usually: usize) -> usize {
     if std::env::var_os("FAULTS").is_some_and(|wanted| wanted == "all") { 1 } else { usually }
 }
 
-/// Returns the seeds of a random test: the defaults, or the one in SEED. Prints each when its turn
-/// begins.
+/// Returns the seeds of a random test: the defaults, the one in SEED, or as many as SEEDS from the
+/// first default on. Prints each when its turn begins.
 #[cfg(test)]
 pub(crate) fn seeds(usual: std::ops::RangeInclusive<u64>) -> impl Iterator<Item = u64> {
-    variable("SEED").map_or(usual, |seed| seed..=seed).inspect(|seed| println!("SEED={seed}"))
+    let first = *usual.start();
+    let many = variable("SEEDS").map_or(usual, |count| first..=first + count.max(1) - 1);
+    variable("SEED").map_or(many, |seed| seed..=seed).inspect(|seed| println!("SEED={seed}"))
 }
 
 fn timestamp(seconds: i64, nanos: i64) -> Timestamp {
@@ -136,13 +138,19 @@ pub(crate) struct SeededEnvironment {
 
 #[cfg(any(test, debug_assertions))]
 impl SeededEnvironment {
+    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
     pub(crate) fn new(seed: u64) -> Self {
         SeededEnvironment { state: AtomicU64::new(seed), clock: AtomicU64::new(0) }
     }
 
     /// Returns the next 64 bits of SplitMix64 (Steele, Lea, Flood 2014).
     pub(crate) fn next_u64(&self) -> u64 {
-        let mut z = self.state.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed).wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let state = self.state.fetch_add(Self::STEP, Ordering::Relaxed);
+        Self::mix(state.wrapping_add(Self::STEP))
+    }
+
+    fn mix(mut z: u64) -> u64 {
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
@@ -166,8 +174,17 @@ impl Environment for SeededEnvironment {
     }
 
     fn fill_random(&self, out: &mut [u8]) -> Result<()> {
-        for piece in out.chunks_mut(8) {
-            piece.copy_from_slice(&self.next_u64().to_le_bytes()[..piece.len()]);
+        // One claim of the state: tests fill hundreds of megabytes.
+        let claimed = Self::STEP.wrapping_mul(out.len().div_ceil(8) as u64);
+        let mut state = self.state.fetch_add(claimed, Ordering::Relaxed);
+        let mut next = || {
+            state = state.wrapping_add(Self::STEP);
+            Self::mix(state).to_le_bytes()
+        };
+        let (words, rest) = out.as_chunks_mut::<8>();
+        words.iter_mut().for_each(|word| *word = next());
+        if !rest.is_empty() {
+            rest.copy_from_slice(&next()[..rest.len()]);
         }
         Ok(())
     }

@@ -3,8 +3,8 @@
 #
 #   tests/nightly.sh [CAMPAIGN...]     all, or the named ones
 #
-# Campaigns, by their names in the table below: crash damage faults hostile fuzz kills writers moments interrupts schedules
-#   portal mounts fsx pjdfstest stress openapi versitygw azurite
+# Campaigns, by their names in the table below: crash models damage faults hostile fuzz kills writers moments interrupts
+#   schedules portal mounts fsx pjdfstest stress openapi versitygw azurite
 #
 # HOURS=N scales every campaign: 1 (the default) takes about an hour for each of the longest and some eight hours in all.
 # SEED=N repeats the random ones; without it the seed is today's date, which the table shows. KEEP_RELIABILITY=1 also writes the
@@ -25,9 +25,16 @@ long_cases='CASE_TIMEOUT=7200 tests/mount/run.sh killed_at_any acknowledged_surv
     large_file_passes many_files memory_stays large_history'
 long_cases=${long_cases//$'\n'/ }
 
+# Tests of the library with random operations: more seeds than usual, and a directory of a million entries.
+models='cargo test -p lockbox --release --lib -- no_crash_raises copies_written_apart an_older_copy difference::differences
+    trees_of_long_values random_operations names_that_share content_equals what_a_snapshot_shows a_crash_leaves snapshots_show_the_same
+    entries_of_a_large_directory'
+models=${models//$'\n'/ }
+
 # One row each: NAME COMMAND. Sizes follow from HOURS and from the rates in tests/RELIABILITY.md and tests/SUITES.md.
 campaigns=(
     "crash       STATES=$((200000 * hours)) tests/reliability.sh crash"
+    "models      env -u SEED SEEDS=$((30 * hours)) ENTRIES=1000000 $models"
     "damage      FLIPS=all tests/reliability.sh damage"
     "faults      FAULTS=all tests/reliability.sh faults"
     "hostile     tests/reliability.sh hostile"

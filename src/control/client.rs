@@ -152,7 +152,8 @@ pub(super) fn connect<'a>(
 ) -> Result<DaemonConnection<'a>> {
     let at = |action: &str| format!("{action} control socket: path={}", socket.display());
     let address = SocketAddrUnix::new(socket).map_err(|e| Error::io(at("connect to"), e.into()))?;
-    let mut stream = connect_within(&address, STATUS_TIMEOUT).map_err(|e| Error::io(at("connect to"), e))?;
+    let patience = limit.map_or(STATUS_TIMEOUT, |limit| limit.min(STATUS_TIMEOUT));
+    let mut stream = connect_within(&address, patience).map_err(|e| Error::io(at("connect to"), e))?;
     let peer = getsockopt(&stream, PeerCredentials).map_err(|e| Error::io(at("inspect"), e.into()))?;
     if owner != peer.uid() {
         return Err(Error::NotPermitted);

@@ -222,8 +222,9 @@ fn who_takes_no_connection_is_left_in_time() {
     // The listener's queue is full when a connection has to wait.
     nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
     let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let limit = Some(Duration::from_millis(50));
     assert!(matches!(
-        send_request(&socket, me(), &Request::Stop { lazy: false, abandon: false, force: false }),
+        client::send_request_within(&socket, me(), &Request::Stop { lazy: false, abandon: false, force: false }, limit),
         Err(Error::Io { .. })
     ));
 }

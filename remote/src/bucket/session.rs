@@ -52,6 +52,11 @@ pub(super) struct InlinePages {
     pub(super) pages: Vec<u8>,
 }
 
+/// Joins the pages of all runs: copied by run, since these may be the eight megabytes of a segment.
+pub(super) fn join_pages(runs: &[InlinePages]) -> Vec<u8> {
+    runs.iter().map(|run| run.pages.as_slice()).collect::<Vec<_>>().concat()
+}
+
 /// Writer with the newest record.
 pub(crate) struct WriterSession {
     pub(super) store: Arc<BucketStore>,
@@ -298,7 +303,8 @@ impl WriterSession {
         }
         let sequence = self.newest.sequence + 1;
         inline_entries(&inline, sequence).iter().for_each(|entry| map.assign(entry));
-        let pages: Vec<u8> = inline.into_iter().flat_map(|run| run.pages).collect();
+        let pages = join_pages(&inline);
+        drop(inline);
         let mut gone = map.take_unreferenced();
         gone.extend(&self.orphans);
         // Its pages are forgotten above, when it has some.

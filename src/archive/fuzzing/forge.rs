@@ -161,23 +161,21 @@ fn sample(features: u64) -> Result<Vec<u8>> {
     Ok(storage.contents())
 }
 
-impl Forge {
-    pub(in crate::archive) fn new() -> Forge {
-        static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
-        Forge::of(SAMPLE.get_or_init(|| sample(0).expect("the sample")).clone()).expect("the sample opens")
-    }
+/// Records of an archive that was read once, for any number of forged ones.
+struct Original {
+    base: Vec<u8>,
+    trees: [Vec<(Key, Vec<u8>)>; 5],
+    /// The next record, of a closed session without lists.
+    record: CommitRecord,
+    has_log: bool,
+}
 
-    /// Returns the contents of the sample archive with an empty log.
-    pub(in crate::archive) fn with_log() -> Forge {
-        static SAMPLE: OnceLock<Vec<u8>> = OnceLock::new();
-        Forge::of(SAMPLE.get_or_init(|| sample(FEATURE_LOG).expect("the sample")).clone()).expect("the sample opens")
-    }
-
-    pub(in crate::archive) fn of(base: Vec<u8>) -> Result<Forge> {
+impl Original {
+    fn read(base: Vec<u8>) -> Result<Original> {
         let storage = Arc::new(MemoryStorage::from_contents(base.clone()));
-        let cipher = PageCipher::new(&key(), ARCHIVE, has_log(&*storage), Arc::new(SeededEnvironment::new(3)));
+        let has_log = has_log(&*storage);
         let fs = open_on(storage, true)?;
-        let record = (*fs.volume.durable()).clone();
+        let mut record = (*fs.volume.durable()).clone();
         let mut trees: [Vec<(Key, Vec<u8>)>; 5] = Default::default();
         let store: &NodeStore = fs.volume.store();
         for (id, records) in TreeId::ALL.into_iter().zip(&mut trees) {
@@ -187,27 +185,49 @@ impl Forge {
                 Ok(ControlFlow::Continue(()))
             })?;
         }
-        let next_block = base.len() as u64 / BLOCK;
-        let mut record = record;
         record.generation = record.generation.next();
         record.checkpoint = record.generation;
         record.closed = true;
         record.two_barrier = false;
         (record.allocated, record.freed, record.delta_list) = Default::default();
-        Ok(Forge {
-            trees,
-            record,
+        Ok(Original { base, trees, record, has_log })
+    }
+}
+
+impl Forge {
+    pub(in crate::archive) fn new() -> Forge {
+        static SAMPLE: OnceLock<Original> = OnceLock::new();
+        Forge::copy(SAMPLE.get_or_init(|| Original::read(sample(0).expect("the sample")).expect("the sample opens")))
+    }
+
+    /// Returns the contents of the sample archive with an empty log.
+    pub(in crate::archive) fn with_log() -> Forge {
+        static SAMPLE: OnceLock<Original> = OnceLock::new();
+        Forge::copy(
+            SAMPLE.get_or_init(|| Original::read(sample(FEATURE_LOG).expect("the sample")).expect("the sample opens")),
+        )
+    }
+
+    pub(in crate::archive) fn of(base: Vec<u8>) -> Result<Forge> {
+        Ok(Forge::copy(&Original::read(base)?))
+    }
+
+    fn copy(original: &Original) -> Forge {
+        let Original { base, trees, record, has_log } = original;
+        Forge {
+            trees: trees.clone(),
+            record: record.clone(),
             leaf_bytes: NODE_CAPACITY - NODE_HEAD,
             honest_space: true,
             more_space: None,
             on_page: None,
             on_record: None,
             entries: Vec::new(),
-            base,
-            next_block,
+            base: base.clone(),
+            next_block: base.len() as u64 / BLOCK,
             pages: Vec::new(),
-            cipher,
-        })
+            cipher: PageCipher::new(&key(), ARCHIVE, *has_log, Arc::new(SeededEnvironment::new(3))),
+        }
     }
 
     pub(in crate::archive) fn live(&mut self) -> &mut Vec<(Key, Vec<u8>)> {

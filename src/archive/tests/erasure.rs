@@ -314,7 +314,7 @@ fn no_block_of_any_former_page_is_left() {
             fs.sync().unwrap();
         }
         if seed % 3 == 1 {
-            put(&fs, ROOT_INO, b"earlier", &noise(seed, 3_000_000));
+            put(&fs, ROOT_INO, b"earlier", &noise(seed, 900_000));
             held.note(&*shared);
             fs.close().unwrap();
             fs = open_on(storage.clone(), false, seed + 1000).unwrap();
@@ -322,7 +322,7 @@ fn no_block_of_any_former_page_is_left() {
         for n in 0..12_u64 {
             put(&fs, ROOT_INO, format!("small-{n}").as_bytes(), &noise(seed + n, 300 + 700 * n as usize));
         }
-        put(&fs, ROOT_INO, b"large", &noise(seed, 2_000_000));
+        put(&fs, ROOT_INO, b"large", &noise(seed, 700_000));
         fs.sync().unwrap();
         held.note(&*shared);
         for n in 0..seed / 2 {

@@ -169,8 +169,9 @@ impl Work {
         done
     }
 
-    fn again(&self, world: &World, fs: &Arc<FileSystem>, storage: &Arc<SimulatedStorage>) {
-        if self.leaves.len() == world.kept.len() || !self.is_done(world, fs) {
+    /// `done` is the result of [`Work::is_done`] for the present state.
+    fn again(&self, done: bool, world: &World, fs: &Arc<FileSystem>, storage: &Arc<SimulatedStorage>) {
+        if self.leaves.len() == world.kept.len() || !done {
             (self.run)(world, fs, storage).unwrap();
         }
         assert!(self.is_done(world, fs));
@@ -220,7 +221,7 @@ fn turn(world: &World, work: &Work, plan: FaultPlan) -> bool {
     assert!(expected(&fs) == accepted, "what was accepted is read");
     let images = [storage.process_death(), storage.crash_random(&mut || environment.next_u64())];
     if !latched {
-        work.again(world, &fs, &storage);
+        work.again(is_done, world, &fs, &storage);
         assert!(expected(&fs) == accepted);
     }
     drop(fs);
@@ -234,7 +235,7 @@ fn turn(world: &World, work: &Work, plan: FaultPlan) -> bool {
                 assert!([&world.live, &overwritten, &accepted].contains(&&live), "no moment since the last commit")
             }
         }
-        work.again(world, &fs, &image);
+        work.again(is_done, world, &fs, &image);
         assert!(expected(&fs) == live);
         fs.close().unwrap();
     }

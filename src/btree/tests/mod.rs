@@ -77,15 +77,12 @@ impl Random {
     }
 }
 
-/// Prints the seed of a failing test; `SEED` replays one.
+/// Prints the seed of a failing test; `SEED` replays one, `SEEDS` tries more.
 struct Seed(u64);
 
 impl Seed {
-    fn choose(seeds: std::ops::Range<u64>) -> Vec<u64> {
-        match std::env::var("SEED") {
-            Ok(seed) => vec![seed.parse().unwrap()],
-            Err(_) => seeds.collect(),
-        }
+    fn choose(seeds: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
+        crate::env::seeds(seeds.start..=seeds.end - 1)
     }
 }
 

@@ -291,7 +291,7 @@ fn trees_of_small_values_answer_like_a_map() {
 #[test]
 fn trees_of_long_values_answer_like_a_map() {
     let mut highest = 0;
-    for seed in Seed::choose(100..106) {
+    for seed in Seed::choose(100..103) {
         let _seed = Seed(seed);
         let shape =
             Shape { start: 6000, objects: 3000, subs: 3, longest: 3500, batch: 400, steps: 80, budget: 1 << 20 };

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::crash::see;
+use super::crash::{Seen, see};
 use super::support::{CREATOR, HAS_LOG, OPTIONS, create_with, fresh, try_create_with, try_open_on, try_open_with};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
@@ -103,18 +103,36 @@ fn prepare(storage: &Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>
     try_open_with(storage.clone(), environment.clone(), 1).unwrap()
 }
 
-/// Runs the script once with a plan. Returns whether the fault of the plan occurred.
-fn run(plan: FaultPlan) -> bool {
+/// Returns the state before the script and after each of its steps, without a fault.
+fn healthy_states() -> Vec<Seen> {
+    let environment = Arc::new(SeededEnvironment::new(1));
+    let fs = prepare(&SimulatedStorage::new(), &environment);
+    let mut states = vec![see(&fs).0];
+    for (name, _, step) in SCRIPT {
+        match step(&fs) {
+            Ok(()) | Err(Error::NotFound | Error::NoAttribute) => states.push(see(&fs).0),
+            Err(error) => panic!("{name} failed by itself: {error}"),
+        }
+    }
+    states
+}
+
+/// Runs the script once with a plan. Returns whether the fault of the plan occurred. Until then
+/// every step gives the state of `healthy`, which is taken from there and not read again.
+fn run(plan: FaultPlan, healthy: &[Seen]) -> bool {
     let environment = Arc::new(SeededEnvironment::new(1));
     let storage = SimulatedStorage::new();
     let fs = prepare(&storage, &environment);
-    let mut states = vec![(0, see(&fs).0)];
+    let mut states = vec![healthy[0].clone()];
     let mut promised = 0;
     let mut latched: Option<String> = None;
     storage.inject(Some(plan));
     for (name, kind, step) in SCRIPT {
         let done = step(&fs);
-        storage.without_faults(|| states.push((0, see(&fs).0)));
+        states.push(match storage.injected() {
+            0 => healthy[states.len()].clone(),
+            _ => storage.without_faults(|| see(&fs).0),
+        });
         match done {
             Ok(()) => {
                 assert!(latched.is_none() || *kind != Kind::Sync, "{name} succeeded after {latched:?}");
@@ -130,7 +148,7 @@ fn run(plan: FaultPlan) -> bool {
                     assert!(latched.is_some(), "{name}: the first caller learns no cause: {error}");
                 }
                 if *kind == Kind::Grows && matches!(error, Error::NoSpace(_)) {
-                    let [.., (_, before), (_, after)] = &states[..] else { unreachable!("the state before is kept") };
+                    let [.., before, after] = &states[..] else { unreachable!("the state before is kept") };
                     assert_eq!(before, after, "{name} was refused and done in part");
                 }
                 judge_error(name, *kind, plan, &error, &reason);
@@ -160,10 +178,7 @@ fn run(plan: FaultPlan) -> bool {
     for storage in [cut, storage.process_death()] {
         let fs = try_open_on(storage.clone(), environment.clone()).unwrap();
         let seen = see(&fs).0;
-        assert!(
-            states[promised..].iter().any(|(_, state)| *state == seen),
-            "not a moment since the last fsync:\n{seen}"
-        );
+        assert!(states[promised..].contains(&seen), "not a moment since the last fsync:\n{seen}");
         let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
         assert!(findings.is_empty(), "{findings:?}");
         assert!(fs.volume.check_space(true, &mut |_, _| {}).unwrap().is_empty());
@@ -202,9 +217,10 @@ fn every_turn(class: FaultClass, fault: Fault) {
     let mut turns = 0;
     for (lasting, has_log) in [(false, false), (true, false), (false, true), (true, true)] {
         HAS_LOG.set(has_log);
+        let healthy = healthy_states();
         for count in 0.. {
             let plan = FaultPlan { class, count, fault, lasting };
-            let met = std::panic::catch_unwind(|| run(plan)).unwrap_or_else(|panic| {
+            let met = std::panic::catch_unwind(|| run(plan, &healthy)).unwrap_or_else(|panic| {
                 println!("violation: {plan:?}");
                 std::panic::resume_unwind(panic)
             });

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use parking_lot::Mutex;
@@ -449,7 +449,9 @@ struct WorkQueue<'r, R> {
 }
 
 pub(super) fn worker_threads() -> usize {
-    thread::available_parallelism().map_or(1, |count| count.get().min(MAX_THREADS))
+    // The count takes reading several files of the control group, as long as a fifth of an opening.
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| thread::available_parallelism().map_or(1, |count| count.get().min(MAX_THREADS)))
 }
 
 /// Runs all `jobs` on up to `threads` threads. Each thread takes `stride` jobs at a time, with the

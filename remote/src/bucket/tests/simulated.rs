@@ -25,6 +25,14 @@ impl Dice {
         (self.0 >> 33) % end
     }
 
+    pub(super) fn noise(&mut self, length: usize) -> Vec<u8> {
+        let mut noise = vec![0; length];
+        for some in noise.chunks_mut(3) {
+            some.copy_from_slice(&self.below(1 << 24).to_le_bytes()[..some.len()]);
+        }
+        noise
+    }
+
     pub(super) fn one_in(&mut self, count: u64) -> bool {
         count > 0 && self.below(count) == 0
     }

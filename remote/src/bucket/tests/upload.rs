@@ -82,8 +82,8 @@ fn change(dice: &mut Dice, buffer: &dyn Storage, now: &mut Vec<u8>) {
             }
         }
         _ => {
-            let most = if dice.one_in(5) { 1 } else { 256 };
-            let data: Vec<u8> = (0..length).map(|_| dice.below(most) as u8).collect();
+            let length = length as usize;
+            let data = if dice.one_in(5) { vec![0; length] } else { dice.noise(length) };
             compared.write(offset, &data).unwrap();
         }
     }

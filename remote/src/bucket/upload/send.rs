@@ -14,7 +14,7 @@ use rangemap::RangeSet;
 use super::super::block_cache::BlockBytes;
 use super::super::layout::{BLOCK, MAX_BLOCKS, RecordKind};
 use super::super::map::{BlockMap, MapEntry, ObjectId};
-use super::super::session::{InlinePages, WriterSession, inline_entries};
+use super::super::session::{InlinePages, WriterSession, inline_entries, join_pages};
 use super::segment::SegmentUpload;
 use super::{RECENT_BLOCKS, SEGMENT_BLOCKS, UploadBuffer};
 use crate::remote_file::START_BYTES;
@@ -66,7 +66,8 @@ impl UploadBuffer {
             }
             let runs = runs(&dirty);
             let blocks: Vec<Range<u64>> = runs.iter().map(InlinePages::blocks).collect();
-            let pages: Vec<u8> = runs.into_iter().flat_map(|run| run.pages).collect();
+            let pages = join_pages(&runs);
+            drop(runs);
             let segment = SegmentUpload::new(&self.shared, blocks, &pages)?;
             drop(pages);
             segment.entries().iter().for_each(|entry| state.assign(entry));

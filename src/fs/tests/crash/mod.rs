@@ -22,7 +22,7 @@ mod workload;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-pub(super) use seen::see;
+pub(super) use seen::{Seen, see};
 use states::{Plan, Tally, explore};
 
 use crate::env::variable;

@@ -1,9 +1,11 @@
 //! Visible state of a tree, and the part of it that a restore brings back.
 
 use std::collections::BTreeSet;
-use std::hash::{DefaultHasher, Hasher};
+use std::hash::BuildHasher;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+
+use foldhash::quality::FixedState;
 
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{FileSystem, mode};
@@ -20,9 +22,7 @@ const STAGE: &str = "/.lockbox-restore-";
 pub(in crate::fs::tests) type Seen = Arc<str>;
 
 fn digest(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(bytes);
-    hasher.finish()
+    FixedState::default().hash_one(bytes)
 }
 
 fn entries(fs: &FileSystem, directory: Ino) -> Vec<(Ino, Vec<u8>)> {

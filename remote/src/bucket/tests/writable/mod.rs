@@ -74,7 +74,7 @@ fn change(dice: &mut Dice, storage: &dyn Storage, now: &mut Vec<u8>) -> Result<(
         1 => compared.set_len(offset + 4096),
         2 => compared.allocate(offset, length),
         _ => {
-            let data: Vec<u8> = (0..length).map(|_| dice.below(256) as u8).collect();
+            let data = dice.noise(length as usize);
             compared.write(offset, &data)
         }
     }
