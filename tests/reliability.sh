@@ -104,7 +104,7 @@ last_kills() { grep -oE '^[0-9]+ kills, .*' "$1"; }
 last_moments() { grep -E '^seed [0-9]+: [0-9]+ rounds, ' "$1"; }
 last_interrupts() { grep -oE '^[0-9]+ interruptions .*' "$1"; }
 
-run_crash() { library fs::tests::crash::every; }
+run_crash() { STATES=${STATES:-10000} library fs::tests::crash::every; }
 run_crash_long() { STATES=$STATES SEED=${SEED:-1000} library --ignored fs::tests::crash::crash_campaign; }
 run_faults() {
     library fs::tests::faults tests::snapshot_faults tests::backup_faults restoring::after_each_fault \

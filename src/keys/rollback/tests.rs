@@ -414,7 +414,7 @@ fn sessions_of_other_machines_are_no_fork() {
 #[test]
 fn no_crash_raises_an_alarm() {
     let mut crashes = 0;
-    for seed in seeds(100..=104) {
+    for seed in seeds(100..=106) {
         let user = User::new(seed);
         let mut storage = user.create();
         for _ in 0..25 {

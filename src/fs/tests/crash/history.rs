@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::seen::{Seen, beside, has_stage, is_below, part, paths, see, see_tree, whole};
+use super::seen::{Seen, beside, has_stage, is_below, part, parts, paths, see, see_tree, whole};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
 use crate::exchange::{LiveNamespace, OfflineNamespace, Restore};
@@ -106,11 +106,12 @@ impl Wanted {
     ) -> bool {
         let before = see_tree(fs).0;
         let tops = self.tops(&before, kept);
+        let (old, new) = (parts(&before, &tops), parts(kept, &tops));
         let old_or_new = || {
             let now = see_tree(fs).0;
-            for top in &tops {
-                let (old, new, now) = (part(&before, top), part(kept, top), part(&now, top));
-                assert!(now == old || now == new, "{top} is neither\n{old:#?}\nnor\n{new:#?}\nbut\n{now:#?}");
+            for (n, now) in parts(&now, &tops).into_iter().enumerate() {
+                let (top, old, new) = (&tops[n], &old[n], &new[n]);
+                assert!(now == *old || now == *new, "{top} is neither\n{old:#?}\nnor\n{new:#?}\nbut\n{now:#?}");
             }
             now
         };

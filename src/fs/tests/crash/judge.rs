@@ -53,7 +53,7 @@ pub(super) fn inspect(
     if !deep {
         return 0;
     }
-    assert_kept(fs, storage, kept, environment);
+    assert_kept(&shown(fs, storage, environment), kept);
     while fs.maintain().unwrap() {}
     let (after, reachable) = see(fs);
     assert!(after == *seen, "maintenance changed the tree from\n{seen}\nto\n{after}");
@@ -61,8 +61,9 @@ pub(super) fn inspect(
     assert_eq!(fs.volume.state().inodes(), reachable.len() as u64, "inodes that nobody can reach");
     fs.volume.erase_all().unwrap();
     assert_sound(fs, "maintained");
-    assert_nothing_else_readable(fs, storage, environment);
-    assert_kept(fs, storage, kept, environment)
+    let shown = shown(fs, storage, environment);
+    assert_nothing_else_readable(fs, &shown, storage, environment);
+    assert_kept(&shown, kept)
 }
 
 /// Checks the trees alone.
@@ -88,7 +89,7 @@ pub(super) fn restores(
     }
     wanted.restore(fs, &kept[&wanted.snapshot], &|| {}, &mut |_| Ok(()));
     assert_sound(fs, "restored");
-    assert_kept(fs, storage, kept, environment);
+    assert_kept(&shown(fs, storage, environment), kept);
     let restored = see_tree(fs).0;
     fs.remove_snapshots(&all.iter().map(|(id, _)| *id).collect::<Vec<_>>()).unwrap();
     fs.finish_removals(&mut || Ok(())).unwrap();
@@ -96,32 +97,25 @@ pub(super) fn restores(
     assert_sound(fs, "without snapshots");
     assert!(see_tree(fs).0 == restored, "what was restored went with the snapshots");
     fs.volume.erase_all().unwrap();
-    assert_nothing_else_readable(fs, storage, environment);
+    assert_nothing_else_readable(fs, &shown(fs, storage, environment), storage, environment);
     true
 }
 
 /// Checks that each snapshot has the tree of its time. Returns the number of snapshots.
-fn assert_kept(
-    fs: &FileSystem,
-    storage: &Arc<SimulatedStorage>,
-    kept: &Kept,
-    environment: &Arc<SeededEnvironment>,
-) -> u64 {
-    let all = shown(fs, storage, environment);
-    for (name, fs) in &all {
+fn assert_kept(shown: &[Shown], kept: &Kept) -> u64 {
+    for (name, fs) in shown {
         let (shown, expected) = (see_tree(fs).0, &kept[name]);
         let name = String::from_utf8_lossy(name);
         assert!(shown == *expected, "snapshot {name} shows\n{shown}\ninstead of\n{expected}");
     }
-    all.len() as u64
+    shown.len() as u64
 }
 
-/// Checks each snapshot by its name, as a mount of it alone would show it.
-fn shown(
-    fs: &FileSystem,
-    storage: &Arc<SimulatedStorage>,
-    environment: &Arc<SeededEnvironment>,
-) -> Vec<(Vec<u8>, Arc<FileSystem>)> {
+/// Name of a snapshot and a mount of it.
+type Shown = (Vec<u8>, Arc<FileSystem>);
+
+/// Opens each snapshot by its name, as a mount of it alone would show it.
+fn shown(fs: &FileSystem, storage: &Arc<SimulatedStorage>, environment: &Arc<SeededEnvironment>) -> Vec<Shown> {
     let options = OpenOptions { read_only: true, memory: 4 << 20 };
     let all = fs.volume.readable_snapshots().unwrap().into_iter();
     let open = |name: Vec<u8>| {
@@ -137,6 +131,7 @@ fn shown(
 /// page of file data or an entry of the log.
 fn assert_nothing_else_readable(
     fs: &FileSystem,
+    shown: &[Shown],
     storage: &Arc<SimulatedStorage>,
     environment: &Arc<SeededEnvironment>,
 ) {
@@ -153,7 +148,7 @@ fn assert_nothing_else_readable(
         .unwrap();
     };
     note(fs);
-    shown(fs, storage, environment).iter().for_each(|(_, fs)| note(fs));
+    shown.iter().for_each(|(_, fs)| note(fs));
     assert!(
         !fs.volume.pager().cipher().has_log() || !fs.volume.pager().has_entries().unwrap(),
         "an entry of the log is readable"

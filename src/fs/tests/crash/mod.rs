@@ -69,8 +69,9 @@ fn every_crash_gives_the_tree_of_a_moment_no_older_than_the_last_fsync() {
         println!("seed {seed}: {tally:?}");
         return;
     }
-    let tally = campaign(1, 10_000, Plan { states: 400, ordered: false });
-    assert!(tally.states >= 10_000 && tally.doubles >= 1000, "{tally:?}");
+    // Many seeds with a few states each find more than a few seeds with many, for less time.
+    let tally = campaign(1, variable("STATES").unwrap_or(6_000), Plan { states: 120, ordered: false });
+    assert!(tally.states >= 6_000 && tally.doubles >= 1000, "{tally:?}");
     // All possible events occurred.
     assert!(tally.snapshots > 1000, "{tally:?}");
     assert!(tally.completed > 100 && tally.restored > tally.completed + 10, "{tally:?}");
@@ -81,7 +82,7 @@ fn every_crash_gives_the_tree_of_a_moment_no_older_than_the_last_fsync() {
 
 #[test]
 fn where_each_barrier_is_a_whole_every_crash_gives_the_last_one_and_nothing_is_ever_undone() {
-    let tally = campaign(1, 2_000, Plan { states: 200, ordered: true });
+    let tally = campaign(1, 2_000, Plan { states: 100, ordered: true });
     assert!(tally.states >= 2_000 && tally.doubles > 50 && tally.snapshots > 100 && tally.closed > 0, "{tally:?}");
     assert_eq!(tally.fallbacks, 0, "{tally:?}");
 }
