@@ -46,6 +46,6 @@ pub(crate) fn set_length(file: impl AsFd, length: u64) -> Result<()> {
 }
 
 /// Allocates, punches or zeroes a range, depending on `flags`.
-pub fn allocate(file: impl AsFd, flags: FallocateFlags, offset: u64, length: u64) -> Result<()> {
+pub(crate) fn allocate(file: impl AsFd, flags: FallocateFlags, offset: u64, length: u64) -> Result<()> {
     retry_on_intr(|| rustix::fs::fallocate(&file, flags, offset, length))
 }

@@ -15,10 +15,13 @@
 //!    before.
 //! 4  Commits of the thread count as long work (rule 4 of `event_loop`): a change may have to wait
 //!    for one.
-//! 5  A caller that waits for a store can be interrupted ([`InterruptWatch`]); its ticket is waited
+//! 5  When the log is nearly full, another thread seals dirty data ahead of the commit that empties
+//!     it. No caller waits for that thread, and the callers of the commit wait less.
+//! 6  A caller that waits for a store can be interrupted ([`InterruptWatch`]); its ticket is waited
 //!    on all the same.
 
 use std::sync::Arc;
+use std::sync::mpsc::{self, SyncSender};
 use std::thread::{self, JoinHandle};
 
 use fuser::{ReplyEmpty, Request};
@@ -56,6 +59,8 @@ pub(super) struct SyncQueue {
     fs: Arc<FileSystem>,
     queue: Arc<SharedQueue>,
     thread: Option<JoinHandle<()>>,
+    /// None once it is dropped.
+    seal_ahead: Option<SealAhead>,
     /// None unless commits wait for a remote store.
     interrupts: Option<InterruptWatch>,
 }
@@ -75,10 +80,12 @@ impl SyncQueue {
         let interrupts =
             process_info.map(|info| InterruptWatch::start(WatchTimes::DEFAULT, has_signal(info))).transpose()?;
         let queue = Arc::new(SharedQueue::default());
-        let (of_thread, its_queue) = (Arc::clone(&fs), Arc::clone(&queue));
-        let thread =
-            thread::Builder::new().name("syncs".into()).spawn(move || serve(&of_thread, &its_queue, &scheduler))?;
-        Ok(SyncQueue { fs, queue, thread: Some(thread), interrupts })
+        let seal_ahead = SealAhead::start(Arc::clone(&fs))?;
+        let (of_thread, its_queue, calls) = (Arc::clone(&fs), Arc::clone(&queue), seal_ahead.calls.clone());
+        let thread = thread::Builder::new()
+            .name("syncs".into())
+            .spawn(move || serve(&of_thread, &its_queue, &scheduler, &calls))?;
+        Ok(SyncQueue { fs, queue, thread: Some(thread), seal_ahead: Some(seal_ahead), interrupts })
     }
 
     /// Replies when all previous changes are durable. The loop may return to the kernel's queue
@@ -109,6 +116,9 @@ impl SyncQueue {
         }
         in_flight.mark_long();
         reply_empty(self.fs.finish_sync(begun), reply);
+        if let Some(seal_ahead) = &self.seal_ahead {
+            seal_ahead.calls.call_if_due(&self.fs);
+        }
         let mut state = self.queue.state.lock();
         if state.waiting.is_empty() {
             state.leader = Leader::Idle;
@@ -119,7 +129,7 @@ impl SyncQueue {
     }
 }
 
-fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler) {
+fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler, seal_ahead: &SealAheadCalls) {
     let mut state = queue.state.lock();
     loop {
         while state.leader != Leader::Thread {
@@ -140,6 +150,7 @@ fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler) {
         for (begun, caller) in callers {
             caller.answer(fs.finish_sync(begun).map_err(|error| errno(&error)));
         }
+        seal_ahead.call_if_due(fs);
         state = queue.state.lock();
     }
 }
@@ -151,5 +162,44 @@ impl Drop for SyncQueue {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        if let Some(seal_ahead) = self.seal_ahead.take() {
+            seal_ahead.end();
+        }
+    }
+}
+
+/// Channel to the thread of [`SealAhead`].
+#[derive(Clone)]
+struct SealAheadCalls(SyncSender<()>);
+
+impl SealAheadCalls {
+    fn call_if_due(&self, fs: &FileSystem) {
+        if fs.should_seal_ahead() {
+            // A full channel has a call that is not served yet.
+            let _ = self.0.try_send(());
+        }
+    }
+}
+
+/// Thread that seals dirty data ahead of a commit (rule 5). It ends when no channel to it is left.
+struct SealAhead {
+    calls: SealAheadCalls,
+    thread: JoinHandle<()>,
+}
+
+impl SealAhead {
+    fn start(fs: Arc<FileSystem>) -> std::io::Result<SealAhead> {
+        let (calls, called) = mpsc::sync_channel(1);
+        let thread = thread::Builder::new().name("seal-ahead".into()).spawn(move || {
+            while called.recv().is_ok() {
+                fs.seal_ahead();
+            }
+        })?;
+        Ok(SealAhead { calls: SealAheadCalls(calls), thread })
+    }
+
+    fn end(self) {
+        drop(self.calls);
+        let _ = self.thread.join();
     }
 }

@@ -17,7 +17,7 @@ use portable::Portable as Native;
 use system::System as Native;
 
 /// Length of a tag.
-pub const TAG: usize = 16;
+pub(crate) const TAG: usize = 16;
 const IV: usize = 12;
 
 /// Primitives for XAES: AES-256 on single blocks for the derivation, AES-256-GCM for the messages.
@@ -129,7 +129,7 @@ mod portable {
     }
 }
 
-pub const NONCE: usize = 24;
+pub(crate) const NONCE: usize = 24;
 /// Maximum number of chunks per page.
 pub(crate) const MAX_CHUNKS: usize = 32;
 

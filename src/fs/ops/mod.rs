@@ -87,6 +87,23 @@ impl FileSystem {
         if waited { self.check_syncs() } else { Ok(()) }
     }
 
+    /// Returns whether [`FileSystem::seal_ahead`] has something to do, at the cost of a lock.
+    pub fn should_seal_ahead(&self) -> bool {
+        self.volume.nearly_full_log().is_some_and(|record| record.0 != self.sealed_ahead.load(Ordering::Relaxed))
+    }
+
+    /// Seals dirty data once the log is nearly full, so that callers wait less for the commit that
+    /// empties it. For a thread for which no caller waits.
+    pub fn seal_ahead(&self) {
+        let Some(record) = self.volume.nearly_full_log() else { return };
+        if self.sealed_ahead.swap(record.0, Ordering::Relaxed) == record.0 {
+            return;
+        }
+        if let Err(error) = self.writeback.seal_ahead() {
+            tracing::debug!(%error, "dirty data could not be sealed before the commit, which reports why");
+        }
+    }
+
     /// Makes every later [`FileSystem::sync`] fail, before a barrier may succeed with data that the
     /// store does not have (LIVING-6). [`FileSystem::make_durable`] and the close of the archive
     /// still work.

@@ -95,6 +95,63 @@ fn a_small_fsync_is_one_write_into_the_log_and_one_barrier() {
     assert_space(&back);
 }
 
+/// Sealing ahead writes nothing, or the next entry's barrier would wait for it. Entries follow, and
+/// the commit is left with what was written later.
+#[test]
+fn a_commit_writes_and_names_what_was_sealed_ahead_of_it() {
+    let (storage, dice, fs) = with_log(3);
+    let ino = file(&fs, b"file");
+    let noise = |length: usize| {
+        let mut bytes = vec![0; length];
+        dice.fill_random(&mut bytes).unwrap();
+        bytes
+    };
+    let mut want = noise(1 << 20);
+    fs.write(ino, 0, &want).unwrap();
+    fs.make_durable().unwrap();
+    let before = generation(&fs);
+    let mut write = |block: usize| {
+        let (at, data) = (block % 256 * 4096, noise(4096));
+        want[at..at + 4096].copy_from_slice(&data);
+        fs.write(ino, at as u64, &data).unwrap();
+        fs.sync().unwrap();
+        want.clone()
+    };
+    let unsealed = || fs.write_buffer.files().iter().map(|file| file.active_bytes()).sum::<u64>();
+    let mut entries = 0;
+    while !fs.should_seal_ahead() {
+        write(entries * 5);
+        entries += 1;
+    }
+    assert_eq!(unsealed(), entries as u64 * 4096);
+    let written: Arc<Mutex<usize>> = Arc::default();
+    let sum = written.clone();
+    storage.on_op(Box::new(move |op| {
+        if let OpKind::Write { data, .. } = op {
+            *sum.lock() += data.len();
+        }
+    }));
+    fs.seal_ahead();
+    assert_eq!((unsealed(), *written.lock()), (0, 0));
+    assert!(!fs.should_seal_ahead(), "it would be sealed again after each later entry");
+    // Over a page that was sealed ahead, beside one, and at places of their own.
+    let want = (0..8).map(|number| write(number * 3)).last().unwrap();
+    assert_eq!(generation(&fs), before, "an entry no longer suffices");
+    let back = after_a_cut(&storage, &dice);
+    assert!(back.read(ino, 0, 1 << 20).unwrap() == want);
+    assert_space(&back);
+
+    assert_eq!(unsealed(), 8 * 4096);
+    *written.lock() = 0;
+    fs.make_durable().unwrap();
+    assert!(*written.lock() >= entries * 4096, "{} bytes", *written.lock());
+    let back = after_a_cut(&storage, &dice);
+    assert!(back.read(ino, 0, 1 << 20).unwrap() == want);
+    assert_space(&back);
+    assert!(fs.read(ino, 0, 1 << 20).unwrap() == want);
+    assert_space(&fs);
+}
+
 /// Each kind of change is logged in entries of its own. After each, a power failure leaves exactly
 /// the logged state, for readers and writers, and once more after a power failure of the session
 /// that replayed it.

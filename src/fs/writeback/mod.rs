@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ use super::write_buffer::{DirtyFile, FilePlan, LockedFile, SealedLayers, WriteBu
 use crate::error::Result;
 use crate::format::{Ino, MAX_DATA};
 use crate::txn::{Operation, Publication, Reservation, UnreferencedPages, View, Volume};
-use plan::{PagePlanner, worker_threads};
+use plan::{BatchKind, PagePlanner, worker_threads};
 
 /// Maximum pieces of one writeback by a writer: bounds its operation to some thousands of records.
 pub(super) const BATCH_PIECES: u64 = 512;
@@ -34,6 +34,9 @@ pub(super) const BATCH_PIECES: u64 = 512;
 /// Maximum bytes of one writeback by a writer: a flush, which holds the writers' lock, may have to
 /// wait for it.
 const BATCH_BYTES: u64 = 8 << 20;
+
+/// Maximum bytes sealed ahead of a commit: twice a full log. They count as dirty until then.
+const AHEAD_BYTES: u64 = 2 << 20;
 
 /// Estimated records of applying an older batch; only decides whether to make space first.
 const LEFT_OVER: u64 = 64;
@@ -43,6 +46,8 @@ pub(super) struct Writeback {
     write_buffer: Arc<WriteBuffer>,
     options: FsOptions,
     threads: usize,
+    /// A batch was sealed ahead of the next commit.
+    sealed_ahead: AtomicBool,
     block_count_changes: BlockCountChanges,
 }
 
@@ -53,6 +58,7 @@ impl Writeback {
             write_buffer,
             options,
             threads: worker_threads(),
+            sealed_ahead: AtomicBool::new(false),
             block_count_changes: BlockCountChanges::default(),
         }
     }
@@ -66,7 +72,9 @@ impl Writeback {
     pub(super) fn flush(&self, op: &mut Operation<'_>) -> Result<()> {
         let batch = Arc::new(WritebackBatch::new());
         let (mut sealed, older) = self.write_buffer.seal_all(&batch, op);
-        let written = apply_all(&older, op).and_then(|()| self.write_pages(op.view(), &mut sealed));
+        let was_ahead = self.sealed_ahead.swap(false, Ordering::Relaxed);
+        let kind = if was_ahead { BatchKind::Remainder } else { BatchKind::Whole };
+        let written = apply_all(&older, op).and_then(|()| self.write_pages(op.view(), &mut sealed, kind));
         let result = match written {
             Ok((plans, pages)) => {
                 self.block_count_changes.record(batch.publication(), &plans);
@@ -85,12 +93,18 @@ impl Writeback {
 
     /// Writes the pages of the sealed layers. After an error none of them is kept, and their space
     /// is reserved for the layers again.
-    fn write_pages(&self, view: View<'_>, sealed: &mut SealedLayers) -> Result<(Vec<FilePlan>, UnreferencedPages)> {
+    fn write_pages(
+        &self,
+        view: View<'_>,
+        sealed: &mut SealedLayers,
+        kind: BatchKind,
+    ) -> Result<(Vec<FilePlan>, UnreferencedPages)> {
         let (layers, reserved) = sealed.parts();
         let held = reserved.as_ref().map_or(0, Reservation::groups);
         let written = UnreferencedPages::new(&self.volume);
-        let planner =
-            PagePlanner { volume: &self.volume, options: self.options, view, reserved, threads: self.threads, written };
+        let (volume, options) = (&self.volume, self.options);
+        let threads = if kind == BatchKind::Ahead { 1 } else { self.threads };
+        let planner = PagePlanner { volume, options, view, reserved, threads, kind, written };
         let planned = planner.plan(layers);
         if planned.is_err() {
             let lost = held.saturating_sub(reserved.as_ref().map_or(0, Reservation::groups));
@@ -128,9 +142,39 @@ impl Writeback {
         Ok((batch, sealed))
     }
 
+    /// Seals pages for the dirty data of files that are not locked, and leaves it to the next
+    /// commit to write and name them: log entries can follow (LOG-2), and that commit has less to
+    /// do while callers wait for it. It merges no frames either; the next batch here does.
+    ///
+    /// Once for each commit, because a file takes one sealed layer at a time: a second one would be
+    /// planned on extents that the first one replaces.
+    pub(super) fn seal_ahead(&self) -> Result<()> {
+        let files = self.write_buffer.files();
+        let locked: Vec<_> = files.iter().filter_map(|file| file.try_lock()).collect();
+        let batch = Arc::new(WritebackBatch::new());
+        let mut sealed = self.write_buffer.seal_some(&batch, &locked, BATCH_PIECES, AHEAD_BYTES);
+        drop(locked);
+        self.sealed_ahead.store(true, Ordering::Relaxed);
+        self.write_batch(&batch, &mut sealed, BatchKind::Ahead).map(drop)
+    }
+
     fn write_sealed(&self, batch: &Arc<WritebackBatch>, mut sealed: SealedLayers) -> Result<bool> {
+        let records = self.write_batch(batch, &mut sealed, BatchKind::Whole)?;
+        // Only now: the flusher of a commit may have waited for the pages (BATCH-2).
+        self.volume.limit_unsynced()?;
+        // If this fails the batch stays registered, and the next commit or change of these files
+        // applies it.
+        self.volume.operate(records, true, |op| batch.apply(op))?;
+        sealed.drop_published(&self.volume);
+        self.write_buffer.remove_finished_batches();
+        Ok(!sealed.is_empty())
+    }
+
+    /// Writes the pages of a batch, outside of any operation; returns the number of records that
+    /// applying it changes. After an error its layers are unsealed.
+    fn write_batch(&self, batch: &Arc<WritebackBatch>, sealed: &mut SealedLayers, kind: BatchKind) -> Result<u64> {
         let state = self.volume.state();
-        let written = self.write_pages(self.volume.view(&state), &mut sealed);
+        let written = self.write_pages(self.volume.view(&state), sealed, kind);
         drop(state);
         let (plans, pages) = match written {
             Ok(planned) => planned,
@@ -148,14 +192,7 @@ impl Writeback {
         self.block_count_changes.record(batch.publication(), &plans);
         batch.set_written(plans, pages);
         drop(sealed.parts().1.take());
-        // Only now: the flusher of a commit may have waited for the pages (BATCH-2).
-        self.volume.limit_unsynced()?;
-        // If this fails the batch stays registered, and the next commit or change of these files
-        // applies it.
-        self.volume.operate(records, true, |op| batch.apply(op))?;
-        sealed.drop_published(&self.volume);
-        self.write_buffer.remove_finished_batches();
-        Ok(!sealed.is_empty())
+        Ok(records)
     }
 
     /// Applies and publishes all sealed layers of the file (a commit may seal another one at once).

@@ -44,6 +44,21 @@ const MAX_EXTENTS: usize = 32;
 /// synced overwrites takes more than twice its content.
 const MAX_SPREAD: (u64, u64) = (3, 2);
 
+/// Bytes of sealed pages that a batch sealed ahead keeps in memory: more than a full log needs.
+const MOST_UNWRITTEN: usize = 4 << 20;
+
+/// Relation of a batch to the next commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BatchKind {
+    Whole,
+    /// Its pages stay in memory until the commit names them: a log entry that follows would wait
+    /// for them, because its barrier covers all that was written.
+    Ahead,
+    /// Data that arrived after a batch ahead of the commit: frames that are rewritten only to save
+    /// space are left to a later batch.
+    Remainder,
+}
+
 pub(super) struct PagePlanner<'a> {
     pub(super) volume: &'a Arc<Volume>,
     pub(super) options: FsOptions,
@@ -51,6 +66,7 @@ pub(super) struct PagePlanner<'a> {
     pub(super) reserved: &'a mut Option<Reservation>,
     /// Maximum number of threads that write frames.
     pub(super) threads: usize,
+    pub(super) kind: BatchKind,
     pub(super) written: UnreferencedPages,
 }
 
@@ -93,7 +109,7 @@ impl PagePlanner<'_> {
                 let (base, range) = (number * FRAME, number * FRAME..((number + 1) * FRAME).min(inode.trim));
                 let mapped = extents::find_overlapping(self.view, *ino, range.clone(), usize::MAX)?;
                 // Merges for which no space is found are prefetched in vain.
-                let layouts = choose_layouts(&piece_ranges(base, frame), &mapped, &range);
+                let layouts = choose_layouts(&piece_ranges(base, frame), &mapped, &range, self.kind);
                 let runs = layouts.first().map_or(&[][..], Layout::prefetched);
                 let parts = runs.iter().flat_map(|run| old_parts(base, frame, &mapped, run));
                 expected.extend(
@@ -152,13 +168,19 @@ impl PagePlanner<'_> {
     fn pack(&mut self, plans: &mut [FilePlan], page: &SharedPage<(usize, &[u8])>) -> Result<()> {
         let files: Vec<_> = page.items.iter().map(|(index, content)| (plans[*index].ino, 0, *content)).collect();
         let volume = self.volume;
-        let written = volume.write_packed(self.reservation_for(page.bytes)?, &files, page.compression)?.sorted();
+        let written = volume.pack(self.reservation_for(page.bytes)?, &files, page.compression)?.sorted();
         for (index, _) in &page.items {
             let plan = &mut plans[*index];
             plan.pieces.extend_from_slice(written.of(plan.ino));
         }
-        self.written.absorb(written);
-        Ok(())
+        self.add(written)
+    }
+
+    /// Adds pages of the plans, and writes them now unless the batch is ahead of a commit.
+    fn add(&mut self, pages: UnreferencedPages) -> Result<()> {
+        self.written.absorb(pages);
+        let most = if self.kind == BatchKind::Ahead { MOST_UNWRITTEN } else { 0 };
+        if self.written.unwritten_bytes() > most { self.written.write() } else { Ok(()) }
     }
 
     fn frames(&mut self, plan: &mut FilePlan, inode: &InodeValue, layer: &Layer) -> Result<()> {
@@ -189,12 +211,13 @@ impl PagePlanner<'_> {
         if threads < 2 {
             return frames.iter().try_for_each(|(number, frame)| self.frame(plan, inode, *number, frame));
         }
-        let (volume, options, view, planned) = (self.volume, self.options, self.view, &*plan);
+        let PagePlanner { volume, options, view, kind, .. } = *self;
+        let planned = &*plan;
         let share = |(_, frame): &(u64, &Frame)| frame.reserved_groups;
         let parts = run_parallel(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
             let mut part = FilePlan::new(planned.ino, planned.end, *inode);
-            let mut own =
-                PagePlanner { volume, options, view, reserved, threads: 1, written: UnreferencedPages::new(volume) };
+            let written = UnreferencedPages::new(volume);
+            let mut own = PagePlanner { volume, options, view, reserved, threads: 1, kind, written };
             mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame))?;
             Ok((part, own.written))
         })?;
@@ -234,15 +257,15 @@ impl PagePlanner<'_> {
         let staged = piece_ranges(base, frame);
         let volume = self.volume;
         let compression = compression_of(&self.options, inode.flags);
-        let mut runs = match self.choose_affordable(frame.own_groups(), choose_layouts(&staged, &mapped, &range)) {
+        let layouts = choose_layouts(&staged, &mapped, &range, self.kind);
+        let mut runs = match self.choose_affordable(frame.own_groups(), layouts) {
             Layout::Ranges(runs) => runs,
             Layout::Gathered(bytes) => {
                 let parts: Vec<_> =
                     staged.iter().zip(&frame.pieces).map(|(at, piece)| (plan.ino, at.start, &piece.data[..])).collect();
-                if let Some(pages) = volume.write_shared(self.reservation_for(bytes as usize)?, &parts, compression)? {
+                if let Some(pages) = volume.seal_shared(self.reservation_for(bytes as usize)?, &parts, compression)? {
                     plan.pieces.extend_from_slice(pages.pieces());
-                    self.written.absorb(pages);
-                    return Ok(());
+                    return self.add(pages);
                 }
                 span(&staged)
             }
@@ -261,10 +284,9 @@ impl PagePlanner<'_> {
         };
         for (run, data) in runs.iter().zip(contents) {
             plan.fills_holes |= fills_holes(run, &staged, &mapped);
-            let pages =
-                volume.write_data(self.reservation_for(data.len())?, plan.ino, run.start, &data, compression)?;
+            let pages = volume.seal_data(self.reservation_for(data.len())?, plan.ino, run.start, &data, compression)?;
             plan.pieces.extend_from_slice(pages.pieces());
-            self.written.absorb(pages);
+            self.add(pages)?;
         }
         Ok(())
     }
@@ -376,7 +398,12 @@ impl Layout {
 
 /// Returns the layouts of a frame, of which the first is the best and the last always affordable.
 /// Every piece lies within a range of each `Ranges`.
-fn choose_layouts(pieces: &[Range<u64>], mapped: &[MappedExtent], visible: &Range<u64>) -> Vec<Layout> {
+fn choose_layouts(
+    pieces: &[Range<u64>],
+    mapped: &[MappedExtent],
+    visible: &Range<u64>,
+    kind: BatchKind,
+) -> Vec<Layout> {
     let shown = |old: &MappedExtent| old.offset.max(visible.start)..old.end().min(visible.end);
     // Parts of the visible extents that no piece replaces.
     let mut rest = Vec::new();
@@ -396,11 +423,12 @@ fn choose_layouts(pieces: &[Range<u64>], mapped: &[MappedExtent], visible: &Rang
     let gathers = (2..=MAX_EXTENTS).contains(&pieces.len()) && pieces[0].start >= PACK;
     let added =
         if gathers { blocks_over(new) } else { pieces.iter().map(|piece| blocks_over(piece.end - piece.start)).sum() };
+    let saves_space =
+        new >= old || MAX_SPREAD.1 * (pages.values().sum::<u64>() + added) > MAX_SPREAD.0 * blocks_over(new + old);
     let merge = old > 0
         && (pieces.len() + rest.len() > MAX_EXTENTS
             || new + old <= SMALL_FRAME
-            || new >= old
-            || MAX_SPREAD.1 * (pages.values().sum::<u64>() + added) > MAX_SPREAD.0 * blocks_over(new + old));
+            || (saves_space && kind != BatchKind::Remainder));
     let merged = || {
         let mut all = pieces.to_vec();
         all.extend(rest.iter().cloned());
@@ -526,7 +554,7 @@ mod tests {
     }
 
     fn layouts(pieces: &[Range<u64>], mapped: &[MappedExtent], visible: Range<u64>) -> Vec<Layout> {
-        choose_layouts(pieces, mapped, &visible)
+        choose_layouts(pieces, mapped, &visible, BatchKind::Whole)
     }
 
     fn ranges<const N: usize>(ranges: [Range<u64>; N]) -> Layout {
@@ -585,6 +613,8 @@ mod tests {
         assert_eq!(chosen[0], ranges([FRAME + 4096..FRAME + 8192]));
         let chosen = layouts(&pieces(FRAME, &[(4096, 1000)]), &old, FRAME..2 * FRAME);
         assert_eq!(chosen[0], ranges([FRAME..2 * FRAME]), "33 extents");
+        let chosen = choose_layouts(&pieces(FRAME, &[(4096, 1000)]), &old, &(FRAME..2 * FRAME), BatchKind::Remainder);
+        assert_eq!(chosen[0], ranges([FRAME..2 * FRAME]), "a bound of extents, not of space");
     }
 
     #[test]
@@ -597,6 +627,10 @@ mod tests {
             mapped.extent.page.run.blocks = 8;
         }
         assert_eq!(layouts(&piece, &old, FRAME..2 * FRAME)[0], ranges([FRAME..2 * FRAME]));
+        assert!(matches!(
+            choose_layouts(&piece, &old, &(FRAME..2 * FRAME), BatchKind::Remainder)[0],
+            Layout::Gathered(_)
+        ));
     }
 
     #[test]

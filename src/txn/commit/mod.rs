@@ -42,6 +42,10 @@ use record::{LogTail, RecordWriter, ReservedPages};
 /// Longest entry in blocks; more data is cheaper to write once, by a commit.
 const LONGEST: u64 = 64;
 
+/// Blocks of entries from which the log counts as nearly full: most of the data is there, and the
+/// rest of the log takes longer to fill than the data takes to be written.
+const NEARLY_FULL: u64 = (LOG.1 - LOG.0) / 8 * 5;
+
 /// Reservation step in groups, also the extra beyond the pieces: paths above the leaves, splits,
 /// counts of pages.
 const STEP: u64 = 64;
@@ -405,6 +409,14 @@ impl GroupCommit {
     pub(in crate::txn) fn log_use(&self) -> LogStats {
         let [entries, bytes] = [&self.logged.0, &self.logged.1].map(|count| count.load(Ordering::Relaxed));
         LogStats { entries, bytes, used_bytes: self.queue.lock().chain.log.used_blocks() * BLOCK }
+    }
+
+    /// Returns the generation of the newest record if its log is nearly full.
+    pub(in crate::txn) fn nearly_full_log(&self) -> Option<Generation> {
+        match self.queue.lock().chain.log {
+            LogState::Open(tail) if tail.block - LOG.0 >= NEARLY_FULL => Some(tail.generation),
+            _ => None,
+        }
     }
 
     pub(in crate::txn) fn chain(&self) -> CommitTail {

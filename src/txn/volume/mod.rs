@@ -318,6 +318,12 @@ impl Volume {
         self.committer.log_use()
     }
 
+    /// Returns the generation of the newest record when its log is nearly full: a commit is due
+    /// soon.
+    pub(crate) fn nearly_full_log(&self) -> Option<Generation> {
+        self.committer.nearly_full_log()
+    }
+
     pub(crate) fn is_committing(&self) -> bool {
         self.committer.is_running()
     }

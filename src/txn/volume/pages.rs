@@ -7,10 +7,10 @@ use super::Volume;
 use crate::error::{Error, Result};
 use crate::format::page::PackedItem;
 use crate::format::{BLOCK, Ino, Pointer, Run};
-use crate::frame::{self, Compression, GROUP_DATA, OpenedPage, PlainPage};
+use crate::frame::{self, Compression, GROUP_DATA, OpenedPage, PlainPage, SealedPage};
 use crate::txn::allocator::{Allocator, Reservation};
 use crate::txn::operation::Operation;
-use crate::txn::state::Publication;
+use crate::txn::state::{Publication, VolumeContext};
 
 /// Bytes requested in addition to a framed page when free space is fragmented: 1 MiB, the least by
 /// which a file grows.
@@ -55,16 +55,12 @@ impl Volume {
         self.medium.pager.open_page(page)
     }
 
-    fn seal_and_write(&self, page: &PlainPage<'_>, run: Run) -> Result<Pointer> {
-        let generation = self.medium.versions.open_generation();
-        let written = self.medium.pager.seal(page, run, generation).and_then(|sealed| {
-            self.medium.pager.write_data_page(&sealed)?;
-            Ok(sealed.pointer)
-        });
-        if written.is_err() {
+    fn seal(&self, page: &PlainPage<'_>, run: Run) -> Result<SealedPage> {
+        let sealed = self.medium.pager.seal(page, run, self.medium.versions.open_generation());
+        if sealed.is_err() {
             self.allocator.discard_unseen(vec![run]);
         }
-        written
+        sealed
     }
 
     /// Limits the unsynced data that the next commit must wait for, if need be by waiting for the
@@ -73,9 +69,21 @@ impl Volume {
         self.medium.pager.limit_unsynced()
     }
 
-    /// Seals and writes `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation.
-    /// Returns more than one piece only when free space is fragmented.
+    /// Seals and writes `data`; see [`Self::seal_data`].
     pub(crate) fn write_data(
+        &self,
+        reservation: &mut Reservation,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        compression: Compression,
+    ) -> Result<UnreferencedPages> {
+        self.seal_data(reservation, ino, offset, data, compression)?.written()
+    }
+
+    /// Seals `data` (1..=128 KiB) at `offset` of `ino`, outside of any operation. Returns more than
+    /// one piece only when free space is fragmented.
+    pub(crate) fn seal_data(
         &self,
         reservation: &mut Reservation,
         ino: Ino,
@@ -86,7 +94,7 @@ impl Volume {
         let mut pages = UnreferencedPages::new(self);
         let page = frame::data_page(ino.0, offset, data, compression);
         if let Some(run) = reservation.allocate(page.blocks())? {
-            let page = self.seal_and_write(&page, run)?;
+            let page = pages.keep(self.seal(&page, run)?);
             pages.push(WrittenPiece { ino, offset, length: data.len() as u32, page, start: 0 });
             return Ok(pages);
         }
@@ -95,35 +103,44 @@ impl Volume {
             let page = frame::data_page(ino.0, offset, part, compression);
             let run = reservation.allocate(page.blocks())?;
             let run = run.ok_or_else(|| Error::NoSpace("blocks kept for data are not there".into()))?;
-            let page = self.seal_and_write(&page, run)?;
+            let page = pages.keep(self.seal(&page, run)?);
             pages.push(WrittenPiece { ino, offset, length: part.len() as u32, page, start: 0 });
         }
         Ok(pages)
     }
 
-    /// Packs small files (or parts of them: inode, offset, bytes) into one shared page: at most 128
-    /// KiB in all, 256 files. A single file gets a page of its own.
+    /// Packs and writes small files; see [`Self::pack`].
     pub(crate) fn write_packed(
         &self,
         reservation: &mut Reservation,
         files: &[(Ino, u64, &[u8])],
         compression: Compression,
     ) -> Result<UnreferencedPages> {
+        self.pack(reservation, files, compression)?.written()
+    }
+
+    /// Packs small files (or parts of them: inode, offset, bytes) into one shared page: at most 128
+    /// KiB in all, 256 files. A single file gets a page of its own.
+    pub(crate) fn pack(
+        &self,
+        reservation: &mut Reservation,
+        files: &[(Ino, u64, &[u8])],
+        compression: Compression,
+    ) -> Result<UnreferencedPages> {
         if files.len() > 1
-            && let Some(pages) = self.write_shared(reservation, files, compression)?
+            && let Some(pages) = self.seal_shared(reservation, files, compression)?
         {
             return Ok(pages);
         }
         let mut pages = UnreferencedPages::new(self);
         for (ino, offset, bytes) in files {
-            pages.absorb(self.write_data(reservation, *ino, *offset, bytes, compression)?);
+            pages.absorb(self.seal_data(reservation, *ino, *offset, bytes, compression)?);
         }
         Ok(pages)
     }
 
-    /// Writes parts of files (inode, offset, bytes) on one page; None when free space is
-    /// fragmented.
-    pub(crate) fn write_shared(
+    /// Seals parts of files (inode, offset, bytes) on one page; None when free space is fragmented.
+    pub(crate) fn seal_shared(
         &self,
         reservation: &mut Reservation,
         parts: &[(Ino, u64, &[u8])],
@@ -137,8 +154,8 @@ impl Volume {
         }
         let page = frame::packed_page(&data, &items, compression);
         let Some(run) = reservation.allocate(page.blocks())? else { return Ok(None) };
-        let page = self.seal_and_write(&page, run)?;
         let mut pages = UnreferencedPages::new(self);
+        let page = pages.keep(self.seal(&page, run)?);
         for PackedItem { ino, offset, start, length } in items {
             pages.push(WrittenPiece { ino, offset, length, page, start });
         }
@@ -152,8 +169,12 @@ impl Volume {
         let mut more: Vec<Reservation> = Vec::new();
         for _ in 0..ATTEMPTS {
             if let Some(run) = promised.allocate(page.blocks())? {
-                let pointer = self.seal_and_write(page, run)?;
-                return self.limit_unsynced().map(|()| pointer);
+                let sealed = self.seal(page, run)?;
+                if let Err(error) = self.medium.pager.write_data_page(&sealed) {
+                    self.allocator.discard_unseen(vec![run]);
+                    return Err(error);
+                }
+                return self.limit_unsynced().map(|()| sealed.pointer);
             }
             more.push(self.reserve_data(MORE, 0)?);
         }
@@ -172,23 +193,50 @@ pub(crate) struct WrittenPiece {
     pub(crate) start: u32,
 }
 
-/// Owner of written pages that no tree references yet, until an operation that names them is
+/// Owner of sealed pages that no tree references yet, until an operation that names them is
 /// published; dropped before, they are given back. So a failure between the two leaves nothing
-/// behind, and a failed operation can be repeated with the same pages.
+/// behind, and a failed operation can be repeated with the same pages. They are written when they
+/// are named, at the latest.
 ///
 /// Its [`Publication`] tells whether the operation was published: published pages are not given
 /// back. The owner outlives the operation, so `name` borrows the pages.
 #[must_use = "unreferenced pages are freed on drop"]
 pub(crate) struct UnreferencedPages {
     allocator: Arc<Allocator>,
+    medium: Arc<VolumeContext>,
     pieces: Vec<WrittenPiece>,
+    unwritten: Vec<SealedPage>,
     publication: Publication,
 }
 
 impl UnreferencedPages {
     pub(crate) fn new(volume: &Volume) -> UnreferencedPages {
-        let allocator = volume.allocator.clone();
-        UnreferencedPages { allocator, pieces: Vec::new(), publication: Publication::default() }
+        let (allocator, medium) = (volume.allocator.clone(), volume.medium.clone());
+        let (pieces, unwritten) = (Vec::new(), Vec::new());
+        UnreferencedPages { allocator, medium, pieces, unwritten, publication: Publication::default() }
+    }
+
+    fn keep(&mut self, page: SealedPage) -> Pointer {
+        let pointer = page.pointer;
+        self.unwritten.push(page);
+        pointer
+    }
+
+    fn written(mut self) -> Result<UnreferencedPages> {
+        self.write()?;
+        Ok(self)
+    }
+
+    /// Writes the pages that are not written yet. After an error it can be called again.
+    pub(crate) fn write(&mut self) -> Result<()> {
+        self.unwritten.iter().try_for_each(|page| self.medium.pager.write_data_page(page))?;
+        self.unwritten = Vec::new();
+        Ok(())
+    }
+
+    /// Returns the bytes of memory of the pages that are not written yet.
+    pub(crate) fn unwritten_bytes(&self) -> usize {
+        self.unwritten.iter().map(|page| page.bytes.len()).sum()
     }
 
     fn push(&mut self, piece: WrittenPiece) {
@@ -199,6 +247,7 @@ impl UnreferencedPages {
     pub(crate) fn absorb(&mut self, mut other: UnreferencedPages) {
         debug_assert!(!self.publication.is_set() && !other.publication.is_set(), "they are named");
         self.pieces.append(&mut other.pieces);
+        self.unwritten.append(&mut other.unwritten);
     }
 
     pub(crate) fn pieces(&self) -> &[WrittenPiece] {
@@ -221,22 +270,23 @@ impl UnreferencedPages {
     /// Has `op` count each page once for each of its pieces that is named; the caller inserts the
     /// extents. A page without a named piece is given back at once; one that is named in part is
     /// noted by the operation.
-    pub(crate) fn name(&mut self, op: &mut Operation<'_>, is_named: impl Fn(&WrittenPiece) -> bool) -> Result<()> {
+    pub(crate) fn name(&mut self, op: &mut Operation<'_>, has_file: impl Fn(&WrittenPiece) -> bool) -> Result<()> {
         // By address: the page, and how many of its pieces are named and how many are not.
         let mut pages: BTreeMap<u64, (Pointer, u32, u32)> = BTreeMap::new();
         for piece in &self.pieces {
             let (_, named, lost) = pages.entry(piece.page.run.address).or_insert((piece.page, 0, 0));
-            *(if is_named(piece) { named } else { lost }) += 1;
+            *(if has_file(piece) { named } else { lost }) += 1;
         }
+        let is_named = |page: &Pointer| pages.get(&page.run.address).is_some_and(|(_, named, _)| *named > 0);
+        self.unwritten.retain(|page| is_named(&page.pointer));
+        self.write()?;
         for (page, named, lost) in pages.values().filter(|(_, named, _)| *named > 0) {
             op.adopt(page, *named)?;
             if *lost > 0 {
                 op.note_stale(page);
             }
         }
-        let is_lost =
-            |piece: &mut WrittenPiece| pages.get(&piece.page.run.address).is_none_or(|(_, named, _)| *named == 0);
-        let lost: Vec<WrittenPiece> = self.pieces.extract_if(.., is_lost).collect();
+        let lost: Vec<WrittenPiece> = self.pieces.extract_if(.., |piece| !is_named(&piece.page)).collect();
         self.give_back(&lost);
         op.carry(&self.publication);
         Ok(())

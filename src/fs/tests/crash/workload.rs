@@ -115,7 +115,7 @@ impl Changes<'_> {
         let fs = self.fs;
         let (directory, name) = (self.directory(), self.name());
         let file = fs.lookup(directory, &name).ok().filter(|a| a.mode & mode::TYPE == mode::REGULAR).map(|a| a.ino);
-        match self.below(34) {
+        match self.below(36) {
             0..3 => self.create(directory, &name, [0, 10, 300, 3000, 9000, 140_000][self.below(6) as usize]),
             3 => {
                 for n in 0..if self.bursts && self.below(3) == 0 { 180 } else { 5 } {
@@ -173,6 +173,7 @@ impl Changes<'_> {
             28 => self.remove_snapshot(),
             29 | 30 => self.restore(),
             31 | 32 => self.back_up(),
+            33 | 34 => fs.writeback.seal_ahead().unwrap(),
             _ => {
                 if let Some(ino) = file {
                     let mode = Some(0o600 + self.below(64) as u32);
