@@ -36,7 +36,7 @@ pub use ops::{NewFile, PendingSync, SnapshotView};
 pub use types::*;
 pub(crate) use write_buffer::LogPieces;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -96,8 +96,6 @@ pub struct FileSystem {
     shutdown_gate: ShutdownGate,
     /// Callers of `sync` get an error: see [`FileSystem::end_syncs`].
     syncs_ended: AtomicBool,
-    /// Generation of the newest record when [`FileSystem::seal_ahead`] last ran.
-    sealed_ahead: AtomicU64,
     /// `Some` for a remote archive.
     readahead: Option<Readahead>,
 }
@@ -131,7 +129,6 @@ impl FileSystem {
             writeback,
             shutdown_gate: ShutdownGate::default(),
             syncs_ended: AtomicBool::new(false),
-            sealed_ahead: AtomicU64::new(0),
             readahead,
         });
         if fs.volume.read_only() {

@@ -11,7 +11,7 @@
 //!    afterwards, and includes everything that was acknowledged before.
 //! 2  A caller queued while another leads is answered by the thread, which is woken when that lead
 //!    ends. No caller is lost, because leader and queue change under one lock.
-//! 3  The thread ends with the adapter, after the last event loop, and answers all queued callers
+//! 3  The threads end with the adapter, after the last event loop. All queued callers are answered
 //!    before.
 //! 4  Commits of the thread count as long work (rule 4 of `event_loop`): a change may have to wait
 //!    for one.
@@ -21,12 +21,11 @@
 //!    on all the same.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, SyncSender};
 use std::thread::{self, JoinHandle};
 
 use fuser::{ReplyEmpty, Request};
 use lockbox::fs::{FileSystem, PendingSync};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::interrupt_watch::{InterruptWatch, WaitingCaller, WatchTimes};
 use crate::convert::{errno, reply_empty};
@@ -45,6 +44,8 @@ enum Leader {
 struct State {
     leader: Leader,
     waiting: Vec<(PendingSync, Arc<WaitingCaller>)>,
+    /// The log is nearly full (rule 5).
+    seals_ahead: bool,
     ended: bool,
 }
 
@@ -52,15 +53,24 @@ struct State {
 struct SharedQueue {
     state: Mutex<State>,
     called: Condvar,
+    /// `seals_ahead` or `ended` was set.
+    sealing: Condvar,
+}
+
+impl SharedQueue {
+    fn call_seal_ahead(&self, state: &mut State, fs: &FileSystem) {
+        if !state.seals_ahead && fs.should_seal_ahead() {
+            state.seals_ahead = true;
+            self.sealing.notify_one();
+        }
+    }
 }
 
 /// Queue of the fsync callers of one mount.
 pub(super) struct SyncQueue {
     fs: Arc<FileSystem>,
     queue: Arc<SharedQueue>,
-    thread: Option<JoinHandle<()>>,
-    /// None once it is dropped.
-    seal_ahead: Option<SealAhead>,
+    threads: Vec<JoinHandle<()>>,
     /// None unless commits wait for a remote store.
     interrupts: Option<InterruptWatch>,
 }
@@ -80,12 +90,20 @@ impl SyncQueue {
         let interrupts =
             process_info.map(|info| InterruptWatch::start(WatchTimes::DEFAULT, has_signal(info))).transpose()?;
         let queue = Arc::new(SharedQueue::default());
-        let seal_ahead = SealAhead::start(Arc::clone(&fs))?;
-        let (of_thread, its_queue, calls) = (Arc::clone(&fs), Arc::clone(&queue), seal_ahead.calls.clone());
-        let thread = thread::Builder::new()
-            .name("syncs".into())
-            .spawn(move || serve(&of_thread, &its_queue, &scheduler, &calls))?;
-        Ok(SyncQueue { fs, queue, thread: Some(thread), seal_ahead: Some(seal_ahead), interrupts })
+        let mut syncs = SyncQueue { fs, queue, threads: Vec::new(), interrupts };
+        syncs.spawn("syncs", move |fs, queue| serve(fs, queue, &scheduler))?;
+        syncs.spawn("seal-ahead", seal_ahead)?;
+        Ok(syncs)
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        run: impl FnOnce(&FileSystem, &SharedQueue) + Send + 'static,
+    ) -> std::io::Result<()> {
+        let (fs, queue) = (Arc::clone(&self.fs), Arc::clone(&self.queue));
+        self.threads.push(thread::Builder::new().name(name.into()).spawn(move || run(&fs, &queue))?);
+        Ok(())
     }
 
     /// Replies when all previous changes are durable. The loop may return to the kernel's queue
@@ -116,10 +134,8 @@ impl SyncQueue {
         }
         in_flight.mark_long();
         reply_empty(self.fs.finish_sync(begun), reply);
-        if let Some(seal_ahead) = &self.seal_ahead {
-            seal_ahead.calls.call_if_due(&self.fs);
-        }
         let mut state = self.queue.state.lock();
+        self.queue.call_seal_ahead(&mut state, &self.fs);
         if state.waiting.is_empty() {
             state.leader = Leader::Idle;
         } else {
@@ -129,7 +145,7 @@ impl SyncQueue {
     }
 }
 
-fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler, seal_ahead: &SealAheadCalls) {
+fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler) {
     let mut state = queue.state.lock();
     loop {
         while state.leader != Leader::Thread {
@@ -150,8 +166,21 @@ fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler, seal_a
         for (begun, caller) in callers {
             caller.answer(fs.finish_sync(begun).map_err(|error| errno(&error)));
         }
-        seal_ahead.call_if_due(fs);
         state = queue.state.lock();
+        queue.call_seal_ahead(&mut state, fs);
+    }
+}
+
+/// Seals dirty data ahead of a commit, each time that it is called (rule 5).
+fn seal_ahead(fs: &FileSystem, queue: &SharedQueue) {
+    let mut state = queue.state.lock();
+    while !state.ended {
+        if state.seals_ahead {
+            MutexGuard::unlocked(&mut state, || fs.seal_ahead());
+            state.seals_ahead = false;
+        } else {
+            queue.sealing.wait(&mut state);
+        }
     }
 }
 
@@ -159,47 +188,9 @@ impl Drop for SyncQueue {
     fn drop(&mut self) {
         self.queue.state.lock().ended = true;
         self.queue.called.notify_one();
-        if let Some(thread) = self.thread.take() {
+        self.queue.sealing.notify_one();
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        if let Some(seal_ahead) = self.seal_ahead.take() {
-            seal_ahead.end();
-        }
-    }
-}
-
-/// Channel to the thread of [`SealAhead`].
-#[derive(Clone)]
-struct SealAheadCalls(SyncSender<()>);
-
-impl SealAheadCalls {
-    fn call_if_due(&self, fs: &FileSystem) {
-        if fs.should_seal_ahead() {
-            // A full channel has a call that is not served yet.
-            let _ = self.0.try_send(());
-        }
-    }
-}
-
-/// Thread that seals dirty data ahead of a commit (rule 5). It ends when no channel to it is left.
-struct SealAhead {
-    calls: SealAheadCalls,
-    thread: JoinHandle<()>,
-}
-
-impl SealAhead {
-    fn start(fs: Arc<FileSystem>) -> std::io::Result<SealAhead> {
-        let (calls, called) = mpsc::sync_channel(1);
-        let thread = thread::Builder::new().name("seal-ahead".into()).spawn(move || {
-            while called.recv().is_ok() {
-                fs.seal_ahead();
-            }
-        })?;
-        Ok(SealAhead { calls: SealAheadCalls(calls), thread })
-    }
-
-    fn end(self) {
-        drop(self.calls);
-        let _ = self.thread.join();
     }
 }

@@ -89,17 +89,19 @@ impl FileSystem {
 
     /// Returns whether [`FileSystem::seal_ahead`] has something to do, at the cost of a lock.
     pub fn should_seal_ahead(&self) -> bool {
-        self.volume.nearly_full_log().is_some_and(|record| record.0 != self.sealed_ahead.load(Ordering::Relaxed))
+        self.record_with_full_log().is_some()
+    }
+
+    fn record_with_full_log(&self) -> Option<Generation> {
+        self.volume.nearly_full_log().filter(|record| !self.writeback.has_sealed_ahead(*record))
     }
 
     /// Seals dirty data once the log is nearly full, so that callers wait less for the commit that
     /// empties it. For a thread for which no caller waits.
     pub fn seal_ahead(&self) {
-        let Some(record) = self.volume.nearly_full_log() else { return };
-        if self.sealed_ahead.swap(record.0, Ordering::Relaxed) == record.0 {
-            return;
-        }
-        if let Err(error) = self.writeback.seal_ahead() {
+        if let Some(record) = self.record_with_full_log()
+            && let Err(error) = self.writeback.seal_ahead(record)
+        {
             tracing::debug!(%error, "dirty data could not be sealed before the commit, which reports why");
         }
     }

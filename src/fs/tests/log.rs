@@ -134,7 +134,7 @@ fn a_commit_writes_and_names_what_was_sealed_ahead_of_it() {
     fs.seal_ahead();
     assert_eq!((unsealed(), *written.lock()), (0, 0));
     assert!(!fs.should_seal_ahead(), "it would be sealed again after each later entry");
-    // Over a page that was sealed ahead, beside one, and at places of their own.
+    // Over a sealed page, next to one, and elsewhere.
     let want = (0..8).map(|number| write(number * 3)).last().unwrap();
     assert_eq!(generation(&fs), before, "an entry no longer suffices");
     let back = after_a_cut(&storage, &dice);

@@ -78,7 +78,7 @@ fn threads_that_write_cut_and_commit_leave_each_file_as_its_owner_made_it() {
     let done: Vec<(Ino, Vec<u8>)> = std::thread::scope(|scope| {
         let committer = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                fs.writeback.seal_ahead().unwrap();
+                fs.writeback.seal_ahead(fs.volume.durable().generation).unwrap();
                 fs.sync().unwrap();
                 fs.maintain().unwrap();
             }

@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use super::types::FsOptions;
 use super::write_buffer::{DirtyFile, FilePlan, LockedFile, SealedLayers, WriteBuffer, WritebackBatch};
 use crate::error::Result;
-use crate::format::{Ino, MAX_DATA};
+use crate::format::{Generation, Ino, MAX_DATA};
 use crate::txn::{Operation, Publication, Reservation, UnreferencedPages, View, Volume};
 use plan::{BatchKind, PagePlanner, worker_threads};
 
@@ -46,8 +46,9 @@ pub(super) struct Writeback {
     write_buffer: Arc<WriteBuffer>,
     options: FsOptions,
     threads: usize,
-    /// A batch was sealed ahead of the next commit.
-    sealed_ahead: AtomicBool,
+    /// Generation of the record before the last commit that a batch was sealed ahead of; `u64::MAX`
+    /// for none.
+    sealed_ahead: AtomicU64,
     block_count_changes: BlockCountChanges,
 }
 
@@ -58,7 +59,7 @@ impl Writeback {
             write_buffer,
             options,
             threads: worker_threads(),
-            sealed_ahead: AtomicBool::new(false),
+            sealed_ahead: AtomicU64::new(u64::MAX),
             block_count_changes: BlockCountChanges::default(),
         }
     }
@@ -72,7 +73,7 @@ impl Writeback {
     pub(super) fn flush(&self, op: &mut Operation<'_>) -> Result<()> {
         let batch = Arc::new(WritebackBatch::new());
         let (mut sealed, older) = self.write_buffer.seal_all(&batch, op);
-        let was_ahead = self.sealed_ahead.swap(false, Ordering::Relaxed);
+        let was_ahead = self.has_sealed_ahead(self.volume.durable().generation);
         let kind = if was_ahead { BatchKind::Remainder } else { BatchKind::Whole };
         let written = apply_all(&older, op).and_then(|()| self.write_pages(op.view(), &mut sealed, kind));
         let result = match written {
@@ -146,16 +147,21 @@ impl Writeback {
     /// commit to write and name them: log entries can follow (LOG-2), and that commit has less to
     /// do while callers wait for it. It merges no frames either; the next batch here does.
     ///
-    /// Once for each commit, because a file takes one sealed layer at a time: a second one would be
-    /// planned on extents that the first one replaces.
-    pub(super) fn seal_ahead(&self) -> Result<()> {
+    /// Once for each commit, which follows `record`: a file takes one sealed layer at a time,
+    /// because a second one would be planned on extents that the first one replaces.
+    pub(super) fn seal_ahead(&self, record: Generation) -> Result<()> {
         let files = self.write_buffer.files();
         let locked: Vec<_> = files.iter().filter_map(|file| file.try_lock()).collect();
         let batch = Arc::new(WritebackBatch::new());
         let mut sealed = self.write_buffer.seal_some(&batch, &locked, BATCH_PIECES, AHEAD_BYTES);
         drop(locked);
-        self.sealed_ahead.store(true, Ordering::Relaxed);
+        self.sealed_ahead.store(record.0, Ordering::Relaxed);
         self.write_batch(&batch, &mut sealed, BatchKind::Ahead).map(drop)
+    }
+
+    /// Returns whether a batch was sealed ahead of the commit that follows this record.
+    pub(super) fn has_sealed_ahead(&self, record: Generation) -> bool {
+        self.sealed_ahead.load(Ordering::Relaxed) == record.0
     }
 
     fn write_sealed(&self, batch: &Arc<WritebackBatch>, mut sealed: SealedLayers) -> Result<bool> {

@@ -43,7 +43,7 @@ use record::{LogTail, RecordWriter, ReservedPages};
 const LONGEST: u64 = 64;
 
 /// Blocks of entries from which the log counts as nearly full: most of the data is there, and the
-/// rest of the log takes longer to fill than the data takes to be written.
+/// rest of the log takes longer to fill than the data takes to be sealed.
 const NEARLY_FULL: u64 = (LOG.1 - LOG.0) / 8 * 5;
 
 /// Reservation step in groups, also the extra beyond the pieces: paths above the leaves, splits,

@@ -70,10 +70,11 @@ fn every_crash_gives_the_tree_of_a_moment_no_older_than_the_last_fsync() {
         return;
     }
     // Many seeds with a few states each find more than a few seeds with many, for less time.
-    let tally = campaign(1, variable("STATES").unwrap_or(6_000), Plan { states: 120, ordered: false });
-    assert!(tally.states >= 6_000 && tally.doubles >= 1000, "{tally:?}");
+    let states = variable("STATES").unwrap_or(6_000);
+    let tally = campaign(1, states, Plan { states: 120, ordered: false });
+    assert!(tally.states >= states && tally.doubles >= 1000, "{tally:?}");
     // All possible events occurred.
-    assert!(tally.snapshots > 500, "{tally:?}");
+    assert!(tally.snapshots > states / 10, "{tally:?}");
     assert!(tally.completed > 100 && tally.restored > tally.completed + 10, "{tally:?}");
     assert!(tally.copies_old > 100 && tally.copies_new > 100 && tally.copies_begun > 100, "{tally:?}");
     assert!(tally.backed_up > 100, "{tally:?}");

@@ -173,7 +173,7 @@ impl Changes<'_> {
             28 => self.remove_snapshot(),
             29 | 30 => self.restore(),
             31 | 32 => self.back_up(),
-            33 | 34 => fs.writeback.seal_ahead().unwrap(),
+            33 | 34 => fs.writeback.seal_ahead(fs.volume.durable().generation).unwrap(),
             _ => {
                 if let Some(ino) = file {
                     let mode = Some(0o600 + self.below(64) as u32);
