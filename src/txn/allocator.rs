@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use super::finding::{Finding, FindingKind, Severity, known};
+use super::findings::{Finding, FindingKind, Severity, known};
 use super::state::VolumeContext;
 use crate::btree::Tree;
 use crate::error::{Error, Result};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::allocator::Allocator;
 use super::commit::CommitTail;
-use super::finding::{Finding, FindingKind, Severity, known, last_ino};
+use super::findings::{Finding, FindingKind, Severity, known, last_ino};
 use super::operation::reference_count;
 use super::recovery::in_space;
 use super::state::{State, VolumeContext, is_being_removed, snapshot_tree, snapshots_of};

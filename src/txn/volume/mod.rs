@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::finding::{counter_contradictions, record_contradictions};
+use super::findings::{counter_contradictions, record_contradictions};
 use super::operation::Logged;
 use super::writer::StalePages;
 use crate::btree::NodeStore;
@@ -36,7 +36,7 @@ use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
 use crate::txn::ancestry::{Ancestry, Durable, EntryMark, History, Mark, OpenedLog};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{CommitReason, CommitTail, CommitTicket, GroupCommit, Session};
-use crate::txn::finding::Finding;
+use crate::txn::findings::Finding;
 use crate::txn::operation::Operation;
 use crate::txn::recovery::{self, LostPage};
 use crate::txn::space_wait::SpaceWaiter;

@@ -13,7 +13,7 @@ use crate::pager::space::SpaceMap;
 use crate::storage::Storage;
 use crate::txn::ancestry::Mark;
 use crate::txn::commit::{CommitTail, LogState, Session};
-use crate::txn::finding::Finding;
+use crate::txn::findings::Finding;
 use crate::txn::operation::{Logged, Operation};
 use crate::txn::recovery;
 use crate::txn::state::{State, View};
