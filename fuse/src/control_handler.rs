@@ -16,10 +16,10 @@ use lockbox_host::remote::TrafficQuery;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
+use crate::DaemonConfig;
 use crate::adapter::Activity;
 use crate::deadlock_watchdog::ForeignFileUse;
 use crate::kernel_cache::KernelCache;
-use crate::options::DaemonConfig;
 use crate::replica::ReplicaFailure;
 use crate::shutdown::{ArchiveSlot, MountEvent, MountHandle};
 use crate::snapshot_requests::{self, OperationLocks, RestoreRequest};

@@ -28,10 +28,10 @@ use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::exit::Failure;
+use crate::DaemonConfig;
+use crate::Failure;
 use crate::logging::{self, LogTarget};
 use crate::mount;
-use crate::options::DaemonConfig;
 use crate::session;
 
 /// Hidden argument that runs the program as the daemon.

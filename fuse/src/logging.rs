@@ -20,7 +20,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-use crate::exit::{Failure, MountProgram};
+use crate::{Failure, MountProgram};
 
 /// Facility daemon (3), severity notice (5): the line itself has the level.
 const PRIORITY: u8 = 3 << 3 | 5;

@@ -51,7 +51,7 @@ use nix::unistd::{getegid, geteuid};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::thread::CapabilitySet;
 
-use crate::exit::{Failure, MountProgram};
+use crate::{Failure, MountProgram};
 
 pub const DEVICE: &str = "/dev/fuse";
 /// Ends each message about the device.

@@ -1,4 +1,4 @@
-//! Dealings with mount(8): reads options and names that it does not pass on, and executes
+//! Dealings with mount(8): its exit codes; options and names that it does not pass on; and
 //! `mount -o remount`.
 //!
 //! # Swallowed options
@@ -14,18 +14,43 @@
 //! Settings of the daemon (memory, profiles, the passphrase) stay unchanged; only the flags that
 //! the kernel alone enforces change.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use lockbox::control::{self, Request, Response};
+use lockbox_host::USAGE;
 use lockbox_host::daemons;
 use lockbox_host::mount_options::MountOptions;
 use lockbox_host::mounts::{Mountpoint, unescape};
 use nix::mount::MsFlags;
 use nix::unistd::{geteuid, getppid};
 
-use crate::exit::Failure;
+use crate::Failure;
+
+/// Exit codes of mount(8): wrong usage, a system error, and a failed mount.
+const MOUNT_8_USAGE: u8 = 1;
+const MOUNT_8_SYSTEM: u8 = 2;
+const MOUNT_8_FAILED: u8 = 32;
+
+/// Directories in which mount(8), automount daemons and systemd look for mount programs.
+const SYSTEM_DIRECTORIES: [&str; 2] = ["/sbin", "/usr/sbin"];
+
+/// Returns whether the program was called as mount(8) calls it, by its path in a system directory.
+/// It then uses the exit codes of mount(8), which passes them on as its own.
+pub fn is_called_as_mount_8(name: Option<&OsStr>) -> bool {
+    name.and_then(|name| Path::new(name).parent())
+        .is_some_and(|directory| SYSTEM_DIRECTORIES.iter().any(|system| directory == Path::new(system)))
+}
+
+/// Converts to an exit code of mount(8).
+pub fn mount_8_code(failure: &Failure) -> u8 {
+    match failure.code {
+        USAGE => MOUNT_8_USAGE,
+        _ if failure.system => MOUNT_8_SYSTEM,
+        _ => MOUNT_8_FAILED,
+    }
+}
 
 /// Options in the kernel's table of a FUSE mount, which mount(8) passes back.
 const SHOWN: [&str; 5] = ["user_id=", "group_id=", "max_read=", "blksize=", "subtype="];
@@ -369,5 +394,29 @@ mod tests {
             names_in_fstab(table.as_bytes(), &at("mnt"), &at("mnt")).is_empty(),
             "another archive on the mount point"
         );
+    }
+
+    #[test]
+    fn a_call_by_a_path_of_mount_8_uses_its_codes() {
+        for (name, expected) in [
+            ("/sbin/mount.lockbox", true),
+            ("/usr/sbin/mount.fuse.lockbox", true),
+            ("mount.lockbox", false),
+            ("./mount.lockbox", false),
+            ("/usr/local/bin/mount-lockbox", false),
+            ("/usr/sbin/x/mount.lockbox", false),
+        ] {
+            assert_eq!(is_called_as_mount_8(Some(OsStr::new(name))), expected, "{name}");
+        }
+        assert!(!is_called_as_mount_8(None));
+        for (failure, code) in [
+            (Failure::usage("x"), 1),
+            (Failure::system("x"), 2),
+            (Failure::other("x"), 32),
+            (Failure::mount("x"), 32),
+            (Failure::new(lockbox_host::WRONG_KEY, "x"), 32),
+        ] {
+            assert_eq!(mount_8_code(&failure), code);
+        }
     }
 }

@@ -54,23 +54,23 @@ use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::CapabilitySet;
 
+use crate::DaemonConfig;
 use crate::adapter::{Activity, Adapter, CurrentVersion, ReplicaFs, ServeOptions, effective_snapshot_dir};
 use crate::auto_unmount;
 use crate::control_handler::{ControlHandler, DaemonState};
 use crate::deadlock_watchdog::DeadlockWatchdog;
 use crate::event_loop::LoopScheduler;
-use crate::exit::{Failure, MountProgram};
 use crate::fetcher;
 use crate::kernel_cache::KernelCache;
 use crate::logging::LogTarget;
 use crate::mount::{self, Mount};
 use crate::mount_agent::{AgentTasks, MountAgent, ProcessInfoClient};
-use crate::options::DaemonConfig;
 use crate::replica::{self, ReplicaConfig, ReplicaFailure};
 use crate::sandbox::{self, SandboxPaths};
 use crate::shutdown::{ArchiveSlot, AttachedMount, MountEvent, MountHandle, RemoteShutdown, Shutdown};
 use crate::snapshot_requests;
 use crate::ticker::{SnapshotSchedule, Ticker};
+use crate::{Failure, MountProgram};
 use crate::{filter, kernel};
 
 /// Opens, mounts, calls `ready` with notices for the user, serves, calls `ending` and closes.

@@ -85,7 +85,7 @@ pub(crate) fn to_refusal(error: &Error) -> Response {
     let message = match error {
         // The detail is a sentence of its own.
         Error::Invalid(detail) => detail.clone(),
-        error => crate::exit::Failure::sentence(error),
+        error => crate::Failure::sentence(error),
     };
     Response::Refused { why, message }
 }

@@ -36,7 +36,7 @@ use lockbox::{Error, Result, control};
 use lockbox_host::mount_options::format_rules;
 use parking_lot::Mutex;
 
-use crate::exit::Failure;
+use crate::Failure;
 use crate::kernel_cache::KernelCache;
 use crate::shutdown::{ARRIVAL, MountHandle};
 use crate::snapshot_requests::collect_writes;

@@ -13,7 +13,7 @@ use std::thread;
 
 use clap::Parser;
 use fuser::{Session, SessionACL};
-use lockbox_fuse::exit::Failure;
+use lockbox_fuse::Failure;
 use lockbox_fuse::kernel;
 use lockbox_fuse::mount::{self, Mount};
 use lockbox_host::mounts::Mountpoint;

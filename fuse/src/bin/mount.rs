@@ -14,9 +14,9 @@ use lockbox::archive::{Archive, OpenOptions};
 use lockbox::keys::{PlaceName, UnlockedKey};
 
 use lockbox_fuse::daemon::Notify;
-use lockbox_fuse::exit::{Failure, MountProgram, is_called_as_mount_8, mount_8_code};
 use lockbox_fuse::logging::{self, LogTarget};
-use lockbox_fuse::options::DaemonConfig;
+use lockbox_fuse::mount8::{is_called_as_mount_8, mount_8_code};
+use lockbox_fuse::{DaemonConfig, Failure, MountProgram};
 use lockbox_fuse::{daemon, fetcher, kernel, mount, mount_agent, mount8, session};
 use lockbox_host::help::{Detail, VERSION, lay_out};
 use lockbox_host::list_option;

@@ -25,7 +25,7 @@ use lockbox_host::remote;
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 
-use crate::exit::Failure;
+use crate::Failure;
 use crate::mount_agent::UnmountOutcome;
 
 pub(crate) use mount_handle::{ARRIVAL, AttachedMount, MountHandle};

@@ -19,8 +19,8 @@ use lockbox_host::mounts::{Mountpoint, Numbers};
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
 
+use crate::Failure;
 use crate::dbus::SleepClient;
-use crate::exit::Failure;
 use crate::kernel::{self, ReadAhead};
 use crate::kernel_cache::KernelCache;
 use crate::mount::{self, Mount};
