@@ -1,5 +1,12 @@
-//! Metrics in the text format of OpenMetrics, which the collectors of Prometheus read too.
-use std::fmt::{Display, Write};
+//! Metrics in the text format of OpenMetrics, which Prometheus reads too, and files of them for the
+//! textfile collector of the node exporter.
+use std::fmt::{Display, Write as _};
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use lockbox::storage::HostEntry;
 
 /// Metrics, family by family.
 #[derive(Default)]
@@ -34,8 +41,32 @@ pub(crate) fn labels(pairs: &[(&str, &[u8])]) -> String {
     pairs.iter().map(label).collect::<Vec<_>>().join(",")
 }
 
+/// Replaces the file through an opened directory and never follows a link in it: another user may
+/// be able to write to the directory.
+pub(crate) fn replace_file(file: &Path, text: &[u8]) -> io::Result<()> {
+    let entry = HostEntry::of(file)?;
+    // Another extension: the collector reads only files with its own.
+    let mut name = entry.name().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let temporary = entry.sibling(name)?;
+    // Of a process of this number that was killed.
+    if let Ok(stale) = temporary.open(false) {
+        temporary.remove(&stale)?;
+    }
+    let mut new = temporary.create()?;
+    // The collector runs as another user.
+    let readable = Permissions::from_mode(0o644);
+    let written =
+        new.write_all(text).and_then(|()| new.set_permissions(readable)).and_then(|()| temporary.rename(&entry));
+    written.inspect_err(|_| {
+        let _ = temporary.remove(&new);
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -46,5 +77,23 @@ mod tests {
         let expected = "# HELP lockbox_files Files.\n# TYPE lockbox_files gauge\n\
             lockbox_files{at=\"/a \\\"b\\\"\\\\\\n\u{fffd}\",to=\"c\"} 7\n# EOF\n";
         assert_eq!(text.finish(), expected);
+    }
+
+    #[test]
+    fn a_link_in_the_directory_leads_the_metrics_nowhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let [victim, file] = ["victim", "a.prom"].map(|name| directory.path().join(name));
+        std::fs::write(&victim, "precious").unwrap();
+        let temporary = directory.path().join(format!("a.prom.{}.new", std::process::id()));
+        symlink(&victim, &temporary).unwrap();
+        assert_eq!(replace_file(&file, b"text").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        std::fs::remove_file(&temporary).unwrap();
+        std::fs::write(&temporary, "of a killed process").unwrap();
+        symlink(&victim, &file).unwrap();
+        replace_file(&file, b"text").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"text");
+        assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o644);
+        assert!(!temporary.exists());
     }
 }

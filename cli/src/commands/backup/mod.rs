@@ -1,16 +1,16 @@
 //! `lockbox backup`: copies a snapshot of an archive, mounted or not, into a file of its own or
 //! into an object store; and directories of the host into an archive with a history.
 mod directory;
-mod metrics;
 
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use lockbox::Error;
 use lockbox::archive::ArchiveId;
@@ -26,6 +26,7 @@ use serde_json::json;
 use crate::commands::snapshot::KeepArgs;
 use crate::exit::{self, Failure, Lockbox};
 use crate::interrupt::{self, Interrupt};
+use crate::metrics::{self, MetricsText, labels};
 use crate::open_archive::{ArchiveArgs, CompressionArgs, begin};
 use crate::output::{Output, Reader, rfc3339};
 use crate::paths::PatternArgs;
@@ -118,7 +119,29 @@ impl ExistingBackup {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let began = Instant::now();
     let measured = back_up(args)?;
-    args.metrics.as_ref().map_or(Ok(()), |file| metrics::write(file, args, &measured, began.elapsed()))
+    let Some(file) = &args.metrics else { return Ok(()) };
+    metrics::replace_file(file, metrics_text(args, &measured, began.elapsed()).as_bytes()).map_err(|error| {
+        Failure::host(format!("the backup is complete; cannot write its metrics to {}", shown(file)), &error)
+    })
+}
+
+/// Metrics of the last successful backup. The file stays as it is when a backup fails, so its time
+/// tells how old the backup is.
+fn metrics_text(args: &Args, measured: &Measured, took: Duration) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let source = args.archive.archive.as_os_str().as_bytes();
+    let of = labels(&[("source", source), ("destination", args.destination.as_os_str().as_bytes())]);
+    let mut text = MetricsText::default();
+    text.gauge(
+        "lockbox_backup_last_success_timestamp_seconds",
+        "End of the last successful backup, in seconds since 1970.",
+        [(of.clone(), now.as_secs())],
+    );
+    text.gauge("lockbox_backup_duration_seconds", "Duration of that backup.", [(of.clone(), took.as_secs_f64())]);
+    let bytes = [(of.clone(), measured.copied_bytes)];
+    text.gauge("lockbox_backup_copied_bytes", "File data that it copied.", bytes);
+    text.gauge("lockbox_backup_files", "Files in that backup.", measured.files.map(|files| (of, files)));
+    text.finish()
 }
 
 fn back_up(args: &Args) -> Result<Measured, Failure> {
