@@ -40,7 +40,7 @@ export READER_PYTHON=$target/reader/bin/python READER=$PWD/format-spec/reader/lo
 exec </dev/null
 
 as_root() {
-    if [[ $EUID -eq 0 ]]; then "$@"; else sudo --preserve-env=PATH,CARGO_HOME,RUSTUP_HOME,CARGO_TARGET_DIR,CARGO_PROFILE_DEV_DEBUG,CARGO_PROFILE_DEV_CODEGEN_UNITS,READER,READER_PYTHON,PROGRAMS,BUILD_ONLY,DEBIAN_MIRROR,DEBIAN_RELEASE,KILLS,FLIPS,SCRATCH,BESIDE,JOBS,MOUNT_JOBS,ROUNDS,SECONDS_EACH,SEED "$@"; fi
+    if [[ $EUID -eq 0 ]]; then "$@"; else sudo --preserve-env=PATH,CARGO_HOME,RUSTUP_HOME,CARGO_TARGET_DIR,READER,READER_PYTHON,PROGRAMS,BUILD_ONLY,DEBIAN_MIRROR,DEBIAN_RELEASE,KILLS,FLIPS,SCRATCH,BESIDE,JOBS,MOUNT_JOBS,ROUNDS,SECONDS_EACH,SEED "$@"; fi
 }
 
 # once NAME COMMAND...: runs the command while no other lane runs one of that name. A tool that is already built costs nothing.
