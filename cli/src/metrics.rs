@@ -41,8 +41,8 @@ pub(crate) fn labels(pairs: &[(&str, &[u8])]) -> String {
     pairs.iter().map(label).collect::<Vec<_>>().join(",")
 }
 
-/// Replaces the file through an opened directory and never follows a link in it: another user may
-/// be able to write to the directory.
+/// Replaces the file as a whole, so that a collector never reads a part of it; through an opened
+/// directory, and never follows a link in it: another user may be able to write to the directory.
 pub(crate) fn replace_file(file: &Path, text: &[u8]) -> io::Result<()> {
     let entry = HostEntry::of(file)?;
     // Another extension: the collector reads only files with its own.

@@ -28,11 +28,8 @@ use nix::unistd;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::DaemonConfig;
-use crate::Failure;
 use crate::logging::{self, LogTarget};
-use crate::mount;
-use crate::session;
+use crate::{DaemonConfig, Failure, mount, session};
 
 /// Hidden argument that runs the program as the daemon.
 pub const ARGUMENT: &str = "--daemon";

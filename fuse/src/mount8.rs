@@ -19,36 +19,35 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use lockbox::control::{self, Request, Response};
-use lockbox_host::USAGE;
-use lockbox_host::daemons;
 use lockbox_host::mount_options::MountOptions;
 use lockbox_host::mounts::{Mountpoint, unescape};
+use lockbox_host::{USAGE, daemons};
 use nix::mount::MsFlags;
 use nix::unistd::{geteuid, getppid};
 
 use crate::Failure;
 
 /// Exit codes of mount(8): wrong usage, a system error, and a failed mount.
-const MOUNT_8_USAGE: u8 = 1;
-const MOUNT_8_SYSTEM: u8 = 2;
-const MOUNT_8_FAILED: u8 = 32;
+const USAGE_CODE: u8 = 1;
+const SYSTEM_CODE: u8 = 2;
+const FAILED_CODE: u8 = 32;
 
 /// Directories in which mount(8), automount daemons and systemd look for mount programs.
 const SYSTEM_DIRECTORIES: [&str; 2] = ["/sbin", "/usr/sbin"];
 
-/// Returns whether the program was called as mount(8) calls it, by its path in a system directory.
-/// It then uses the exit codes of mount(8), which passes them on as its own.
-pub fn is_called_as_mount_8(name: Option<&OsStr>) -> bool {
+/// Returns whether mount(8) is the caller, judging by the name of the call: a path in a system
+/// directory. The program then uses the exit codes of mount(8), which passes them on as its own.
+pub fn is_caller(name: Option<&OsStr>) -> bool {
     name.and_then(|name| Path::new(name).parent())
         .is_some_and(|directory| SYSTEM_DIRECTORIES.iter().any(|system| directory == Path::new(system)))
 }
 
 /// Converts to an exit code of mount(8).
-pub fn mount_8_code(failure: &Failure) -> u8 {
+pub fn exit_code(failure: &Failure) -> u8 {
     match failure.code {
-        USAGE => MOUNT_8_USAGE,
-        _ if failure.system => MOUNT_8_SYSTEM,
-        _ => MOUNT_8_FAILED,
+        USAGE => USAGE_CODE,
+        _ if failure.system => SYSTEM_CODE,
+        _ => FAILED_CODE,
     }
 }
 
@@ -406,9 +405,9 @@ mod tests {
             ("/usr/local/bin/mount-lockbox", false),
             ("/usr/sbin/x/mount.lockbox", false),
         ] {
-            assert_eq!(is_called_as_mount_8(Some(OsStr::new(name))), expected, "{name}");
+            assert_eq!(is_caller(Some(OsStr::new(name))), expected, "{name}");
         }
-        assert!(!is_called_as_mount_8(None));
+        assert!(!is_caller(None));
         for (failure, code) in [
             (Failure::usage("x"), 1),
             (Failure::system("x"), 2),
@@ -416,7 +415,7 @@ mod tests {
             (Failure::mount("x"), 32),
             (Failure::new(lockbox_host::WRONG_KEY, "x"), 32),
         ] {
-            assert_eq!(mount_8_code(&failure), code);
+            assert_eq!(exit_code(&failure), code);
         }
     }
 }

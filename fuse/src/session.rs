@@ -54,7 +54,6 @@ use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::thread::CapabilitySet;
 
-use crate::DaemonConfig;
 use crate::adapter::{Activity, Adapter, CurrentVersion, ReplicaFs, ServeOptions, effective_snapshot_dir};
 use crate::auto_unmount;
 use crate::control_handler::{ControlHandler, DaemonState};
@@ -70,8 +69,7 @@ use crate::sandbox::{self, SandboxPaths};
 use crate::shutdown::{ArchiveSlot, AttachedMount, MountEvent, MountHandle, RemoteShutdown, Shutdown};
 use crate::snapshot_requests;
 use crate::ticker::{SnapshotSchedule, Ticker};
-use crate::{Failure, MountProgram};
-use crate::{filter, kernel};
+use crate::{DaemonConfig, Failure, MountProgram, filter, kernel};
 
 /// Opens, mounts, calls `ready` with notices for the user, serves, calls `ending` and closes.
 pub fn serve(

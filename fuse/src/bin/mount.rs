@@ -15,7 +15,6 @@ use lockbox::keys::{PlaceName, UnlockedKey};
 
 use lockbox_fuse::daemon::Notify;
 use lockbox_fuse::logging::{self, LogTarget};
-use lockbox_fuse::mount8::{is_called_as_mount_8, mount_8_code};
 use lockbox_fuse::{DaemonConfig, Failure, MountProgram};
 use lockbox_fuse::{daemon, fetcher, kernel, mount, mount_agent, mount8, session};
 use lockbox_host::help::{Detail, VERSION, lay_out};
@@ -140,8 +139,8 @@ fn finish(result: &Result<(), Failure>, speak: bool) -> ExitCode {
             if speak && !failure.message.is_empty() {
                 print_message(&failure.message);
             }
-            let as_mount_8 = is_called_as_mount_8(std::env::args_os().next().as_deref());
-            ExitCode::from(if as_mount_8 { mount_8_code(failure) } else { failure.code })
+            let for_mount_8 = mount8::is_caller(std::env::args_os().next().as_deref());
+            ExitCode::from(if for_mount_8 { mount8::exit_code(failure) } else { failure.code })
         }
     }
 }
@@ -271,7 +270,7 @@ fn parse() -> clap::error::Result<Arguments> {
 /// resolved the links there, those in fstab.
 fn place_names(named: &Path, archive: &Path, point: &Path) -> Vec<PlaceName> {
     let mut place_names = lockbox_host::place_names(named);
-    if is_called_as_mount_8(std::env::args_os().next().as_deref()) {
+    if mount8::is_caller(std::env::args_os().next().as_deref()) {
         let table = std::fs::read(mount8::FSTAB).unwrap_or_default();
         place_names.extend(
             mount8::names_in_fstab(&table, archive, point).iter().flat_map(|name| lockbox_host::place_names(name)),
