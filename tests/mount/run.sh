@@ -30,7 +30,9 @@ if [[ ${1-} == --case ]]; then
 fi
 
 # The first process of a case's PID namespace: all that the case started ends with it, and nothing else of the machine can be meant by its kills.
+# Of its network namespace too: a port that was free stays free, and no daemon but its own is found by an address.
 if [[ ${1-} == --namespace ]]; then
+    ip link set lo up
     # In a session of its own, because one outside of the namespace has no number inside; with the signals that bash ignores in the background.
     env --default-signal=INT,QUIT setsid bash "$0" --case "$2" "$3" &
     case=$!
@@ -102,7 +104,7 @@ cases_of() {
 run_case() {
     local started=$SECONDS code
     # Its mounts end with its mount namespace.
-    unshare --mount --pid --fork --mount-proc --kill-child \
+    unshare --mount --net --pid --fork --mount-proc --kill-child \
         bash "$here/run.sh" --namespace "$1" "$2" >"$scratch/logs/$2" 2>&1 </dev/null
     code=$?
     [[ -n ${KEEP-} ]] || rm -rf --one-file-system "${scratch:?}/$2"
