@@ -33,8 +33,8 @@ fi
 # Of its network namespace too: a port that was free stays free, and no daemon but its own is found by an address.
 if [[ ${1-} == --namespace ]]; then
     ip link set lo up
-    # In a session of its own, because one outside of the namespace has no number inside; with the signals that bash ignores in the background.
-    env --default-signal=INT,QUIT setsid bash "$0" --case "$2" "$3" &
+    # In a session of its own, because one outside of the namespace has no number inside; with the signals that are ignored here.
+    env --default-signal=INT,QUIT,TERM setsid bash "$0" --case "$2" "$3" &
     case=$!
     sleep "$CASE_TIMEOUT" &
     wait -n -p ended "$case" $! && code=0 || code=$?
@@ -75,7 +75,8 @@ finish() {
     fi
 }
 trap finish EXIT
-trap 'exit 130' INT TERM
+# The cases that run go on to their ends: what one has frozen would stay so and stop every sync of the machine.
+trap 'echo "waits for the cases that run" >&2; wait; exit 130' INT TERM
 
 export SCRATCH_DIR=$scratch
 export PATH="$scratch/bin:$PATH:/usr/sbin:/sbin"
@@ -103,6 +104,7 @@ cases_of() {
 # run_case FILE NAME: leaves the exit code and the seconds beside the log.
 run_case() {
     local started=$SECONDS code
+    trap '' INT TERM
     # Its mounts end with its mount namespace.
     unshare --mount --net --pid --fork --mount-proc --kill-child \
         bash "$here/run.sh" --namespace "$1" "$2" >"$scratch/logs/$2" 2>&1 </dev/null
