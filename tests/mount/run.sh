@@ -30,7 +30,7 @@ if [[ ${1-} == --case ]]; then
 fi
 
 # The first process of a case's PID namespace: all that the case started ends with it, and nothing else of the machine can be meant by its kills.
-# Of its network namespace too: a port that was free stays free, and no daemon but its own is found by an address.
+# It has a network namespace of its own, too: no other case takes its ports.
 if [[ ${1-} == --namespace ]]; then
     ip link set lo up
     # In a session of its own, because one outside of the namespace has no number inside; with the signals that are ignored here.

@@ -26,6 +26,12 @@ begin_case() {
     cd "$WORK" || exit 1
 }
 
+# A port for a server of the case: free, because the case's network is its own; below those that clients get; seldom another case's, because an
+# archive's daemon is found by its address.
+free_port() {
+    echo $((10000 + SRANDOM % 20000))
+}
+
 end_case() {
     local code=$?
     trap - ERR EXIT

@@ -1,11 +1,6 @@
 # Archives on a web server (nginx, over TLS), read by the programs.
 # shellcheck shell=bash disable=SC2317,SC2164
 
-# A free port of the loopback address.
-free_port() {
-    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
-
 # make_certificates: an authority that nobody knows but who is told of it, and a server's certificate by it.
 make_certificates() {
     (

@@ -19,7 +19,7 @@ serve_store() {
 
 prepare_store() {
     export XDG_CACHE_HOME=$WORK/cache AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret AWS_REGION=x
-    PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    PORT=$(free_port)
     export AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
     serve_store
     # Of this case alone: a daemon of the machine is found by it.
