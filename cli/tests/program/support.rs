@@ -218,6 +218,10 @@ impl Dice {
 /// Bytes that do not compress.
 pub(crate) fn noise(length: usize) -> Vec<u8> {
     let mut dice = Dice(length as u64);
-    let words = (0..length.div_ceil(8)).flat_map(|_| dice.next().to_le_bytes());
-    words.take(length).collect()
+    let mut noise = vec![0; length.next_multiple_of(8)];
+    for word in noise.chunks_exact_mut(8) {
+        word.copy_from_slice(&dice.next().to_le_bytes());
+    }
+    noise.truncate(length);
+    noise
 }
