@@ -44,8 +44,11 @@ show_logs() {
     echo "SEED=$SEED"
 }
 
+# Names the line of the case.
 fail() {
-    echo "$*"
+    local frame=1
+    while [[ ${FUNCNAME[frame]-case_} != case_* ]]; do frame=$((frame + 1)); done
+    echo "line ${BASH_LINENO[frame - 1]}: $*"
     # Through the exit trap.
     exit 1
 }

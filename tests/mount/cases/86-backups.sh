@@ -111,7 +111,8 @@ case_a_backup_that_is_killed_shows_one_of_two_moments() {
             "$(lockbox cat --passfile "$PASSFILE" "$WORK/copy.lbx" both/two 2>/dev/null)"
     done
     backup --verify "$WORK/box" "$WORK/copy.lbx" >/dev/null
-    same "$(lockbox cat --passfile "$PASSFILE" "$WORK/copy.lbx" both/one 2>/dev/null)" 12
+    # What the last round wrote without fsync may have gone with its daemon.
+    same "$(lockbox cat --passfile "$PASSFILE" "$WORK/copy.lbx" both/one 2>/dev/null)" "$(cat "$WORK/box/both/one")"
     # A new file that was not finished has no name that counts, and goes with the next run.
     in_background backup "$WORK/box" "$WORK/other.lbx"
     await asks "${BACKGROUND[-1]}"
