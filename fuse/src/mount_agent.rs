@@ -193,7 +193,9 @@ impl MountAgent {
     pub(crate) fn unmount(&mut self, detach: bool) -> UnmountOutcome {
         match self.ask(if detach { DETACH } else { UNMOUNT }) {
             Ok(unmounted) => unmounted,
-            Err(error) => UnmountOutcome::Failed(format!("the process that unmounts does not answer: {error}")),
+            Err(error) => UnmountOutcome::Failed(format!(
+                "the daemon's process that unmounts is gone ({error}); 'fusermount3 -u' on the mount point unmounts, and nothing is lost"
+            )),
         }
     }
 

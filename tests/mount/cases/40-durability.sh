@@ -270,6 +270,22 @@ case_umount_of_a_busy_mount_is_refused() {
     detach box
 }
 
+case_a_mount_whose_agent_was_killed_can_be_left() {
+    local pid
+    new_archive box
+    attach box
+    echo saved >"$WORK/box/file"
+    pid=$(daemon_of "$WORK/box.lbx")
+    kill -9 "$(pgrep --parent "$pid")"
+    expect 2 "'fusermount3 -u'" lockbox umount "$WORK/box"
+    mountpoint -q "$WORK/box" || fail 'unmounted, and said that it was not'
+    fusermount3 -u "$WORK/box"
+    await gone "$pid"
+    attach box
+    same "$(cat "$WORK/box/file")" saved
+    detach box
+}
+
 case_an_unlinked_file_lives_while_it_is_open() {
     local after
     new_archive box
