@@ -8,6 +8,7 @@ use lockbox::{Error, Result};
 use lockbox_terminal::display;
 use rangemap::RangeSet;
 
+use super::block_cache::{WholeObjects, has_expected_content};
 use super::layout::{self, BLOCK, Incarnation, RecordKind, TRAILER_BYTES, Tombstone};
 use super::map::ObjectId;
 use super::objects::{
@@ -15,7 +16,6 @@ use super::objects::{
 };
 use super::store::{BucketStore, MARKER};
 use super::version::BucketVersion;
-use super::whole_objects::{WholeObjects, has_expected_content};
 use crate::RemoteOptions;
 use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};

@@ -33,7 +33,6 @@ mod store;
 mod tests;
 mod upload;
 mod version;
-mod whole_objects;
 mod writable;
 
 use std::sync::{Arc, OnceLock};
@@ -43,6 +42,7 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
 pub(crate) use self::azure::AzureStore;
+pub use self::block_cache::WholeObjects;
 pub(crate) use self::directory::DirectoryStore;
 pub use self::inventory::{CollectReport, NewestRecord, ObjectCheck, ObjectTotals, ProgressFn, StoredArchive};
 pub(crate) use self::inventory::{check_objects, list_archives, verify_objects};
@@ -58,7 +58,6 @@ use self::store::BucketStore;
 use self::upload::UploadBuffer;
 pub(crate) use self::version::Follower;
 use self::version::{BucketVersion, PartialReader, VersionReader};
-pub use self::whole_objects::WholeObjects;
 pub(crate) use self::writable::{BucketWriter, CLEAN_INTERVAL};
 use crate::RemoteOptions;
 use crate::range_source::{Metered, RequestMetrics};
