@@ -35,6 +35,8 @@ pub(crate) struct Faults {
     pub(crate) elsewhere: Vec<u16>,
     /// Set if the lease has ended.
     pub(crate) lease_ended: bool,
+    /// Set if the daemon never answers 100 Continue, as HTTP allows.
+    pub(crate) no_interim_answer: bool,
 }
 
 #[derive(Default)]
@@ -88,7 +90,7 @@ struct Heard {
 
 fn serve(stream: &UnixStream, inner: &Mutex<Inner>) {
     let mut reader = BufReader::new(stream);
-    while let Some(heard) = hear(&mut reader) {
+    while let Some(heard) = hear(stream, &mut reader, inner) {
         if answer(stream, &heard, inner).is_none() {
             let _ = stream.shutdown(std::net::Shutdown::Both);
             return;
@@ -96,7 +98,7 @@ fn serve(stream: &UnixStream, inner: &Mutex<Inner>) {
     }
 }
 
-fn hear(reader: &mut impl BufRead) -> Option<Heard> {
+fn hear(mut stream: &UnixStream, reader: &mut impl BufRead, inner: &Mutex<Inner>) -> Option<Heard> {
     let mut head = String::new();
     let mut lines = Vec::new();
     loop {
@@ -114,6 +116,9 @@ fn hear(reader: &mut impl BufRead) -> Option<Heard> {
     let value = |name: &str| {
         lines.iter().find_map(|line| line.to_lowercase().strip_prefix(name).map(|rest| rest.trim().to_owned()))
     };
+    if value("expect: 100-continue").is_some() && !inner.lock().unwrap().faults.no_interim_answer {
+        stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").ok()?;
+    }
     let body = match value("transfer-encoding: chunked") {
         Some(_) => chunks(reader)?,
         None => {

@@ -150,6 +150,15 @@ fn files_of_every_size_arrive() {
 }
 
 #[test]
+fn a_server_that_never_answers_100_continue_gets_the_file() {
+    let place = Place::new();
+    place.daemon.faults(|faults| faults.no_interim_answer = true);
+    let link = place.share(200_000);
+    place.receive(&link, false).unwrap();
+    holds(&place.path("in/report.bin"), 200_000);
+}
+
+#[test]
 fn the_daemon_hears_no_secret_and_no_name() {
     for length in [100, 200_000] {
         let place = Place::new();
