@@ -207,7 +207,8 @@ fn prepare(config: &DaemonConfig, host: Option<&OwnedFd>) -> Result<Preparation,
         false => daemons::socket_name(archive),
     };
     let name = name.map_err(|e| Failure::other(format!("cannot inspect {}: {e}", archive.display())))?;
-    let listening = control::listen(&daemons::ready_directory()?, &name)?;
+    let listening =
+        control::listen(&daemons::ready_directory()?, &name).map_err(|error| in_use_failure(config, error))?;
     let own_status = File::open("/proc/self/status").ok();
     let seen = config.options.seen_options().directory.and_then(|path| File::open(path).ok()).map(OwnedFd::from);
     let tasks = AgentTasks { remove_point: config.made, watch_sleeps: config.options.lock_on_suspend };

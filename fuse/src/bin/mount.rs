@@ -212,6 +212,10 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
             options.sources.passphrase.notice = Some("Read-only, as this user may not write to it");
             print_message(&format!("{} may not be written by this user: it is mounted read-only", archive.display()));
         }
+    }
+    // Readers of a remote archive exclude no writer. A writer must not take over from a daemon of this
+    // machine before it is refused: that mount would become read-only for nothing.
+    if !(place.is_remote() && options.read_only) {
         session::wait_until_free(&archive, options.read_only, print_message)?;
     }
     let (key, refused) = lockbox_host::unlock(

@@ -22,7 +22,7 @@ prepare_store() {
     PORT=$(free_port)
     export AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
     serve_store
-    # Of this case alone: a daemon of the machine is found by it.
+    # A case may have several.
     URL=s3://bucket/notes-$PORT
     OPTIONS=passfile=$PASSFILE,allow-http,allow-private,timeout=5s
     REMOTE=(--remote allow-http,allow-private,timeout=5s)
@@ -99,7 +99,14 @@ case_a_mount_that_was_taken_over_from_is_read_only_and_says_why() {
     # The other way round: a mount that takes over.
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     mkdir "$WORK/dir2"
-    expect 13 'take-over goes on in its place' mount.lockbox "$URL" "$WORK/dir2" -o "$OPTIONS"
+    on_another_machine() {
+        XDG_CACHE_HOME=$WORK/other XDG_STATE_HOME=$WORK/other unshare --mount sh -c 'mount -t tmpfs none /run && exec "$@"' sh "$@"
+    }
+    expect 13 'take-over goes on in its place' on_another_machine mount.lockbox "$URL" "$WORK/dir2" -o "$OPTIONS"
+    # Nothing is taken over from a mount of this machine: it would become read-only, and the other would not be mounted.
+    expect 13 "already mounted at $WORK/dir by process" mount.lockbox "$URL" "$WORK/dir2" -o "$OPTIONS,take-over"
+    echo still >"$WORK/dir/still"
+    sync "$WORK/dir/still"
     lockbox umount "$WORK/dir"
 }
 
