@@ -30,11 +30,12 @@ if [[ ${1-} == --case ]]; then
 fi
 
 # The first process of a case's PID namespace: all that the case started ends with it, and nothing else of the machine can be meant by its kills.
-# It has a network namespace of its own, too: no other case takes its ports.
+# It has a network and a /run of its own, too: no other case takes its ports, and no daemon of another case is found there.
 if [[ ${1-} == --namespace ]]; then
     ip link set lo up
+    mount -t tmpfs -o mode=755 none /run
     # In a session of its own, because one outside of the namespace has no number inside; with the signals that are ignored here.
-    env --default-signal=INT,QUIT,TERM setsid bash "$0" --case "$2" "$3" &
+    env --default-signal=HUP,INT,QUIT,TERM setsid bash "$0" --case "$2" "$3" &
     case=$!
     sleep "$CASE_TIMEOUT" &
     wait -n -p ended "$case" $! && code=0 || code=$?

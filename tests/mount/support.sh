@@ -26,10 +26,10 @@ begin_case() {
     cd "$WORK" || exit 1
 }
 
-# A port for a server of the case: free, because the case's network is its own; below those that clients get; seldom another case's, because an
-# archive's daemon is found by its address.
+# A port for a server of the case: the network is the case's own, and clients get higher ones. Each call returns another.
 free_port() {
-    echo $((10000 + SRANDOM % 20000))
+    echo >>"$WORK/ports"
+    echo $((10000 + $(wc -l <"$WORK/ports")))
 }
 
 end_case() {

@@ -227,7 +227,6 @@ case_umount_8_waits_for_the_daemon() {
     await lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
 }
 
-# Runs alone: 'umount --all' takes away what others have mounted, too.
 case_umount_waits_until_nobody_uses_the_mount() {
     new_archive box
     attach box
