@@ -9,7 +9,7 @@
 # After build the other stages run in two lanes at once. One lane waits for mounts, servers and disks:
 #   mount share page suites store package
 # The other lane computes, at low priority; the first one takes its last stages when it is done:
-#   format lint test portable reader fuzz licences
+#   format test lint portable reader fuzz licences
 #
 # Each stage writes its output to target/tests/STAGE.log; target/tests/summary.tsv has seconds, processor seconds, cases and seed of each.
 # SEED=N repeats the random tests of a run; the long forms are tests/nightly.sh. Needs a Rust toolchain and root (directly or by sudo)
@@ -26,7 +26,7 @@ PYTHON_PACKAGES=(cryptography==46.0.7 zstandard==0.25.0)
 DENY_VERSION=0.20.2
 WAITING=(mount share page suites store package)
 PREPARING=(tools)
-COMPUTING=(format lint test portable reader fuzz licences)
+COMPUTING=(format test lint portable reader fuzz licences)
 
 export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=1 DEBIAN_FRONTEND=noninteractive
 # Without debug information, and with a unit of code generation for each processor, members compile in three quarters of the processor time.
