@@ -20,9 +20,11 @@ const MIN_WINDOW: u64 = 4;
 const MAX_WINDOW: u64 = 384;
 /// Maximum number of slots that a page of file data spans.
 const PAGE_SLOTS: u64 = 4;
-/// Slots of one readahead request: 1 MiB, so that connection setup costs little and many requests
+
+/// Slots of one readahead request: 2 MiB, so that its round trip costs little and several requests
 /// run concurrently.
-pub(crate) const REQUEST_SLOTS: u64 = 16;
+pub(crate) const REQUEST_SLOTS: u64 = 32;
+
 /// Returns the slots of one readahead request where `most` may be in flight: small parts of slow
 /// links, so that the first of them arrives soon.
 pub(crate) fn request_slots(most: u64) -> u64 {

@@ -10,7 +10,7 @@ use lockbox_terminal::display;
 
 use super::attributes::{self, Phase, SkippedItems, XattrObject, apply, apply_at, host_error, is_root};
 use super::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
-use super::walk::{ArchiveWalk, WalkStep};
+use super::walk::{ArchiveWalk, ContentPrefetch, WalkStep};
 use super::{CopyCounts, CopyTally, Entries, FileTotals, Filter, ListingEntry, Problem, Progress, path_ops};
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result};
@@ -72,8 +72,12 @@ pub fn extract(
             }
         }
     }
+    // The filter's paths of an item of the root begin with its name.
+    let filtered = |top: &ExtractItem| if top.of_root { top.name.clone() } else { Vec::new() };
+    let trees = tops.iter().map(|top| (filtered(top), top.attributes)).collect();
     let mut extract = Extractor {
         fs,
+        prefetch: ContentPrefetch::new(fs, &options.filter, trees),
         stage: &stage,
         filter: &options.filter,
         of_root: false,
@@ -165,6 +169,7 @@ fn display_path(path: &std::path::Path) -> String {
 
 struct Extractor<'a> {
     fs: &'a FileSystem,
+    prefetch: ContentPrefetch<'a>,
     stage: &'a StagingDir,
     filter: &'a Filter,
     /// The current item was selected through the root, see [`ExtractItem`].
@@ -190,6 +195,7 @@ struct ExtractedDirectory {
 
 impl<'a> Extractor<'a> {
     fn top(&mut self, top: &ExtractItem) -> Result<()> {
+        self.prefetch.advance(self.tally.met().bytes);
         self.path.clone_from(&top.name);
         self.of_root = top.of_root;
         let entry = ListingEntry { name: &top.name, attributes: &top.attributes, content: None };
@@ -222,6 +228,7 @@ impl<'a> Extractor<'a> {
     fn entry(&mut self, at: &OwnedFd, entry: ListingEntry<'_>) -> Result<Option<ExtractedDirectory>> {
         let ListingEntry { name, attributes, content } = entry;
         self.tally.start_next();
+        self.prefetch.advance(self.tally.met().bytes);
         self.report_progress(0)?;
         if matches!(name, b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));

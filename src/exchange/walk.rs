@@ -11,6 +11,7 @@ use rustix::fs::{Dir, DirEntry};
 
 use lockbox_terminal::display;
 
+use super::CopyTally;
 use super::attributes::host_error;
 use crate::error::{Error, Result};
 use crate::format::Ino;
@@ -369,6 +370,73 @@ impl<'a, T> ArchiveWalk<'a, T> {
             entries.current().ok_or_else(|| Error::damaged("an entry has no attributes"))
         };
         self.step_with(path, Entries::advance, lent, |entry| entry.name)
+    }
+}
+
+/// Maximum bytes of file content that are requested ahead of a walk: less than what remote storage
+/// keeps in memory and fetches concurrently, more than any link has in flight.
+const PREFETCH_WINDOW: u64 = 16 << 20;
+/// Maximum objects that one call looks at: a tree can have any number of empty files.
+const MAX_PREFETCH_STEPS: usize = 1024;
+
+/// Prefetches file contents of remote storage ahead of a walk over the same trees in the same
+/// order, across directories, so that the walk waits for the link once and not for each directory.
+/// All of it is hints: the walk reports the errors.
+pub(crate) struct ContentPrefetch<'a> {
+    fs: &'a FileSystem,
+    filter: &'a Filter,
+    /// Further trees or files, each with its path for the filter: empty for one that the filter does
+    /// not concern.
+    tops: std::vec::IntoIter<(Vec<u8>, Attributes)>,
+    tree: ArchiveWalk<'a, ()>,
+    path: Vec<u8>,
+    tally: CopyTally,
+}
+
+impl<'a> ContentPrefetch<'a> {
+    pub(crate) fn new(fs: &'a FileSystem, filter: &'a Filter, tops: Vec<(Vec<u8>, Attributes)>) -> ContentPrefetch<'a> {
+        // A disk is read without.
+        let tops = if fs.is_remote() { tops } else { Vec::new() }.into_iter();
+        ContentPrefetch { fs, filter, tops, tree: ArchiveWalk::new(), path: Vec::new(), tally: CopyTally::default() }
+    }
+
+    /// Prefetches up to the window beyond the bytes of files that the walk has `passed`; in large
+    /// parts, because neighbours in the archive take one request.
+    pub(crate) fn advance(&mut self, passed: u64) {
+        let until = passed.saturating_add(PREFETCH_WINDOW);
+        if self.tally.met().bytes >= until - PREFETCH_WINDOW / 2 {
+            return;
+        }
+        let mut files = Vec::new();
+        for _ in 0..MAX_PREFETCH_STEPS {
+            let found = match self.tree.next(&mut self.path) {
+                Some(Ok(WalkStep::Entry(entry, _))) => *entry.attributes,
+                Some(_) => continue,
+                None => {
+                    let Some((path, attributes)) = self.tops.next() else { break };
+                    self.path = path;
+                    attributes
+                }
+            };
+            files.extend(self.enter(&found));
+            if self.tally.met().bytes >= until {
+                break;
+            }
+        }
+        self.fs.prefetch_files(&files, PREFETCH_WINDOW);
+    }
+
+    /// Returns the file at the current path, or descends into the directory.
+    fn enter(&mut self, found: &Attributes) -> Option<Ino> {
+        if !self.path.is_empty() && self.filter.excludes(&self.path, found.is_directory()) {
+            return None;
+        }
+        if found.is_directory() {
+            let _ = self.tree.descend(self.fs, &self.path, found.ino, ());
+            return None;
+        }
+        self.tally.add_stored_file(found);
+        (found.mode & mode::TYPE == mode::REGULAR).then_some(found.ino)
     }
 }
 

@@ -14,7 +14,7 @@ use super::pax::{self, SparseMap};
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR};
 use crate::error::{Error, Result};
 use crate::exchange::attributes::{host_error, read_at, timestamps};
-use crate::exchange::walk::{ArchiveWalk, WalkStep, join};
+use crate::exchange::walk::{ArchiveWalk, ContentPrefetch, WalkStep, join};
 use crate::exchange::{CopyCounts, CopyTally, Entries, Filter, ListingEntry, Progress, path_ops, split_device_number};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
@@ -54,7 +54,8 @@ pub fn export_tar(
         let attributes = path_ops::resolve_argument(fs, requested)?;
         tops.push((path_ops::components(requested)?.join(&b'/'), attributes));
     }
-    let mut export = Exporter::new(fs, filter, out, progress);
+    let trees = tops.iter().map(|(_, attributes)| (Vec::new(), *attributes)).collect();
+    let mut export = Exporter::new(fs, trees, filter, out, progress);
     for (path, attributes) in tops {
         export.top(path, &attributes)?;
     }
@@ -74,7 +75,8 @@ pub fn export_tree(fs: &FileSystem, path: &[u8], name: &[u8], out: &mut dyn Writ
         return Err(Error::NotDirectory);
     }
     let (filter, mut progress) = (Filter::default(), |_: &Progress<'_>| {});
-    let mut export = Exporter { bare: true, ..Exporter::new(fs, &filter, out, &mut progress) };
+    let trees = vec![(Vec::new(), attributes)];
+    let mut export = Exporter { bare: true, ..Exporter::new(fs, trees, &filter, out, &mut progress) };
     export.top(name.to_vec(), &attributes)?;
     export.out.end()?;
     Ok(PackReport { copied: export.report.copied, special: export.special })
@@ -130,6 +132,7 @@ impl<'a> CountingWriter<'a> {
 
 struct Exporter<'a> {
     fs: &'a FileSystem,
+    prefetch: ContentPrefetch<'a>,
     filter: &'a Filter,
     progress: &'a mut dyn FnMut(&Progress<'_>),
     out: CountingWriter<'a>,
@@ -147,12 +150,14 @@ struct Exporter<'a> {
 impl<'a> Exporter<'a> {
     fn new(
         fs: &'a FileSystem,
+        trees: Vec<(Vec<u8>, Attributes)>,
         filter: &'a Filter,
         out: &'a mut dyn Write,
         progress: &'a mut dyn FnMut(&Progress<'_>),
     ) -> Exporter<'a> {
         Exporter {
             fs,
+            prefetch: ContentPrefetch::new(fs, filter, trees),
             filter,
             progress,
             out: CountingWriter::new(out),
@@ -192,6 +197,7 @@ impl<'a> Exporter<'a> {
     /// Writes one object; `content` is that of a file that was read ahead.
     fn object(&mut self, path: &[u8], attributes: &Attributes, content: Option<&[u8]>) -> Result<()> {
         self.tally.start_next();
+        self.prefetch.advance(self.tally.met().bytes);
         self.report_progress(path, 0);
         self.tally.add_stored_file(attributes);
         let kind = attributes.mode & mode::TYPE;

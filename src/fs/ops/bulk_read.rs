@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::format::values::{Extent, InodeValue};
 use crate::format::{Ino, Key, Pointer, kind};
 use crate::fs::writeback::run_parallel;
-use crate::fs::{FileSystem, MAX_SMALL_FILE, inode, mode};
+use crate::fs::{FileSystem, MAX_SMALL_FILE, extents, inode, mode};
 use crate::txn::{ReadView, View};
 
 /// Largest part between two files of one page that is read with them: decompressing it costs less
@@ -71,6 +71,23 @@ impl FileSystem {
             start += range.len();
         }
         places
+    }
+
+    /// Prefetches the first `most` bytes of the content of each file, from remote storage only. A
+    /// hint: the reader of a file gets the errors.
+    pub(crate) fn prefetch_files(&self, files: &[Ino], most: u64) {
+        if files.is_empty() || !self.is_remote() {
+            return;
+        }
+        let reading = ReadView::of(&self.volume, self.volume.state());
+        let mapped =
+            |ino: &Ino| extents::find_overlapping(reading.view(), *ino, 0..most, usize::MAX).unwrap_or_default();
+        let pages: Vec<Pointer> = files.iter().flat_map(mapped).map(|mapped| mapped.extent.page).collect();
+        self.volume.prefetch_pages(pages.iter());
+    }
+
+    pub(crate) fn is_remote(&self) -> bool {
+        self.volume.is_remote()
     }
 
     /// Fills `out` with the segments, and returns which of them could be read.

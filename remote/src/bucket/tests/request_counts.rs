@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockbox::archive::{Archive, CreateOptions, OpenOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::crypto::kdf::KdfCost;
-use lockbox::exchange::resolve;
+use lockbox::exchange::{Filter, count_archive_files, export_tar, resolve};
 use lockbox::fs::ROOT_INO;
 use lockbox::fs::{Creator, mode};
 use lockbox::keys::{Secrets, UnlockLimits, UnlockedKey, unlock_with};
@@ -434,6 +434,36 @@ fn a_check_of_all_bytes_requests_each_object_once() {
     world.with(|state| state.objects.remove(&name));
     let (_, compared, _) = checked(&world);
     assert_eq!(compared.faults, [format!("segment {digits} is missing")]);
+}
+
+/// Goal: files of directories that follow each other are under way together.
+#[test]
+fn files_of_many_directories_are_requested_side_by_side() {
+    let world = World::new(1, 0);
+    let key = archive(&world, 1);
+    let storage = writer(&world);
+    let written = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+    let (fs, mut dice) = (written.file_system(), Dice::of(3));
+    for number in 0..16 {
+        let name = format!("directory{number}");
+        let directory = fs.make_directory(ROOT_INO, name.as_bytes(), 0o700, CREATOR).unwrap();
+        let file = fs.make_node(directory.ino, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap();
+        fs.write(file.ino, 0, &noise(&mut dice, 1 << 20)).unwrap();
+    }
+    written.close().unwrap();
+    drop(storage);
+    let gate = Gate::of(0);
+    let store = Together::these(world.store(9), |name| name.contains("/seg/"), gate.clone());
+    let storage: Arc<dyn Storage> = open(store, NAME.into(), &options()).unwrap().unwrap().file().clone();
+    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let archive = Archive::open(&storage, &key, &reading).unwrap();
+    let (fs, everything) = (archive.file_system(), Filter::default());
+    // Now its nodes are in memory.
+    assert_eq!(count_archive_files(fs, &[], &everything, &|| true).unwrap().files, 17);
+    gate.close(4);
+    let mut tar = Vec::new();
+    export_tar(fs, &[], &everything, &mut tar, &mut |_| ()).unwrap();
+    assert_eq!((*gate.missing.lock(), tar.len() >> 20), (0, 16));
 }
 
 /// Goal: one round trip for the pages from which small files were removed, not one for each.
