@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -48,7 +48,6 @@ pub struct ControlServer {
 
 /// Directory entry of the socket, removed on drop.
 struct BoundSocket {
-    path: PathBuf,
     directory: OwnedFd,
     name: OsString,
     /// Device and inode of the socket as bound, so that a successor's socket is never removed.
@@ -95,7 +94,7 @@ pub fn listen(runtime: &Path, name: &SocketName) -> Result<ControlListener> {
     let listener = Arc::new(bind(&path)?);
     fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(|e| Error::io(at("protect"), e))?;
     let bound = BoundSocket::identity(&directory, &name).map_err(|e| Error::io(at("inspect"), e.into()))?;
-    Ok(ControlListener { socket: BoundSocket { path, directory, name, bound }, listener })
+    Ok(ControlListener { socket: BoundSocket { directory, name, bound }, listener })
 }
 
 impl ControlListener {
@@ -231,10 +230,6 @@ impl ClientConnection {
 }
 
 impl ControlServer {
-    pub fn socket(&self) -> &Path {
-        &self.socket.path
-    }
-
     /// Removes the socket, so that no new client connects; requests in progress are still answered.
     pub fn close(&mut self) {
         let Some(acceptor) = self.acceptor.take() else { return };

@@ -47,7 +47,6 @@ fn a_question_gets_the_handlers_answer_and_the_socket_goes_with_the_server() {
     let runtime = tempfile::tempdir().unwrap();
     let server = serve(runtime.path(), &name(), describe).unwrap();
     let socket = socket_path(runtime.path(), &name());
-    assert_eq!(server.socket(), socket);
     assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(socket.parent().unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o700);
 
@@ -89,9 +88,9 @@ fn the_socket_is_taken_away_where_it_was_whatever_hides_the_path() {
 #[test]
 fn a_second_server_of_the_same_archive_is_refused() {
     let runtime = tempfile::tempdir().unwrap();
-    let first = serve(runtime.path(), &name(), describe).unwrap();
+    let _first = serve(runtime.path(), &name(), describe).unwrap();
     assert!(matches!(serve(runtime.path(), &name(), describe), Err(Error::InUse(_))));
-    assert!(send_request(first.socket(), me(), &Request::Status).is_ok());
+    assert!(send_request(&socket_path(runtime.path(), &name()), me(), &Request::Status).is_ok());
 }
 
 #[test]
@@ -120,8 +119,8 @@ fn a_dead_socket_is_replaced() {
     let runtime = tempfile::tempdir().unwrap();
     drop(serve(runtime.path(), &name(), describe).unwrap());
     drop(UnixListener::bind(socket_path(runtime.path(), &name())).unwrap());
-    let server = serve(runtime.path(), &name(), describe).unwrap();
-    assert!(send_request(server.socket(), me(), &Request::Status).is_ok());
+    let _server = serve(runtime.path(), &name(), describe).unwrap();
+    assert!(send_request(&socket_path(runtime.path(), &name()), me(), &Request::Status).is_ok());
 }
 
 #[test]
@@ -165,7 +164,10 @@ fn no_request_reaches_a_process_of_another_user() {
     for request in
         [Request::Status, Request::Sync, Request::Purge, Request::Stop { lazy: true, abandon: false, force: false }]
     {
-        assert!(matches!(send_request(server.socket(), me() + 1, &request), Err(Error::NotPermitted)));
+        assert!(matches!(
+            send_request(&socket_path(runtime.path(), &name()), me() + 1, &request),
+            Err(Error::NotPermitted)
+        ));
     }
     server.finish();
     assert!(asked.try_recv().is_err());
@@ -199,11 +201,11 @@ fn who_answers_for_its_status_and_for_nothing_else_is_left_in_time_unless_it_is_
         }
         describe(request)
     });
-    let server = server.unwrap();
-    assert!(send_request(server.socket(), me(), &Request::Status).is_ok());
+    let _server = server.unwrap();
+    assert!(send_request(&socket_path(runtime.path(), &name()), me(), &Request::Status).is_ok());
     let limit = Some(std::time::Duration::from_millis(50));
     let error = client::send_request_within(
-        server.socket(),
+        &socket_path(runtime.path(), &name()),
         me(),
         &Request::Stop { lazy: false, abandon: false, force: false },
         limit,
@@ -251,11 +253,17 @@ fn a_file_comes_with_its_request_and_who_leaves_is_gone() {
         (request, None) => describe(request),
         (request, Some(_)) => panic!("a file with {request:?}"),
     });
-    let server = server.unwrap();
+    let _server = server.unwrap();
     let mut file = tempfile::tempfile().unwrap();
     let backup = |whole, go_on: &dyn Fn() -> crate::Result<()>| {
         let request = Request::Backup { whole, verify: false, percent: None };
-        send_request_with_file(server.socket(), me(), &request, std::os::fd::AsFd::as_fd(&file), go_on)
+        send_request_with_file(
+            &socket_path(runtime.path(), &name()),
+            me(),
+            &request,
+            std::os::fd::AsFd::as_fd(&file),
+            go_on,
+        )
     };
     assert!(matches!(backup(true, &|| Ok(())), Ok(Response::Done)));
     let looks = std::cell::Cell::new(0);
@@ -271,7 +279,7 @@ fn a_file_comes_with_its_request_and_who_leaves_is_gone() {
     assert_eq!(text, "written");
     let ids = vec![u64::MAX; 2000];
     let remove = Request::SnapshotRemove { ids, among: None };
-    assert!(send_request(server.socket(), me(), &remove).is_ok());
+    assert!(send_request(&socket_path(runtime.path(), &name()), me(), &remove).is_ok());
 }
 
 #[test]
@@ -290,8 +298,9 @@ fn a_strangers_text_is_cut() {
         Request::Stop { .. } => Response::Busy { message: long() },
         _ => Response::Failed { message: long() },
     };
-    let server = serve(runtime.path(), &name(), talk).unwrap();
-    let Response::Status(status) = send_request(server.socket(), me(), &Request::Status).unwrap() else {
+    let _server = serve(runtime.path(), &name(), talk).unwrap();
+    let Response::Status(status) = send_request(&socket_path(runtime.path(), &name()), me(), &Request::Status).unwrap()
+    else {
         panic!("no status")
     };
     assert_eq!(
@@ -305,7 +314,7 @@ fn a_strangers_text_is_cut() {
         Request::Stop { lazy: false, abandon: false, force: false },
         Request::SnapshotCreate { name: SnapshotName::default() },
     ] {
-        match send_request(server.socket(), me(), &request).unwrap() {
+        match send_request(&socket_path(runtime.path(), &name()), me(), &request).unwrap() {
             Response::Busy { message } | Response::Failed { message } | Response::Refused { message, .. } => {
                 assert_eq!(message.len(), 4096)
             }
@@ -365,19 +374,19 @@ fn a_list_comes_in_pages_and_a_strangers_endless_one_is_left() {
         _ => Response::Done,
     });
     let server = server.unwrap();
-    let all = list_snapshots(server.socket(), me(), false).unwrap();
+    let all = list_snapshots(&socket_path(runtime.path(), &name()), me(), false).unwrap();
     assert_eq!(all.iter().map(|one| one.id).collect::<Vec<_>>(), (1..=200).collect::<Vec<_>>());
     assert_eq!(all[76].name, SnapshotName(vec![0xff, 77]));
     server.finish();
     let endless =
         |_| Response::Snapshots { snapshots: vec![ListedSnapshot { id: 1, ..ListedSnapshot::default() }], more: true };
     let server = serve(runtime.path(), &name(), endless).unwrap();
-    let error = list_snapshots(server.socket(), me(), true).unwrap_err();
+    let error = list_snapshots(&socket_path(runtime.path(), &name()), me(), true).unwrap_err();
     assert!(error.to_string().contains("has no end"), "{error}");
     server.finish();
     let server = serve(runtime.path(), &name(), |_| Response::Failed { message: "the archive is being closed".into() });
-    let server = server.unwrap();
-    let error = list_snapshots(server.socket(), me(), true).unwrap_err();
+    let _server = server.unwrap();
+    let error = list_snapshots(&socket_path(runtime.path(), &name()), me(), true).unwrap_err();
     assert!(error.to_string().contains("being closed"), "{error}");
 }
 
@@ -475,14 +484,14 @@ fn what_a_set_holds_is_asked_within_bounds() {
         _ => Response::Done,
     });
     let server = server.unwrap();
-    assert_eq!(query_held_bytes(server.socket(), me(), vec![(1, 2), (4, 4)], None).unwrap(), 11);
-    let error = query_held_bytes(server.socket(), me(), vec![(1, 2); 5000], None).unwrap_err();
+    assert_eq!(query_held_bytes(&socket_path(runtime.path(), &name()), me(), vec![(1, 2), (4, 4)], None).unwrap(), 11);
+    let error = query_held_bytes(&socket_path(runtime.path(), &name()), me(), vec![(1, 2); 5000], None).unwrap_err();
     assert!(error.to_string().contains("at most 1400 groups"), "{error}");
     server.finish();
     // Response of a daemon that does not know the request.
     let older = |_| Response::Failed { message: "request not understood: unknown variant".into() };
     let server = serve(runtime.path(), &name(), older).unwrap();
-    let error = query_held_bytes(server.socket(), me(), vec![(1, 2)], None).unwrap_err();
+    let error = query_held_bytes(&socket_path(runtime.path(), &name()), me(), vec![(1, 2)], None).unwrap_err();
     assert!(error.to_string().contains("older than this program"), "{error}");
     server.finish();
 }

@@ -483,7 +483,6 @@ fn force_end(mount: &impl MountControl, writeback: Duration) -> io::Result<()> {
 mod tests {
     use std::cell::RefCell;
     use std::io::Write;
-    use std::path::PathBuf;
     use std::thread;
 
     use lockbox::archive::{CreateOptions, KdfCost, OpenOptions};
@@ -742,7 +741,8 @@ mod tests {
         let runtime = tempfile::tempdir().unwrap();
         let (events, inbox) = mpsc::channel();
         let (sent, is_sent) = mpsc::channel();
-        let listening = control::listen(runtime.path(), &SocketName::of_address("a".as_ref())).unwrap();
+        let name = SocketName::of_address("a".as_ref());
+        let listening = control::listen(runtime.path(), &name).unwrap();
         let server = listening
             .serve(move |_, _| {
                 let (answer, answered) = mpsc::channel();
@@ -751,7 +751,7 @@ mod tests {
                 answered.recv().unwrap_or(Response::Failed { message: "nobody answered".into() })
             })
             .unwrap();
-        let socket: PathBuf = server.socket().into();
+        let socket = control::socket_path(runtime.path(), &name);
         let client = thread::spawn(move || {
             control::send_request(
                 &socket,
