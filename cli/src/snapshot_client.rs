@@ -80,7 +80,7 @@ impl SnapshotBackend<'_> {
         let is_in = |id| ids.contains(&id);
         match self {
             SnapshotBackend::Mounted(mounted) => {
-                let ranges = control::id_ranges(all.iter().map(|snapshot| snapshot.id), is_in);
+                let ranges = id_ranges(all.iter().map(|snapshot| snapshot.id), is_in);
                 let told = control::query_held_bytes(&mounted.socket, mounted.status.uid, ranges, None);
                 told.map_err(|error| Failure::of(mounted.point(), &error))
             }
@@ -89,6 +89,21 @@ impl SnapshotBackend<'_> {
             }
         }
     }
+}
+
+/// Returns a set of ids as inclusive ranges. Neighbours among the ascending `all` are merged, since
+/// no id between them can ever exist again.
+fn id_ranges(all: impl Iterator<Item = u64>, is_in: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
+    let (mut ranges, mut goes_on) = (Vec::<(u64, u64)>::new(), false);
+    for id in all {
+        let was = std::mem::replace(&mut goes_on, is_in(id));
+        match ranges.last_mut() {
+            Some(last) if goes_on && was => last.1 = id,
+            _ if goes_on => ranges.push((id, id)),
+            _ => {}
+        }
+    }
+    ranges
 }
 
 /// Prints the last line about a set: the bytes that removing all of it frees.
@@ -423,5 +438,21 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let refused = MountedTree::open(place.path()).map(drop).unwrap_err();
         assert!(refused.message.contains("not mounted there"), "{}", refused.message);
+    }
+
+    #[test]
+    fn a_set_is_told_in_ranges_that_contain_nothing_else() {
+        let all = [2, 5, 9, 10, 40, 41];
+        let told = |set: &[u64]| id_ranges(all.into_iter(), |id| set.contains(&id));
+        assert_eq!(told(&[]), []);
+        assert_eq!(told(&all), [(2, 41)]);
+        assert_eq!(told(&[2, 9, 10, 41]), [(2, 2), (9, 10), (41, 41)]);
+        for set in 0..64u32 {
+            let is_in = |at: usize| set >> at & 1 == 1;
+            let set: Vec<u64> = all.iter().enumerate().filter(|(at, _)| is_in(*at)).map(|(_, id)| *id).collect();
+            let told = told(&set);
+            let within = all.into_iter().filter(|id| told.iter().any(|(first, last)| (first..=last).contains(&id)));
+            assert_eq!(within.collect::<Vec<_>>(), set);
+        }
     }
 }

@@ -394,8 +394,8 @@ pub fn list_snapshots(socket: &Path, owner: u32, held: bool) -> Result<Vec<Liste
     }
 }
 
-/// Returns the bytes that removing the snapshots in these [`id_ranges`] would free. The time limit
-/// is `limit`, or that of [`super::send_request`].
+/// Returns the bytes that removing the snapshots with ids in these inclusive `ranges` would free.
+/// The time limit is `limit`, or that of [`super::send_request`].
 ///
 /// # Errors
 /// As [`super::send_request`]; `Invalid` when the daemon is too old for the request or refuses it,
@@ -412,21 +412,6 @@ pub fn query_held_bytes(socket: &Path, owner: u32, ranges: Vec<(u64, u64)>, limi
         Response::Held { bytes } => Ok(bytes),
         other => Err(Error::invalid(other.failure_message())),
     }
-}
-
-/// Returns a set of ids as inclusive ranges. Neighbours among the ascending `all` are merged, since
-/// no id between them can ever exist again.
-pub fn id_ranges(all: impl Iterator<Item = u64>, is_in: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
-    let (mut ranges, mut goes_on) = (Vec::<(u64, u64)>::new(), false);
-    for id in all {
-        let was = std::mem::replace(&mut goes_on, is_in(id));
-        match ranges.last_mut() {
-            Some(last) if goes_on && was => last.1 = id,
-            _ if goes_on => ranges.push((id, id)),
-            _ => {}
-        }
-    }
-    ranges
 }
 
 /// Appends a page; returns whether it is valid as the next one.
@@ -487,19 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_told_in_ranges_that_contain_nothing_else_and_fit_into_a_line() {
-        let all = [2, 5, 9, 10, 40, 41];
-        let told = |set: &[u64]| id_ranges(all.into_iter(), |id| set.contains(&id));
-        assert_eq!(told(&[]), []);
-        assert_eq!(told(&all), [(2, 41)]);
-        assert_eq!(told(&[2, 9, 10, 41]), [(2, 2), (9, 10), (41, 41)]);
-        for set in 0..64u32 {
-            let is_in = |at: usize| set >> at & 1 == 1;
-            let set: Vec<u64> = all.iter().enumerate().filter(|(at, _)| is_in(*at)).map(|(_, id)| *id).collect();
-            let told = told(&set);
-            let within = all.into_iter().filter(|id| told.iter().any(|(first, last)| (first..=last).contains(&id)));
-            assert_eq!(within.collect::<Vec<_>>(), set);
-        }
+    fn the_longest_request_for_held_bytes_fits_into_a_line() {
         let longest = Request::SnapshotHeld { ranges: vec![(u64::MAX, u64::MAX); MOST_RANGES] };
         assert!((serde_json::to_vec(&longest).unwrap().len() as u64) < MAX_LINE);
     }

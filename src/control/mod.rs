@@ -10,8 +10,8 @@ mod server;
 mod socket_paths;
 
 pub use client::{
-    ExpectedSnapshots, ListedSnapshot, PAGE, connect_within, exchange_messages, id_ranges, list_daemons,
-    list_snapshots, query_held_bytes, send_request, send_request_with_file,
+    ExpectedSnapshots, ListedSnapshot, PAGE, connect_within, exchange_messages, list_daemons, list_snapshots,
+    query_held_bytes, send_request, send_request_with_file,
 };
 pub use server::{ClientConnection, ControlListener, ControlServer, listen};
 pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir, runtime_dirs};
