@@ -119,9 +119,13 @@ pub(crate) fn rename_mode(flags: RenameFlags, creator: Creator) -> Result<Rename
 
 /// Operation of fallocate(2).
 pub(crate) enum Allocation {
-    Plain { keep_size: bool },
-    Zero { keep_size: bool },
-    Punch,
+    Plain {
+        keep_size: bool,
+    },
+    /// Makes a hole, which reads as zeros: also FALLOC_FL_PUNCH_HOLE.
+    Zero {
+        keep_size: bool,
+    },
 }
 
 /// Converts the mode of fallocate(2). Collapsing and inserting ranges moves whole blocks of a block
@@ -133,8 +137,7 @@ pub(crate) fn allocation(mode: i32) -> Result<Allocation> {
     const ZERO_KEEP: i32 = ZERO | KEEP_SIZE;
     match mode {
         0 | KEEP_SIZE => Ok(Allocation::Plain { keep_size: mode != 0 }),
-        ZERO | ZERO_KEEP => Ok(Allocation::Zero { keep_size: mode == ZERO_KEEP }),
-        PUNCH => Ok(Allocation::Punch),
+        ZERO | ZERO_KEEP | PUNCH => Ok(Allocation::Zero { keep_size: mode != ZERO }),
         _ => Err(Error::Unsupported(format!("fallocate mode: mode={mode:#x}"))),
     }
 }
@@ -277,7 +280,7 @@ mod tests {
     fn fallocate_knows_its_modes_and_refuses_to_move_data() {
         assert!(matches!(allocation(0), Ok(Allocation::Plain { keep_size: false })));
         assert!(matches!(allocation(1), Ok(Allocation::Plain { keep_size: true })));
-        assert!(matches!(allocation(3), Ok(Allocation::Punch)));
+        assert!(matches!(allocation(3), Ok(Allocation::Zero { keep_size: true })));
         assert!(matches!(allocation(0x10), Ok(Allocation::Zero { keep_size: false })));
         assert!(matches!(allocation(0x11), Ok(Allocation::Zero { keep_size: true })));
         for mode in [2, 8, 0x20, 0x40, 0x13] {

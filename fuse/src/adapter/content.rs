@@ -47,7 +47,6 @@ impl Adapter {
         let (file, kill) = (self.live_inode(number)?, request.uid() != 0);
         self.removed_capabilities.forget(file);
         let done = convert::allocation(mode).and_then(|how| match how {
-            Allocation::Punch => self.fs.punch_hole(file, offset, length, kill),
             Allocation::Zero { keep_size } => self.fs.zero_range(file, offset, length, keep_size, kill),
             Allocation::Plain { keep_size } => {
                 self.fs.allocate(file, offset, length, keep_size, kill, self.host_free())

@@ -206,7 +206,7 @@ fn apply(fs: &FileSystem, model: &mut Model, operation: &[u8]) {
             file.content.resize(offset, 0);
         }
         5 | 6 => {
-            fs.punch_hole(ino, offset as u64, length.max(1) as u64, false).expect("memory does not fail");
+            fs.zero_range(ino, offset as u64, length.max(1) as u64, true, false).expect("memory does not fail");
             let end = (offset + length.max(1)).min(file.content.len());
             if offset < end {
                 file.content[offset..end].fill(0);

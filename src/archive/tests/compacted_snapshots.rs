@@ -248,7 +248,7 @@ fn what_snapshots_share_is_written_once() {
         while done < SIZE - 1000 * n {
             done += fs.copy_range(source, done, copy, done, SIZE - 1000 * n - done, false).unwrap();
         }
-        fs.punch_hole(copy, 500_000 * n + 20_000, 70_000, false).unwrap();
+        fs.zero_range(copy, 500_000 * n + 20_000, 70_000, true, false).unwrap();
         fs.unlink(ROOT_INO, &name).unwrap();
         archive.take_snapshot(&next).unwrap();
         name = next;

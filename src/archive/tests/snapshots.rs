@@ -64,7 +64,7 @@ pub(super) fn change(fs: &FileSystem, dice: &SeededEnvironment) {
         0 => fs.unlink(ROOT_INO, &one),
         1 => fs.rename(ROOT_INO, &one, ROOT_INO, &other, RenameMode::Replace).map(drop),
         2 => fs.truncate(ino, below(size + 1), &mut |_| {}).map(drop),
-        3 => fs.punch_hole(ino, below(size + 1), 1 + below(50_000), false),
+        3 => fs.zero_range(ino, below(size + 1), 1 + below(50_000), true, false),
         4 => fs.set_xattr(ino, b"user.note", &noise(dice.next_u64(), 1 + below(5_000) as usize), XattrMode::Set),
         5 => match fs.lookup(ROOT_INO, &other) {
             Ok(target) if target.ino == ino => Ok(()),
@@ -205,7 +205,7 @@ fn nothing_that_lies_over_the_live_tree_shows_in_a_view() {
     let fs = archive.file_system();
     let directory = fs.make_directory(ROOT_INO, b"directory", 0o750, OWNER).unwrap().ino;
     let (small, large) = (put(fs, directory, b"small", b"before"), put(fs, ROOT_INO, b"large", &noise(4, 400_000)));
-    fs.punch_hole(large, 131_072, 65_536, false).unwrap();
+    fs.zero_range(large, 131_072, 65_536, true, false).unwrap();
     fs.set_xattr(small, b"user.note", b"old", XattrMode::Set).unwrap();
     fs.take_snapshot(b"kept").unwrap();
     let view = fs.snapshot_view(fs.snapshot_named(b"kept").unwrap());

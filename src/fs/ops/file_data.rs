@@ -478,23 +478,14 @@ fn checked_range(offset: u64, length: u64) -> Result<Range<u64>> {
 }
 
 impl FileSystem {
-    /// Makes `offset..offset + length` a hole, which reads as zeros; the size stays. Whole pages in
-    /// it are freed. Does not touch times, like [`FileSystem::write`]; `kill_set_id` as in
-    /// [`crate::fs::SetAttributes`]. A range of many extents takes several steps, each of them
-    /// atomic.
+    /// Makes `offset..offset + length` a hole, which reads as zeros. Whole pages in it are freed.
+    /// Without `keep_size`, a shorter file is extended to the end of the range. Does not touch
+    /// times, like [`FileSystem::write`]; `kill_set_id` as in [`crate::fs::SetAttributes`]. A range
+    /// of many extents takes several steps, each of them atomic.
     ///
     /// # Errors
     /// `Invalid` for an empty range or anything but a regular file (`IsDirectory`), `FileTooLarge`
     /// beyond 2^63-1.
-    pub fn punch_hole(&self, ino: Ino, offset: u64, length: u64, kill_set_id: bool) -> Result<()> {
-        self.punch_range(ino, checked_range(offset, length)?, true, kill_set_id)
-    }
-
-    /// Makes a hole like [`FileSystem::punch_hole`], but without `keep_size` extends a shorter file
-    /// to the end of the range.
-    ///
-    /// # Errors
-    /// Errors of `punch_hole`.
     pub fn zero_range(&self, ino: Ino, offset: u64, length: u64, keep_size: bool, kill_set_id: bool) -> Result<()> {
         self.punch_range(ino, checked_range(offset, length)?, keep_size, kill_set_id)
     }

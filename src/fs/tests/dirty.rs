@@ -130,7 +130,7 @@ fn every_change_is_durable_with_sync_always() {
         }),
         ("setxattr", |fs, file| fs.set_xattr(file, b"user.new", b"value", XattrMode::Set).unwrap()),
         ("removexattr", |fs, file| fs.remove_xattr(file, b"user.old").unwrap()),
-        ("punch", |fs, file| fs.punch_hole(file, 0, 200_000, false).unwrap()),
+        ("punch", |fs, file| fs.zero_range(file, 0, 200_000, true, false).unwrap()),
         ("copy_range", |fs, file| assert_eq!(fs.copy_range(file, 0, file, 400_000, 300_000, false).unwrap(), 300_000)),
     ];
     for (name, change) in changes {

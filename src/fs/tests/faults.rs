@@ -78,7 +78,7 @@ const SCRIPT: &[Step] = &[
         fs.rename(ino(fs, b"d")?, b"deep", ROOT_INO, b"back", RenameMode::Whiteout(OWNER))
     }),
     ("copy", Kind::Grows, |fs| fs.copy_range(ino(fs, b"c")?, 0, ino(fs, b"b")?, 9000, 40_000, false).map(drop)),
-    ("punch", Kind::Grows, |fs| fs.punch_hole(ino(fs, b"b")?, 100_000, 200_000, false)),
+    ("punch", Kind::Grows, |fs| fs.zero_range(ino(fs, b"b")?, 100_000, 200_000, true, false)),
     ("zero", Kind::Grows, |fs| fs.zero_range(ino(fs, b"b")?, 400_001, 5000, false, false)),
     ("extend", Kind::Grows, |fs| {
         let set = SetAttributes { size: Some(6_000_000), mode: Some(0o4711), ..SetAttributes::default() };

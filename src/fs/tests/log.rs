@@ -250,7 +250,7 @@ fn pieces_that_were_written_out_meanwhile_do_not_come_back() {
     fs.write(ino, 0, &[1; 3000]).unwrap();
     fs.sync().unwrap();
     // Small enough to go into the tree itself, and then changed there.
-    fs.punch_hole(ino, 100, 1000, true).unwrap();
+    fs.zero_range(ino, 100, 1000, true, true).unwrap();
     fs.sync().unwrap();
     let want = see(&fs).0;
     let back = after_a_cut(&storage, &dice);

@@ -82,7 +82,7 @@ fn empty(bench: &Bench, files: &mut Files, keep_size: bool, punch: bool) {
     let range = place(bench, (content.len() as u64).min(6 * FRAME));
     let length = (range.end - range.start).max(1);
     if punch {
-        bench.fs.punch_hole(ino, range.start, length, false).unwrap();
+        bench.fs.zero_range(ino, range.start, length, true, false).unwrap();
     } else {
         bench.fs.zero_range(ino, range.start, length, keep_size, false).unwrap();
     }
@@ -231,7 +231,7 @@ fn a_copy_shares_pages_and_survives_what_happens_to_its_source() {
     assert!(bench.fs.volume.allocator().space().1 < used + 16, "data was copied");
     assert_eq!(bench.fs.attributes(copy).unwrap().blocks, 64 * FRAME / 512);
 
-    bench.fs.punch_hole(source, 10, 5 * FRAME, false).unwrap();
+    bench.fs.zero_range(source, 10, 5 * FRAME, true, false).unwrap();
     bench.fs.write(source, 9 * FRAME + 1, &[7; 5000]).unwrap();
     bench.fs.truncate(source, 40 * FRAME + 3, &mut |_| {}).unwrap();
     bench.audit(&[source, copy]);
@@ -240,7 +240,7 @@ fn a_copy_shares_pages_and_survives_what_happens_to_its_source() {
     bench.audit(&[copy]);
     assert!(bench.fs.read(copy, 0, content.len() + 1).unwrap() == content);
     // Punching the copy frees the pages that only the copy references.
-    bench.fs.punch_hole(copy, 0, 63 * FRAME, false).unwrap();
+    bench.fs.zero_range(copy, 0, 63 * FRAME, true, false).unwrap();
     content[..63 * FRAME as usize].fill(0);
     let bench = bench.reopen_closed();
     assert!(bench.fs.read(copy, 0, content.len() + 1).unwrap() == content);
@@ -317,7 +317,7 @@ fn a_huge_sparse_file_costs_what_its_extents_cost() {
     assert_eq!(bench.fs.next_data(ino, BLOCK).unwrap(), far / BLOCK * BLOCK);
     assert_eq!(bench.fs.copy_range(ino, 0, copy, 0, u64::MAX, false).unwrap(), far + 3);
     assert_eq!(bench.fs.read(copy, far, 10).unwrap(), b"far");
-    bench.fs.punch_hole(ino, 0, far, false).unwrap();
+    bench.fs.zero_range(ino, 0, far, true, false).unwrap();
     assert_eq!(bench.fs.next_data(ino, 0).unwrap(), far / BLOCK * BLOCK);
     assert_eq!(bench.fs.attributes(ino).unwrap().blocks, 1);
     let last = i64::MAX as u64;
@@ -336,7 +336,7 @@ fn more_extents_than_a_step_are_punched_whole() {
         bench.fs.write(ino, number * 2 * FRAME, &[1; 4096]).unwrap();
     }
     bench.fs.sync().unwrap();
-    bench.fs.punch_hole(ino, 100, 1199 * 2 * FRAME, false).unwrap();
+    bench.fs.zero_range(ino, 100, 1199 * 2 * FRAME, true, false).unwrap();
     assert_eq!(bench.extents(ino).len(), 2);
     assert_eq!(bench.fs.read(ino, 99, 2).unwrap(), [1, 0]);
     assert_eq!(bench.fs.read(ino, 1199 * 2 * FRAME + 99, 2).unwrap(), [0, 1]);
@@ -369,7 +369,7 @@ fn set_id_bits_go_times_stay_and_errors_change_nothing() {
         ..SetAttributes::default()
     };
     let changes: [&dyn Fn(bool) -> crate::error::Result<()>; 4] = [
-        &|kill| bench.fs.punch_hole(ino, 0, 1, kill),
+        &|kill| bench.fs.zero_range(ino, 0, 1, true, kill),
         &|kill| bench.fs.zero_range(ino, 0, 1, true, kill),
         &|kill| bench.fs.allocate(ino, 0, 1, true, kill, HOST_FREE),
         &|kill| bench.fs.copy_range(other, 0, ino, 0, 10, kill).map(drop),
@@ -385,8 +385,8 @@ fn set_id_bits_go_times_stay_and_errors_change_nothing() {
     }
     let last = i64::MAX as u64;
     let before = bench.fs.attributes(ino).unwrap();
-    assert!(matches!(bench.fs.punch_hole(ino, 0, 0, false), Err(Error::Invalid(_))));
-    assert!(matches!(bench.fs.punch_hole(ino, last, 1, false), Err(Error::FileTooLarge)));
+    assert!(matches!(bench.fs.zero_range(ino, 0, 0, true, false), Err(Error::Invalid(_))));
+    assert!(matches!(bench.fs.zero_range(ino, last, 1, true, false), Err(Error::FileTooLarge)));
     assert!(matches!(bench.fs.zero_range(ino, u64::MAX, 1, false, false), Err(Error::FileTooLarge)));
     assert!(matches!(bench.fs.allocate(ino, 0, last, false, false, 1 << 30), Err(Error::NoSpace(_))));
     assert!(matches!(bench.fs.copy_range(other, 0, ino, last, 1, false), Err(Error::FileTooLarge)));
@@ -402,7 +402,7 @@ fn set_id_bits_go_times_stay_and_errors_change_nothing() {
             inode::store(op, directory, &value)
         })
         .unwrap();
-    assert!(matches!(bench.fs.punch_hole(directory, 0, 1, false), Err(Error::IsDirectory)));
+    assert!(matches!(bench.fs.zero_range(directory, 0, 1, true, false), Err(Error::IsDirectory)));
     assert!(matches!(bench.fs.next_data(directory, 0), Err(Error::IsDirectory)));
     assert!(matches!(bench.fs.copy_range(directory, 0, ino, 0, 1, false), Err(Error::IsDirectory)));
     assert!(matches!(bench.fs.copy_range(ino, 0, directory, 0, 1, false), Err(Error::IsDirectory)));

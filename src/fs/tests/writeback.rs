@@ -277,7 +277,7 @@ fn a_file_takes_writes_while_a_layer_of_it_is_written_out() {
             let _ = accepted.send(());
             // Whole frames between two ends, and a hole: both change extents.
             fs.write_buffered(file, 3 * FRAME - 9, &[8; 2 * FRAME as usize]).unwrap();
-            fs.punch_hole(file, FRAME, 10_000, false).unwrap();
+            fs.zero_range(file, FRAME, 10_000, true, false).unwrap();
         });
         for (turn, part) in content.chunks(8192).enumerate() {
             fs.write(file, turn as u64 * 8192, part).unwrap();

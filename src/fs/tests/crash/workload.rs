@@ -282,7 +282,7 @@ impl Changes<'_> {
     fn ranges(&self, file: Option<Ino>) {
         let Some(ino) = file else { return };
         match self.below(4) {
-            0 => self.fs.punch_hole(ino, self.below(300_000), 1 + self.below(100_000), false).unwrap(),
+            0 => self.fs.zero_range(ino, self.below(300_000), 1 + self.below(100_000), true, false).unwrap(),
             1 => {
                 let keep_size = self.below(2) == 0;
                 self.fs.zero_range(ino, self.below(300_000), 1 + self.below(50_000), keep_size, false).unwrap();
