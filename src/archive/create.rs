@@ -58,14 +58,9 @@ impl Archive {
         Ok(())
     }
 
-    /// Creates an archive in an empty storage, and closes it. Its durability is that of the
-    /// storage.
-    pub fn create_in(storage: &Arc<dyn Storage>, passphrase: &Passphrase, options: &CreateOptions) -> Result<()> {
-        Archive::create_in_seen(storage, passphrase, options, &RollbackOptions::default()).map(drop)
-    }
-
-    /// Creates an archive in a storage for a user with rollback state. The caller calls
-    /// [`NewArchive::remember`] once the storage is durable.
+    /// Creates an archive in an empty storage for a user with rollback state, and closes it. Its
+    /// durability is that of the storage: the caller calls [`NewArchive::remember`] once the
+    /// storage is durable.
     pub fn create_in_seen(
         storage: &Arc<dyn Storage>,
         passphrase: &Passphrase,

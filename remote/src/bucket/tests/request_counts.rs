@@ -10,7 +10,7 @@ use lockbox::crypto::kdf::KdfCost;
 use lockbox::exchange::{Filter, count_archive_files, export_tar, resolve};
 use lockbox::fs::ROOT_INO;
 use lockbox::fs::{Creator, mode};
-use lockbox::keys::{Secrets, UnlockLimits, UnlockedKey, unlock_with};
+use lockbox::keys::{RollbackOptions, Secrets, UnlockLimits, UnlockedKey, unlock_with};
 use lockbox::storage::Storage;
 use parking_lot::{Condvar, Mutex};
 
@@ -151,7 +151,13 @@ impl ObjectStore for Together {
 fn archive(world: &Arc<World>, bytes: usize) -> UnlockedKey {
     let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
     let storage = bucket.create_empty().unwrap();
-    Archive::create_in(&storage, &passphrase(), &CreateOptions { kdf: KdfCost::FLOOR, creator: CREATOR }).unwrap();
+    Archive::create_in_seen(
+        &storage,
+        &passphrase(),
+        &CreateOptions { kdf: KdfCost::FLOOR, creator: CREATOR },
+        &RollbackOptions::default(),
+    )
+    .unwrap();
     drop(storage);
     bucket.publish().unwrap();
     let key = unlock_with(&reader(world), &Secrets::from(passphrase()), &UnlockLimits::default()).unwrap();

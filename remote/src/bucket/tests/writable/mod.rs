@@ -8,6 +8,7 @@ mod offline;
 
 use std::sync::Arc;
 
+use lockbox::keys::RollbackOptions;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
@@ -155,9 +156,20 @@ fn what_an_archive_synced_is_read_by_a_fresh_machine_in_a_directory() {
     let passphrase = || Passphrase::new(b"a passphrase".to_vec());
     let mut bucket = Bucket::open(objects(), NAME.into(), &options(), false).unwrap();
     let storage = bucket.create_empty().unwrap();
-    Archive::create_in(&storage, &passphrase(), &CreateOptions { kdf: KdfCost::FLOOR, creator }).unwrap();
+    Archive::create_in_seen(
+        &storage,
+        &passphrase(),
+        &CreateOptions { kdf: KdfCost::FLOOR, creator },
+        &RollbackOptions::default(),
+    )
+    .unwrap();
     assert!(matches!(
-        Archive::create_in(&storage, &passphrase(), &CreateOptions { kdf: KdfCost::FLOOR, creator }),
+        Archive::create_in_seen(
+            &storage,
+            &passphrase(),
+            &CreateOptions { kdf: KdfCost::FLOOR, creator },
+            &RollbackOptions::default()
+        ),
         Err(Error::Exists)
     ));
     drop(storage);
