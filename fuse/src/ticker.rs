@@ -255,13 +255,6 @@ struct ScheduleState {
     failed: i64,
 }
 
-enum StepOutcome {
-    /// The current period has a snapshot.
-    Exists,
-    /// Nothing has changed since the newest snapshot.
-    Unchanged,
-}
-
 impl SnapshotSchedule {
     /// Returns None for rules that keep nothing.
     pub(crate) fn new(
@@ -288,11 +281,10 @@ impl SnapshotSchedule {
             }
         }
         // Not under the lock: a status request must not wait for the host.
-        let outcome = self.take_due(moments, now, collect);
+        let taken = moments.take_scheduled(self.rule, &self.keep, now, collect);
         let mut state = self.state.lock();
-        match outcome {
-            Ok(outcome) => {
-                let there = matches!(outcome, StepOutcome::Exists);
+        match taken {
+            Ok(there) => {
                 state.taken_in = there.then_some(period);
                 state.next = self.rule.beginning_of(if there { period.saturating_add(1) } else { period });
                 state.failure = None;
@@ -306,25 +298,6 @@ impl SnapshotSchedule {
                 (state.failure, state.failed) = (Some(sentence), now.seconds);
             }
         }
-    }
-
-    fn take_due(
-        &self,
-        moments: &SnapshotManager,
-        now: Timestamp,
-        collect: impl FnOnce() -> lockbox::Result<()>,
-    ) -> lockbox::Result<StepOutcome> {
-        if !moments.has_scheduled(self.rule, now)? {
-            if !moments.has_changed_since()? {
-                return Ok(StepOutcome::Unchanged);
-            }
-            collect()?;
-            moments.create_scheduled(now)?;
-        }
-        // Also after a snapshot of an earlier mount, which may have had other rules or have ended
-        // before pruning.
-        moments.prune_scheduled(&self.keep)?;
-        Ok(StepOutcome::Exists)
     }
 
     /// Returns the state for `status`.

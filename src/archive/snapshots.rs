@@ -75,20 +75,13 @@ impl Archive {
         Ok(all.map(|(id, value, held)| Snapshot { held_bytes: Some(held), ..Snapshot::of((id, value)) }).collect())
     }
 
-    /// Returns a read-only file system of the snapshot of this name, concurrently with the live
-    /// tree. It is valid until the snapshot is removed.
-    ///
-    /// # Errors
-    /// `Refused` when it does not exist.
-    pub fn snapshot_view(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
+    #[cfg(test)]
+    pub(crate) fn snapshot_view(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
         self.snapshot_manager().snapshot_view(name)
     }
 
-    /// Creates a snapshot, see [`SnapshotManager::create`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn take_snapshot(&self, name: &[u8]) -> Result<()> {
+    #[cfg(test)]
+    pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<()> {
         self.snapshot_manager().create(name)
     }
 
@@ -101,7 +94,8 @@ impl Archive {
     ///
     /// # Errors
     /// `Refused` when a name does not exist.
-    pub fn remove_snapshots(&self, names: &[Vec<u8>], go_on: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    #[cfg(test)]
+    pub(crate) fn remove_snapshots(&self, names: &[Vec<u8>], go_on: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.snapshot_manager().remove(&mut |all| {
             let mut ids = Vec::new();
             for name in names {
@@ -166,10 +160,11 @@ impl SnapshotManager {
         Ok(PinnedState { fs: self.fs.open_pinned(&pinned)?, _pinned: Some(pinned) })
     }
 
-    /// Returns a read-only file system of a snapshot, see [`Archive::snapshot_view`].
+    /// Returns a read-only file system of the snapshot of this name, concurrently with the live
+    /// tree. It is valid until the snapshot is removed.
     ///
     /// # Errors
-    /// As there.
+    /// `Refused` when it does not exist.
     pub fn snapshot_view(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
         self.fs.open_snapshot(name).map_err(|error| named(error, name))
     }
@@ -221,7 +216,7 @@ impl SnapshotManager {
     /// changes.
     ///
     /// # Errors
-    /// `Refused` when the name exists or is reserved for [`SnapshotManager::create_scheduled`];
+    /// `Refused` when the name exists or is reserved for [`SnapshotManager::take_scheduled`];
     /// `Invalid` for an invalid name and when the archive is being closed; `ReadOnly`, `NoSpace`,
     /// `WriteFailed`.
     pub fn create(&self, name: &[u8]) -> Result<()> {
@@ -231,11 +226,38 @@ impl SnapshotManager {
         self.create_any(name)
     }
 
-    /// Creates a snapshot named after the time `now` for [`time_of_scheduled`].
+    /// Creates a scheduled snapshot, named after the time `now`, unless one exists in this period
+    /// of `rule` or nothing has changed since the newest snapshot. Then removes the scheduled
+    /// snapshots that `keep` does not keep. Returns whether the period has a snapshot.
+    ///
+    /// `collect` is called before a snapshot is created, to fetch writes that others still cache.
     ///
     /// # Errors
-    /// As [`SnapshotManager::create`].
-    pub fn create_scheduled(&self, now: Timestamp) -> Result<()> {
+    /// That of `collect`; `WriteFailed`, `NoSpace`, `Damaged`; `Invalid` when the archive is being
+    /// closed.
+    pub fn take_scheduled(
+        &self,
+        rule: RetentionRule,
+        keep: &RetentionPolicy,
+        now: Timestamp,
+        collect: impl FnOnce() -> Result<()>,
+    ) -> Result<bool> {
+        let period = rule.period_of(now);
+        let is_of_period = |one: &Snapshot| time_of_scheduled(&one.name).is_some_and(|at| rule.period_of(at) == period);
+        if !self.list()?.iter().any(is_of_period) {
+            if !self.fs.differs_from_newest_snapshot()? {
+                return Ok(false);
+            }
+            collect()?;
+            self.create_scheduled(now)?;
+        }
+        // Also after a snapshot of an earlier session, which may have had other rules or have ended
+        // before pruning.
+        self.prune(keep, &|one| time_of_scheduled(&one.name))?;
+        Ok(true)
+    }
+
+    pub(crate) fn create_scheduled(&self, now: Timestamp) -> Result<()> {
         self.create_any(&name_of_scheduled(now))
     }
 
@@ -271,15 +293,6 @@ impl SnapshotManager {
         })
     }
 
-    /// Removes scheduled snapshots ([`SnapshotManager::create_scheduled`]) that `keep` does not
-    /// keep, and returns their number. Other snapshots are ignored.
-    ///
-    /// # Errors
-    /// As [`SnapshotManager::remove`].
-    pub fn prune_scheduled(&self, keep: &RetentionPolicy) -> Result<usize> {
-        self.prune(keep, &|one| time_of_scheduled(&one.name)).map(|gone| gone.len())
-    }
-
     /// Removes snapshots of backups ([`SnapshotManager::create_backup`]) that `keep` does not keep,
     /// and returns their names. Other snapshots are ignored.
     ///
@@ -301,22 +314,6 @@ impl SnapshotManager {
             Ok(gone().map(|one| one.id).collect())
         })?;
         Ok(removed)
-    }
-
-    /// Returns whether a scheduled snapshot exists in the period of `rule` that contains `now`.
-    pub fn has_scheduled(&self, rule: RetentionRule, now: Timestamp) -> Result<bool> {
-        let period = rule.period_of(now);
-        let all = self.list()?;
-        Ok(all.iter().filter_map(|one| time_of_scheduled(&one.name)).any(|time| rule.period_of(time) == period))
-    }
-
-    /// Returns whether anything has changed since the newest snapshot; true without one. Commits
-    /// accepted data first.
-    ///
-    /// # Errors
-    /// `WriteFailed`, `NoSpace`, `Damaged`; `Invalid` when the archive is being closed.
-    pub fn has_changed_since(&self) -> Result<bool> {
-        self.fs.differs_from_newest_snapshot()
     }
 }
 

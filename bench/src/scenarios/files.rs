@@ -202,7 +202,7 @@ pub(crate) fn diff(place: &Place, entries: usize) -> Outcome<()> {
     let fs = made.fs()?;
     let directories = add_many(&fs, 0..entries, &|number| vec![number as u8; 300])?;
     fs.make_durable()?;
-    made.archive()?.take_snapshot(b"a")?;
+    made.archive()?.snapshot_manager().create(b"a")?;
     let mut random = Seeded::new(1);
     for _ in 0..CHANGES {
         let number = random.below(entries as u64) as usize;
@@ -210,7 +210,7 @@ pub(crate) fn diff(place: &Place, entries: usize) -> Outcome<()> {
         fs.write(ino, 0, b"changed")?;
         fs.set_attributes(ino, &SetAttributes { mtime: Some(SetTime::Now), ..SetAttributes::default() })?;
     }
-    made.archive()?.take_snapshot(b"b")?;
+    made.archive()?.snapshot_manager().create(b"b")?;
     drop(fs);
     for round in ["cold", "warm", "warm again"] {
         if round == "cold" {
@@ -221,7 +221,8 @@ pub(crate) fn diff(place: &Place, entries: usize) -> Outcome<()> {
         made.open()?;
         let archive = made.archive()?;
         let (_, read) = report.time(&format!("compare, {round}"), || {
-            let (old, new) = (archive.snapshot_view(b"a")?, archive.snapshot_view(b"b")?);
+            let snapshots = archive.snapshot_manager();
+            let (old, new) = (snapshots.snapshot_view(b"a")?, snapshots.snapshot_view(b"b")?);
             let found = exchange::compare(&old, &new, &mut |_| Ok(()))?.len();
             if found != CHANGES {
                 return Err(format!("{found} differences").into());

@@ -226,7 +226,7 @@ impl Mount {
         self.unmount();
         let key = keys::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
         let archive = Archive::open(&self.archive(), &key, &lockbox::archive::OpenOptions::default()).unwrap();
-        archive.take_snapshot(name.as_bytes()).unwrap();
+        archive.snapshot_manager().create(name.as_bytes()).unwrap();
         archive.close().unwrap();
         self.mount();
     }

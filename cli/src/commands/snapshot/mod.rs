@@ -96,7 +96,7 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
         Some(mounted) => mounted.create(&name)?,
         None => {
             let archive = args.archive.write(args.writer)?;
-            let taken = archive.take_snapshot(&name).and(archive.close());
+            let taken = archive.snapshot_manager().create(&name).and(archive.close());
             taken.map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
         }
     }

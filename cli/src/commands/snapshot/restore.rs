@@ -54,9 +54,9 @@ pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
         return out.finish();
     }
     let archive = args.archive.read()?;
-    let older = archive.snapshot_view(args.older.as_bytes()).map_err(failed)?;
+    let older = archive.snapshot_manager().snapshot_view(args.older.as_bytes()).map_err(failed)?;
     let newer = match newer {
-        Some(name) => archive.snapshot_view(name).map_err(failed)?,
+        Some(name) => archive.snapshot_manager().snapshot_view(name).map_err(failed)?,
         None => archive.file_system().clone(),
     };
     let working = Spinner::at("Comparing...");
@@ -193,7 +193,7 @@ fn restore_file(
     go_on: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<(), Error> {
     let _working = Spinner::at(AT_WORK);
-    let snapshot = archive.snapshot_view(args.name.as_bytes())?;
+    let snapshot = archive.snapshot_manager().snapshot_view(args.name.as_bytes())?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     let to = args.to.as_ref().map(|to| to.as_bytes());
     let mut names = OfflineNamespace(archive.file_system());
