@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::error::{Error, Result, Timestamp};
 
 /// Time and randomness, replaceable for reproducible tests.
-pub trait Environment: Send + Sync {
+pub(crate) trait Environment: Send + Sync {
     fn now(&self) -> Timestamp;
     /// Returns the timestamp for a file that changes now. It may come from another clock than
     /// [`Environment::now`], so the two must not be compared.

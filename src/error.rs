@@ -216,7 +216,7 @@ impl Timestamp {
     }
 
     /// Returns the time since `earlier`; zero if the clock was set back.
-    pub fn since(self, earlier: Timestamp) -> Duration {
+    pub(crate) fn since(self, earlier: Timestamp) -> Duration {
         let seconds = u64::try_from(self.seconds.saturating_sub(earlier.seconds)).unwrap_or(0);
         let end = Duration::from_secs(seconds) + Duration::from_nanos(self.nanos.into());
         if self.seconds < earlier.seconds {

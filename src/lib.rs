@@ -11,7 +11,7 @@ pub mod archive;
 pub(crate) mod btree;
 pub mod control;
 pub mod crypto;
-pub mod env;
+pub(crate) mod env;
 pub mod exchange;
 pub(crate) mod format;
 pub(crate) mod frame;

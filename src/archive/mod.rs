@@ -15,7 +15,7 @@ pub use crate::crypto::kdf::KdfCost;
 pub use crate::format::header::recognize;
 pub use crate::format::{ArchiveId, FORMAT_VERSION, Generation};
 pub use crate::txn::{Finding, FindingKind, Lost, Severity};
-pub use backup::{BackupDestination, BackupReport, BackupSource, BackupStep, BackupWatch, Backups, NewBackupFile};
+pub use backup::{BackupDestination, BackupReport, BackupSource, BackupStep, Backups, NewBackupFile};
 pub use compact::{CompactOptions, CompactReport, CompactStep};
 pub use create::NewArchive;
 pub use snapshots::{PinnedState, RetentionPolicy, RetentionRule, Snapshot, SnapshotManager, name_of_time};

@@ -30,7 +30,7 @@ pub trait Prompts: Send + Sync {
 }
 
 /// Rejects all prompts.
-pub struct NoPrompts;
+pub(crate) struct NoPrompts;
 
 impl Prompts for NoPrompts {
     fn message(&self, _: &str) {}

@@ -37,7 +37,7 @@ const MAX_LANES: u32 = 16;
 const MAX_CALIBRATED_KIB: u32 = 1024 * 1024;
 
 /// Derives 32 bytes by HKDF-SHA-256 with `salt` and info `label`.
-pub fn hkdf(key: &SecretKey, salt: &[u8], label: &str) -> SecretKey {
+pub(crate) fn hkdf(key: &SecretKey, salt: &[u8], label: &str) -> SecretKey {
     hkdf_with(key, salt, label.as_bytes())
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn check_cost(cost: KdfCost) -> Result<()> {
 /// Memory is doubled first, because memory is the scarcest resource of an attacker's hardware,
 /// until a derivation takes more than half of the time or the limit is reached. Passes fill the
 /// rest.
-pub fn calibrate(millis: u64, memory_limit_kib: u32, mut measure: impl FnMut(KdfCost) -> u64) -> KdfCost {
+pub(crate) fn calibrate(millis: u64, memory_limit_kib: u32, mut measure: impl FnMut(KdfCost) -> u64) -> KdfCost {
     let limit = memory_limit_kib.min(MAX_CALIBRATED_KIB);
     let mut cost = KdfCost::FLOOR;
     let mut taken = measure(cost).max(1);
@@ -110,14 +110,14 @@ pub fn calibrate(millis: u64, memory_limit_kib: u32, mut measure: impl FnMut(Kdf
     cost
 }
 
-pub fn hmac_sha256(key: &SecretKey, data: &[u8]) -> [u8; 32] {
+pub(crate) fn hmac_sha256(key: &SecretKey, data: &[u8]) -> [u8; 32] {
     // HMAC accepts keys of any length.
     let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(key.bytes()).expect("any length is a key");
     mac.update(data);
     mac.finalize().into_bytes().into()
 }
 
-pub fn sha256(data: &[u8]) -> [u8; 32] {
+pub(crate) fn sha256(data: &[u8]) -> [u8; 32] {
     Sha256::digest(data).into()
 }
 

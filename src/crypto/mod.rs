@@ -9,7 +9,8 @@ pub mod identity;
 pub mod kdf;
 pub(crate) mod wrap;
 
-pub use identity::{Identities, NoPrompts, Prompts};
+pub(crate) use identity::NoPrompts;
+pub use identity::{Identities, Prompts};
 
 use std::io::{self, Read};
 
@@ -158,7 +159,7 @@ impl RecoveryCode {
     ///
     /// # Errors
     /// `Io` when the system has no randomness.
-    pub fn generate(environment: &dyn Environment) -> Result<RecoveryCode> {
+    pub(crate) fn generate(environment: &dyn Environment) -> Result<RecoveryCode> {
         let mut bytes = Zeroizing::new([0; CODE_BYTES]);
         environment.fill_random(&mut *bytes)?;
         Ok(RecoveryCode(bytes))

@@ -18,7 +18,7 @@ pub use attributes::{SkippedCount, SkippedItems, device_number, split_device_num
 pub(crate) use extract::write_all;
 pub use extract::{ExtractOptions, ExtractReport, count_archive_files, extract};
 pub use import::{
-    Deletion, ImportOptions, ImportReport, MirrorChange, MirrorPlan, MirrorWatch, count_host_files, import, plan_mirror,
+    Deletion, ImportOptions, ImportReport, MirrorChange, MirrorPlan, count_host_files, import, plan_mirror,
 };
 pub use path_ops::{CopyDestination, components, copy, make_directories, remove, rename, resolve, rewrite};
 pub use restore::{LiveNamespace, OfflineNamespace, Restore, RestoreReport};

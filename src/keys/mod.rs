@@ -61,7 +61,7 @@ impl UnlockedKey {
     }
 
     /// Returns the fingerprint, which distinguishes this archive from every other one.
-    pub fn fingerprint(&self) -> Fingerprint {
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
         Fingerprint::new(&self.volume_key, &self.archive)
     }
 

@@ -39,7 +39,7 @@ use scan::{StrictStorage, SurvivingLog};
 const CHUNK_CACHE: usize = 4 << 20;
 
 /// Directory for objects without a name.
-pub const UNNAMED: &str = "unnamed";
+pub(crate) const UNNAMED: &str = "unnamed";
 /// Directory for incomplete files.
 pub(crate) const PARTIAL: &str = "partial";
 

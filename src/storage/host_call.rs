@@ -33,7 +33,7 @@ pub(crate) fn sync_directory(directory: impl AsFd) -> Result<()> {
 }
 
 /// Makes content and length of a file durable.
-pub fn sync_data(file: impl AsFd) -> Result<()> {
+pub(crate) fn sync_data(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| rustix::fs::fdatasync(&file))
 }
 

@@ -50,7 +50,7 @@ impl HostEntry {
         Ok(HostEntry { directory: self.directory.try_clone()?, path: self.path.with_file_name(&name), name })
     }
 
-    pub fn try_clone(&self) -> io::Result<HostEntry> {
+    pub(crate) fn try_clone(&self) -> io::Result<HostEntry> {
         self.sibling(self.name.clone())
     }
 
@@ -114,7 +114,7 @@ impl HostEntry {
     ///
     /// # Errors
     /// `Unsupported` where the host's file system cannot exchange names.
-    pub fn exchange(&self, other: &HostEntry) -> io::Result<()> {
+    pub(crate) fn exchange(&self, other: &HostEntry) -> io::Result<()> {
         rustix::fs::renameat_with(&self.directory, &self.name, &self.directory, &other.name, RenameFlags::EXCHANGE)
             .map_err(|errno| match errno {
                 Errno::INVAL | Errno::NOSYS | Errno::NOTSUP => io::ErrorKind::Unsupported.into(),
@@ -236,7 +236,7 @@ impl From<&Stat> for FileIdentity {
 }
 
 /// Returns all names of an opened directory except `.` and `..`.
-pub fn names(directory: impl AsFd) -> rustix::io::Result<Vec<Vec<u8>>> {
+pub(crate) fn names(directory: impl AsFd) -> rustix::io::Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let name = entry?.file_name().to_bytes().to_vec();

@@ -9,7 +9,8 @@ pub mod ipc;
 mod tests;
 
 pub use file::{FileStorage, LockMode};
-pub use host_entry::{FileIdentity, HostEntry, names, rename_to_free_name};
+pub(crate) use host_entry::names;
+pub use host_entry::{FileIdentity, HostEntry, rename_to_free_name};
 pub use ipc::{IpcStorage, serve_storage};
 #[cfg(test)]
 pub(crate) use tests::CountingStorage;

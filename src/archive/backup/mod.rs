@@ -60,7 +60,7 @@ pub enum BackupStep {
 }
 
 /// Progress callback; its error aborts the backup, and the destination is unchanged then.
-pub type BackupWatch<'a> = dyn FnMut(BackupStep) -> Result<()> + 'a;
+pub(crate) type BackupWatch<'a> = dyn FnMut(BackupStep) -> Result<()> + 'a;
 
 /// Result of a backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

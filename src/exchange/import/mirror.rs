@@ -34,7 +34,7 @@ pub enum MirrorChange {
 }
 
 /// Callback for each change, with the path within the archive.
-pub type MirrorWatch<'a> = dyn FnMut(MirrorChange, &[u8]) + 'a;
+pub(crate) type MirrorWatch<'a> = dyn FnMut(MirrorChange, &[u8]) + 'a;
 
 /// Compares names and types of the sources with the archive. With `changed`, other differences are
 /// also reported, object by object.

@@ -3,7 +3,7 @@
 mod mirror;
 mod small;
 
-pub use mirror::{Deletion, MirrorChange, MirrorPlan, MirrorWatch, plan_mirror};
+pub use mirror::{Deletion, MirrorChange, MirrorPlan, plan_mirror};
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};

@@ -183,7 +183,7 @@ impl FileSystem {
 
     /// Returns the bytes of memory with data that no commit has begun to make durable: dirty file
     /// data and changed nodes, both estimated.
-    pub fn dirty_bytes(&self) -> u64 {
+    pub(crate) fn dirty_bytes(&self) -> u64 {
         self.write_buffer.total_bytes() + self.volume.writer().dirty_bytes()
     }
 

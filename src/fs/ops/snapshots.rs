@@ -257,10 +257,6 @@ pub struct SnapshotView<'a> {
 }
 
 impl<'a> SnapshotView<'a> {
-    pub fn id(&self) -> SnapshotId {
-        self.id
-    }
-
     fn reading(&self) -> Result<ReadView<'a>> {
         ReadView::of_snapshot(self.volume, self.id.0)
     }

@@ -171,7 +171,7 @@ impl FileStorage {
     ///
     /// # Errors
     /// `NotArchive` unless it is a regular file, `ReadOnly` when it cannot be written.
-    pub fn adopt(file: OwnedFd, path: &Path) -> Result<FileStorage> {
+    pub(crate) fn adopt(file: OwnedFd, path: &Path) -> Result<FileStorage> {
         let file = regular(Ok(file.into()), LockMode::Exclusive, path)?;
         let flags =
             rustix::fs::fcntl_getfl(&file).map_err(|e| Error::io(format!("examining {}", path.display()), e.into()))?;
@@ -194,7 +194,7 @@ impl FileStorage {
     ///
     /// # Errors
     /// Same as [`FileStorage::open`], except `InUse`.
-    pub fn is_free(path: &Path, mode: LockMode) -> Result<bool> {
+    pub(crate) fn is_free(path: &Path, mode: LockMode) -> Result<bool> {
         let path = absolute(path)?;
         let file = regular(open(&path, mode), mode, &path)?;
         match lock(&file, mode, &path) {
