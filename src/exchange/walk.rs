@@ -373,20 +373,20 @@ impl<'a, T> ArchiveWalk<'a, T> {
     }
 }
 
-/// Maximum bytes of file content that are requested ahead of a walk: less than what remote storage
-/// keeps in memory and fetches concurrently, more than any link has in flight.
+/// Maximum bytes of file content that are requested ahead of a walk: less than the memory cache of
+/// remote storage, more than the bandwidth-delay product of its links.
 const PREFETCH_WINDOW: u64 = 16 << 20;
 /// Maximum objects that one call looks at: a tree can have any number of empty files.
 const MAX_PREFETCH_STEPS: usize = 1024;
 
 /// Prefetches file contents of remote storage ahead of a walk over the same trees in the same
-/// order, across directories, so that the walk waits for the link once and not for each directory.
-/// All of it is hints: the walk reports the errors.
+/// order, across directories: the walk waits for the link once and not for each directory. Errors
+/// are left to the walk.
 pub(crate) struct ContentPrefetch<'a> {
     fs: &'a FileSystem,
     filter: &'a Filter,
-    /// Further trees or files, each with its path for the filter: empty for one that the filter does
-    /// not concern.
+    /// Further trees or files, each with its path for the filter: empty for one that is not
+    /// filtered.
     tops: std::vec::IntoIter<(Vec<u8>, Attributes)>,
     tree: ArchiveWalk<'a, ()>,
     path: Vec<u8>,
