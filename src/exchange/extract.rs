@@ -74,7 +74,7 @@ pub fn extract(
     }
     // The filter's paths of an item of the root begin with its name.
     let filtered = |top: &ExtractItem| if top.of_root { top.name.clone() } else { Vec::new() };
-    let trees = tops.iter().map(|top| (filtered(top), top.attributes)).collect();
+    let trees = tops.iter().map(|top| (filtered(top), top.attributes));
     let mut extract = Extractor {
         fs,
         prefetch: ContentPrefetch::new(fs, &options.filter, trees),

@@ -394,10 +394,21 @@ pub(crate) struct ContentPrefetch<'a> {
 }
 
 impl<'a> ContentPrefetch<'a> {
-    pub(crate) fn new(fs: &'a FileSystem, filter: &'a Filter, tops: Vec<(Vec<u8>, Attributes)>) -> ContentPrefetch<'a> {
+    pub(crate) fn new(
+        fs: &'a FileSystem,
+        filter: &'a Filter,
+        tops: impl Iterator<Item = (Vec<u8>, Attributes)>,
+    ) -> ContentPrefetch<'a> {
         // A disk is read without.
-        let tops = if fs.is_remote() { tops } else { Vec::new() }.into_iter();
-        ContentPrefetch { fs, filter, tops, tree: ArchiveWalk::new(), path: Vec::new(), tally: CopyTally::default() }
+        let tops: Vec<_> = if fs.is_remote() { tops.collect() } else { Vec::new() };
+        ContentPrefetch {
+            fs,
+            filter,
+            tops: tops.into_iter(),
+            tree: ArchiveWalk::new(),
+            path: Vec::new(),
+            tally: CopyTally::default(),
+        }
     }
 
     /// Prefetches up to the window beyond the bytes of files that the walk has `passed`; in large

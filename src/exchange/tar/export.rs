@@ -54,7 +54,7 @@ pub fn export_tar(
         let attributes = path_ops::resolve_argument(fs, requested)?;
         tops.push((path_ops::components(requested)?.join(&b'/'), attributes));
     }
-    let trees = tops.iter().map(|(_, attributes)| (Vec::new(), *attributes)).collect();
+    let trees = tops.iter().map(|(_, attributes)| *attributes);
     let mut export = Exporter::new(fs, trees, filter, out, progress);
     for (path, attributes) in tops {
         export.top(path, &attributes)?;
@@ -75,8 +75,8 @@ pub fn export_tree(fs: &FileSystem, path: &[u8], name: &[u8], out: &mut dyn Writ
         return Err(Error::NotDirectory);
     }
     let (filter, mut progress) = (Filter::default(), |_: &Progress<'_>| {});
-    let trees = vec![(Vec::new(), attributes)];
-    let mut export = Exporter { bare: true, ..Exporter::new(fs, trees, &filter, out, &mut progress) };
+    let mut export =
+        Exporter { bare: true, ..Exporter::new(fs, [attributes].into_iter(), &filter, out, &mut progress) };
     export.top(name.to_vec(), &attributes)?;
     export.out.end()?;
     Ok(PackReport { copied: export.report.copied, special: export.special })
@@ -150,14 +150,15 @@ struct Exporter<'a> {
 impl<'a> Exporter<'a> {
     fn new(
         fs: &'a FileSystem,
-        trees: Vec<(Vec<u8>, Attributes)>,
+        trees: impl Iterator<Item = Attributes>,
         filter: &'a Filter,
         out: &'a mut dyn Write,
         progress: &'a mut dyn FnMut(&Progress<'_>),
     ) -> Exporter<'a> {
         Exporter {
             fs,
-            prefetch: ContentPrefetch::new(fs, filter, trees),
+            // The filter's paths begin below each tree.
+            prefetch: ContentPrefetch::new(fs, filter, trees.map(|attributes| (Vec::new(), attributes))),
             filter,
             progress,
             out: CountingWriter::new(out),
