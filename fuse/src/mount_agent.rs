@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::{fs, thread};
 
+use lockbox::Error;
 use lockbox_host::mounts::{self, CreatedMountpoint, Mounted, Numbers};
 use nix::sys::signal::SigSet;
 use parking_lot::Mutex;
@@ -54,6 +55,10 @@ const OPEN_RELAY: u8 = b's';
 const FILTER_LISTENER: u8 = b'r';
 /// No reply.
 const GOODBYE: u8 = b'g';
+
+/// Report of a failed request to the agent, with the remedy.
+const GONE: &str =
+    "the daemon's process that unmounts is gone; 'fusermount3 -u' on the mount point unmounts, and nothing is lost";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum UnmountOutcome {
@@ -193,17 +198,16 @@ impl MountAgent {
     pub(crate) fn unmount(&mut self, detach: bool) -> UnmountOutcome {
         match self.ask(if detach { DETACH } else { UNMOUNT }) {
             Ok(unmounted) => unmounted,
-            Err(error) => UnmountOutcome::Failed(format!(
-                "the daemon's process that unmounts is gone ({error}); 'fusermount3 -u' on the mount point unmounts, and nothing is lost"
-            )),
+            Err(error) => UnmountOutcome::Failed(format!("{GONE}: {error}")),
         }
     }
 
     /// Makes the kernel write its dirty pages to the daemon. Returns whether the mount is the
     /// topmost one at its point. Fails if the agent is gone: then data without fsync is not
     /// durable before the end of the mount.
-    pub(crate) fn flush(&mut self) -> io::Result<bool> {
-        Ok(self.ask(FLUSH)? == UnmountOutcome::Busy)
+    pub(crate) fn flush(&mut self) -> lockbox::Result<bool> {
+        let answer = self.ask(FLUSH).map_err(|error| Error::io(GONE, error))?;
+        Ok(answer == UnmountOutcome::Busy)
     }
 
     /// Connects to the agent's relay of sleep signals.

@@ -32,7 +32,7 @@ use lockbox::archive::{RetentionPolicy, RetentionRule, SnapshotManager};
 use lockbox::error::Timestamp;
 use lockbox::fs::{FileSystem, SyncProfile};
 use lockbox::keys::RollbackGuard;
-use lockbox::{Error, Result, control};
+use lockbox::{Result, control};
 use lockbox_host::mount_options::format_rules;
 use parking_lot::Mutex;
 
@@ -194,7 +194,7 @@ impl BackgroundWork {
         // Without a writer the kernel has none (KERNEL-3), and opening the root would make
         // `umount` fail as busy.
         if self.cache.has_any_writer() {
-            self.mount.flush().map_err(|e| Error::io("the process that flushes the mount does not answer", e))?;
+            self.mount.flush()?;
             tracing::debug!("flushed dirty pages of the kernel");
         }
         Ok(())

@@ -137,7 +137,7 @@ impl MountHandle {
 
     /// Makes the kernel write its dirty pages to us. Pages that it cannot write stay dirty and are
     /// retried by the next flush. Fails if the agent is gone.
-    pub(crate) fn flush(&self) -> io::Result<()> {
+    pub(crate) fn flush(&self) -> lockbox::Result<()> {
         if !self.flush_by_path()? {
             // Pages that arrive after the limit are still in flight and not lost.
             self.writeback.run(FLUSH_TIME);
@@ -151,7 +151,7 @@ impl MountHandle {
     /// while other programs write, and some kernels do not report it: then the limit [`ARRIVAL`]
     /// applies, as for the periodic commit. Not to be called from an event loop. Fails if
     /// the agent is gone.
-    pub(crate) fn collect(&self) -> io::Result<()> {
+    pub(crate) fn collect(&self) -> lockbox::Result<()> {
         self.flush()?;
         let until = Instant::now() + ARRIVAL;
         while Instant::now() < until && !self.waiting.as_ref().is_some_and(has_no_requests) {
@@ -161,7 +161,7 @@ impl MountHandle {
     }
 
     /// Flushes with syncfs(2). Returns false if no path leads to the mount.
-    fn flush_by_path(&self) -> io::Result<bool> {
+    fn flush_by_path(&self) -> lockbox::Result<bool> {
         let mut state = self.state.lock();
         if !state.is_mounted {
             return Ok(false);

@@ -277,6 +277,9 @@ case_a_mount_whose_agent_was_killed_can_be_left() {
     echo saved >"$WORK/box/file"
     pid=$(daemon_of "$WORK/box.lbx")
     kill -9 "$(pgrep --parent "$pid")"
+    exec 9>"$WORK/box/open"
+    expect 2 "'fusermount3 -u'" lockbox snapshot create "$WORK/box" now
+    exec 9>&-
     expect 2 "'fusermount3 -u'" lockbox umount "$WORK/box"
     mountpoint -q "$WORK/box" || fail 'unmounted, and said that it was not'
     fusermount3 -u "$WORK/box"
