@@ -391,6 +391,7 @@ pub(crate) struct ContentPrefetch<'a> {
     tree: ArchiveWalk<'a, ()>,
     path: Vec<u8>,
     tally: CopyTally,
+    has_ended: bool,
 }
 
 impl<'a> ContentPrefetch<'a> {
@@ -408,6 +409,7 @@ impl<'a> ContentPrefetch<'a> {
             tree: ArchiveWalk::new(),
             path: Vec::new(),
             tally: CopyTally::default(),
+            has_ended: false,
         }
     }
 
@@ -415,21 +417,16 @@ impl<'a> ContentPrefetch<'a> {
     /// parts, because neighbours in the archive take one request.
     pub(crate) fn advance(&mut self, passed: u64) {
         let until = passed.saturating_add(PREFETCH_WINDOW);
-        if self.tally.met().bytes >= until - PREFETCH_WINDOW / 2 {
+        if self.has_ended || self.tally.met().bytes >= until - PREFETCH_WINDOW / 2 {
             return;
         }
         let mut files = Vec::new();
         for _ in 0..MAX_PREFETCH_STEPS {
-            let found = match self.tree.next(&mut self.path) {
-                Some(Ok(WalkStep::Entry(entry, _))) => *entry.attributes,
-                Some(_) => continue,
-                None => {
-                    let Some((path, attributes)) = self.tops.next() else { break };
-                    self.path = path;
-                    attributes
-                }
+            let Some(file) = self.step() else {
+                self.has_ended = true;
+                break;
             };
-            files.extend(self.enter(&found));
+            files.extend(file);
             if self.tally.met().bytes >= until {
                 break;
             }
@@ -437,17 +434,29 @@ impl<'a> ContentPrefetch<'a> {
         self.fs.prefetch_files(&files, PREFETCH_WINDOW);
     }
 
-    /// Returns the file at the current path, or descends into the directory.
-    fn enter(&mut self, found: &Attributes) -> Option<Ino> {
+    /// Returns the next object if it is a file; `None` at the end, or after an error: a store that
+    /// is away must not be waited for again and again, between two reports of progress.
+    fn step(&mut self) -> Option<Option<Ino>> {
+        let found = match self.tree.next(&mut self.path) {
+            Some(step) => match step.ok()? {
+                WalkStep::Entry(entry, _) => *entry.attributes,
+                WalkStep::Leave(_) => return Some(None),
+            },
+            None => {
+                let (path, attributes) = self.tops.next()?;
+                self.path = path;
+                attributes
+            }
+        };
         if !self.path.is_empty() && self.filter.excludes(&self.path, found.is_directory()) {
-            return None;
+            return Some(None);
         }
         if found.is_directory() {
-            let _ = self.tree.descend(self.fs, &self.path, found.ino, ());
-            return None;
+            self.tree.descend(self.fs, &self.path, found.ino, ()).ok()?;
+            return Some(None);
         }
-        self.tally.add_stored_file(found);
-        (found.mode & mode::TYPE == mode::REGULAR).then_some(found.ino)
+        self.tally.add_stored_file(&found);
+        Some((found.mode & mode::TYPE == mode::REGULAR).then_some(found.ino))
     }
 }
 

@@ -74,15 +74,17 @@ impl FileSystem {
     }
 
     /// Prefetches the first `most` bytes of the content of each file, from remote storage only. A
-    /// hint: the reader of a file gets the errors.
+    /// hint, which ends at the first error: the reader of the file gets it.
     pub(crate) fn prefetch_files(&self, files: &[Ino], most: u64) {
         if files.is_empty() || !self.is_remote() {
             return;
         }
         let reading = ReadView::of(&self.volume, self.volume.state());
-        let mapped =
-            |ino: &Ino| extents::find_overlapping(reading.view(), *ino, 0..most, usize::MAX).unwrap_or_default();
-        let pages: Vec<Pointer> = files.iter().flat_map(mapped).map(|mapped| mapped.extent.page).collect();
+        let mut pages: Vec<Pointer> = Vec::new();
+        for ino in files {
+            let Ok(found) = extents::find_overlapping(reading.view(), *ino, 0..most, usize::MAX) else { break };
+            pages.extend(found.iter().map(|mapped| mapped.extent.page));
+        }
         self.volume.prefetch_pages(pages.iter());
     }
 
