@@ -170,7 +170,7 @@ case_a_daemon_without_its_other_process_says_so_and_loses_nothing() {
     await gone "$other"
     exec 7>"$WORK/box/file"
     echo written >&7
-    await grep -q 'process that flushes the mount does not answer' "$WORK/box.log"
+    await grep -q "background work failed: the daemon's process that unmounts is gone" "$WORK/box.log"
     exec 7>&-
     # What an ordinary unmount does, as long as somebody else may unmount.
     umount "$WORK/box"
