@@ -73,12 +73,9 @@ impl FileSystem {
         places
     }
 
-    /// Prefetches the first `most` bytes of the content of each file, from remote storage only. A
-    /// hint, which ends at the first error: the reader of the file gets it.
+    /// Prefetches the first `most` bytes of the content of each file. A hint, which ends at the
+    /// first error: the reader of the file gets it.
     pub(crate) fn prefetch_files(&self, files: &[Ino], most: u64) {
-        if files.is_empty() || !self.is_remote() {
-            return;
-        }
         let reading = ReadView::of(&self.volume, self.volume.state());
         let mut pages: Vec<Pointer> = Vec::new();
         for ino in files {
