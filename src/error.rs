@@ -126,6 +126,17 @@ impl Error {
         self.failed_request().map(|(kind, _)| kind)
     }
 
+    /// Returns whether a server does not answer or refuses access, so that further requests would
+    /// fail as well, each after the same wait.
+    pub(crate) fn is_server_unavailable(&self) -> bool {
+        matches!(self.request_kind(), Some(io::ErrorKind::TimedOut | io::ErrorKind::PermissionDenied))
+    }
+
+    /// Returns whether a page is lost while others may be readable.
+    pub(crate) fn is_page_loss(&self) -> bool {
+        matches!(self, Error::Damaged(_) | Error::Io { .. }) && !self.is_server_unavailable()
+    }
+
     /// Returns the next step after a failed request to a server, if there is one.
     pub fn request_advice(&self) -> Option<&'static str> {
         self.failed_request().and_then(|(_, request)| request.advice)

@@ -6,7 +6,7 @@ use std::path::Path;
 use lockbox::Error;
 use lockbox::archive::FindingKind;
 use lockbox::error::Refusal;
-use lockbox::exchange::{Problem, ProblemCause};
+use lockbox::exchange::{ExtractReport, Problem, ProblemCause};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
@@ -15,7 +15,7 @@ use lockbox_host::{
     DAMAGED, DENIED, IN_USE, MOUNT_FAILED, NO_ARCHIVE, NO_SOURCE, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, Program,
     UNREACHABLE, USAGE, WRONG_KEY, code, shown,
 };
-use lockbox_terminal::advice;
+use lockbox_terminal::{advice, display};
 use serde_json::{Value, json};
 
 /// The compared objects differ; diff(1) has 1 for that, which is wrong usage here.
@@ -190,6 +190,17 @@ pub(crate) fn of_problems(problems: &[Problem], code: fn(&Error) -> u8) -> Resul
     let count = problems.len();
     let objects = if count == 1 { "1 object was" } else { &format!("{count} objects were") };
     Err(Failure::new(worst, format!("{objects} not copied in full; see above")))
+}
+
+/// Fails if not everything was copied out of an archive.
+pub(crate) fn of_extraction(report: &ExtractReport) -> Result<(), Failure> {
+    let Some((path, error)) = &report.ended else { return of_problems(&report.problems, code) };
+    let mut failure = Failure::of(display(path), error);
+    failure.message += &match report.copied.files {
+        1 => "; 1 file was copied before".to_owned(),
+        files => format!("; {files} files were copied before"),
+    };
+    Err(failure)
 }
 
 /// Returns the exit code of the gravest problem. `code`: that of one, [`source_code`] where files

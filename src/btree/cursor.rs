@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::node::{Body, Bounds, Leaf, Node, slot_of};
 use super::{Child, LostNode, LostVisitor, NodeStore, ScanVisitor, Tree};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{Key, Pointer};
 
 /// Maximum number of nodes prefetched per level. Each also brings its neighbours, and prefetched
@@ -159,7 +159,7 @@ pub(super) fn load_or_skip(
         Child::Resident(node) => Ok(Some(node.clone())),
         Child::Stored(pointer) => match store.load(pointer, bounds) {
             Ok(node) => Ok(Some(node)),
-            Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
+            Err(error) if error.is_page_loss() => {
                 lost(LostNode { pointer: *pointer, lower: bounds.lower, upper: bounds.upper, error })?;
                 Ok(None)
             }

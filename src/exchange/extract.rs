@@ -45,11 +45,15 @@ pub struct ExtractReport {
     pub skipped: SkippedItems,
     /// Failures of single objects.
     pub problems: Vec<Problem>,
+    /// Path of the object at which a server became unavailable, and the error; no later object was
+    /// extracted.
+    pub ended: Option<(Vec<u8>, Error)>,
 }
 
 /// Extracts each path recursively under its own name into `options.to`; without paths, everything.
 /// An item appears in the target when it is complete, except for unreadable or refused objects,
-/// which are reported. An error of `progress` ends the extraction.
+/// which are reported. An error of `progress` ends the extraction. When a server becomes
+/// unavailable, the files extracted before remain, and the report has the error.
 ///
 /// # Errors
 /// `Exists` naming the existing object, `NotFound` for a path, `NoSpace` and failures of the host:
@@ -93,7 +97,13 @@ pub fn extract(
         extract.note(Err(error))?;
     }
     for top in &tops {
-        extract.top(top)?;
+        match extract.top(top) {
+            Err(error) if error.is_server_unavailable() => {
+                extract.report.ended = Some((extract.path.clone(), error));
+                break;
+            }
+            result => result?,
+        }
     }
     for top in &tops {
         extract.path = top.name.clone();

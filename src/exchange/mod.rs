@@ -63,7 +63,7 @@ impl Problem {
     }
 
     /// Records a failure of the object at `path`. Returns an error that ends the whole operation:
-    /// no space, a read-only target, or an interrupt.
+    /// no space, a read-only target, an unavailable server, or an interrupt.
     pub(crate) fn tolerate<T>(
         problems: &mut Vec<Problem>,
         path: &[u8],
@@ -72,6 +72,7 @@ impl Problem {
         match result {
             Ok(value) => Ok(value),
             Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_) | Error::Interrupted(_))) => Err(error),
+            Err(error) if error.is_server_unavailable() => Err(error),
             Err(error) => {
                 problems.push(Problem { path: path.to_vec(), cause: ProblemCause::Failed(error) });
                 Ok(None)

@@ -369,7 +369,7 @@ impl StructureWalk<'_> {
         }
         self.buffer.resize(extent.length as usize, 0);
         match self.volume.read_data(&extent.page, extent.start, &mut self.buffer) {
-            Err(error @ (Error::Damaged(_) | Error::Io { .. })) => {
+            Err(error) if error.is_page_loss() => {
                 let length = u64::from(extent.length);
                 let last = offset.saturating_add(length).saturating_sub(1);
                 let text = format!("bytes {offset} to {last} are lost: {error}");

@@ -338,7 +338,7 @@ impl Auditor<'_> {
             if let Some(pointer) = page.pointer {
                 match self.open_data_page(&pointer) {
                     Ok(plain) => page.plain = plain,
-                    Err(error @ (Error::Damaged(_) | Error::Io { .. })) => match shown_by {
+                    Err(error) if error.is_page_loss() => match shown_by {
                         Some(id) => {
                             let text = format!("snapshot {id} shows file data that cannot be read: {error}");
                             let finding = Finding::new(FindingKind::Snapshot, Severity::Lost, text);

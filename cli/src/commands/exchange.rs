@@ -13,7 +13,7 @@ use lockbox::exchange::{
     self, ExtractOptions, ExtractReport, FileTotals, ImportOptions, ImportReport, MirrorChange, MirrorPlan, Progress,
     TarImportOptions,
 };
-use lockbox_host::{Program, code, shown};
+use lockbox_host::{Program, shown};
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
@@ -306,7 +306,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> Result<(), Failure> {
         summary["problems"] = output::problems(&report.problems).into();
         output::print_json(&summary)?;
     }
-    exit::of_problems(&report.problems, code)
+    exit::of_extraction(&report)
 }
 
 /// Copies files out of an archive, and reports the files that could not be copied. `verb`:

@@ -9,7 +9,7 @@ use lockbox::exchange::{
 };
 use lockbox::fs::FileSystem;
 use lockbox::fs::ROOT_INO;
-use lockbox_host::{Program, code, shown};
+use lockbox_host::{Program, shown};
 use lockbox_terminal::display;
 
 use crate::commands::exchange::{copy_in, copy_out};
@@ -145,7 +145,7 @@ fn out_of(args: &CopyArgs, sources: &[OsString], target: &Path) -> Result<(), Fa
     let (opened, interrupt) = named.read_watched(&SnapshotViewArgs::default())?;
     refuse_directories(args, opened.file_system(), &paths)?;
     let report = copy_out(&named, &opened, &interrupt, "copied", &paths, &options)?;
-    exit::of_problems(&report.problems, code)
+    exit::of_extraction(&report)
 }
 
 /// Copies within an archive.

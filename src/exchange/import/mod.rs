@@ -507,7 +507,8 @@ impl Importer<'_> {
 /// Returns whether the error prevents all further additions, or is an interrupt.
 fn ends_import(error: &Error) -> bool {
     use Error::{Damaged, Interrupted, NoSpace, ReadOnly, WriteFailed};
-    matches!(error, NoSpace(_) | WriteFailed(_) | ReadOnly(_) | Damaged(_) | Interrupted(_))
+    let is_named = matches!(error, NoSpace(_) | WriteFailed(_) | ReadOnly(_) | Damaged(_) | Interrupted(_));
+    is_named || error.is_server_unavailable()
 }
 
 /// Returns the metadata to copy from a host file; a symbolic link has no mode.

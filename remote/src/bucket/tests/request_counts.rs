@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockbox::archive::{Archive, CreateOptions, OpenOptions};
 use lockbox::crypto::Passphrase;
 use lockbox::crypto::kdf::KdfCost;
-use lockbox::exchange::{Filter, count_archive_files, export_tar, resolve};
+use lockbox::exchange::{ExtractOptions, Filter, count_archive_files, export_tar, extract, resolve};
 use lockbox::fs::ROOT_INO;
 use lockbox::fs::{Creator, mode};
 use lockbox::keys::{RollbackOptions, Secrets, UnlockLimits, UnlockedKey, unlock_with};
@@ -30,16 +30,6 @@ const CREATOR: Creator = Creator { uid: 1, gid: 1, umask: None };
 
 fn passphrase() -> Passphrase {
     Passphrase::new(b"a passphrase".to_vec())
-}
-
-/// What nothing makes smaller.
-fn noise(dice: &mut Dice, bytes: usize) -> Vec<u8> {
-    let mut noise = Vec::with_capacity(bytes + 4);
-    while noise.len() < bytes {
-        noise.extend_from_slice(&(dice.below(1 << 31) as u32).to_le_bytes()[..3]);
-    }
-    noise.truncate(bytes);
-    noise
 }
 
 fn reader(world: &Arc<World>) -> Arc<dyn Storage> {
@@ -167,7 +157,7 @@ fn archive(world: &Arc<World>, bytes: usize) -> UnlockedKey {
     let file = fs.make_node(ROOT_INO, b"large", mode::REGULAR | 0o600, 0, CREATOR).unwrap();
     let mut dice = Dice::of(1);
     for at in (0..bytes).step_by(1 << 20) {
-        fs.write(file.ino, at as u64, &noise(&mut dice, (bytes - at).min(1 << 20))).unwrap();
+        fs.write(file.ino, at as u64, &dice.noise((bytes - at).min(1 << 20))).unwrap();
     }
     fs.sync().unwrap();
     archive.close().unwrap();
@@ -217,7 +207,7 @@ fn an_archive_in_a_store_is_opened_in_five_requests_and_a_page_costs_one() {
             let ino = resolve(archive.file_system(), b"large").unwrap().ino;
             // Five MiB of eight.
             let at = if size > 4096 { number / 5 * 8 + number % 5 } else { number };
-            archive.file_system().write(ino, at << 20, &noise(&mut dice, size)).unwrap();
+            archive.file_system().write(ino, at << 20, &dice.noise(size)).unwrap();
             archive.file_system().sync().unwrap();
         }
         archive.close().unwrap();
@@ -329,7 +319,7 @@ fn a_sync_of_an_archive_is_one_request() {
     for size in [1, 4096, 4096, 4096, 1 << 20, 7 << 19] {
         // Whole pages, or a piece of one: of a page that is written in part the rest is read.
         let at = dice.below(((8 << 20) - size) >> 17) << 17;
-        fs.write(ino, at, &noise(&mut dice, size as usize)).unwrap();
+        fs.write(ino, at, &dice.noise(size as usize)).unwrap();
         spent(&world);
         fs.sync().unwrap();
         let sync = spent(&world);
@@ -358,14 +348,14 @@ fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
         let fs = archive.file_system();
         let ino = resolve(fs, b"large").unwrap().ino;
         let mut dice = Dice::of(5);
-        let mut content = noise(&mut Dice::of(1), 1 << 20);
+        let mut content = Dice::of(1).noise(1 << 20);
         let mut asked = Vec::new();
         for round in 0..40 {
             // So many pieces of two pages, of which no two begin or end where one of the chunks
             // does.
             for page in [0, 3 << 17] {
                 let at = page + (dice.below(31) << 12) + 1000;
-                let piece = noise(&mut dice, 3000);
+                let piece = dice.noise(3000);
                 content[at as usize..at as usize + piece.len()].copy_from_slice(&piece);
                 fs.write(ino, at, &piece).unwrap();
             }
@@ -379,7 +369,7 @@ fn a_sync_that_needs_what_is_in_many_records_asks_for_all_of_it_at_once() {
             assert_eq!((sync.creations, sync.lists, sync.others), (1, 0, 0), "{sync:?}");
             // What others write is what is in memory of the last records.
             for _ in 0..5 {
-                let page = noise(&mut dice, 1 << 20);
+                let page = dice.noise(1 << 20);
                 fs.write(ino, (1 + dice.below(7)) << 20, &page).unwrap();
                 fs.sync().unwrap();
             }
@@ -405,7 +395,7 @@ fn a_check_of_all_bytes_requests_each_object_once() {
     let ino = resolve(written.file_system(), b"large").unwrap().ino;
     let mut dice = Dice::of(7);
     for number in 0..20 {
-        written.file_system().write(ino, number << 20, &noise(&mut dice, 300_000)).unwrap();
+        written.file_system().write(ino, number << 20, &dice.noise(300_000)).unwrap();
         written.file_system().sync().unwrap();
     }
     written.close().unwrap();
@@ -442,22 +432,73 @@ fn a_check_of_all_bytes_requests_each_object_once() {
     assert_eq!(compared.faults, [format!("segment {digits} is missing")]);
 }
 
+/// Creates an archive of `count` directories, each with a file of 1 MiB, and the file `large` of 1
+/// byte.
+fn archive_of_directories(world: &Arc<World>, count: usize) -> UnlockedKey {
+    let key = archive(world, 1);
+    let storage = writer(world);
+    let written = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
+    let (fs, mut dice) = (written.file_system(), Dice::of(3));
+    for number in 0..count {
+        let name = format!("directory{number:02}");
+        let directory = fs.make_directory(ROOT_INO, name.as_bytes(), 0o700, CREATOR).unwrap();
+        let file = fs.make_node(directory.ino, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap();
+        fs.write(file.ino, 0, &dice.noise(1 << 20)).unwrap();
+    }
+    written.close().unwrap();
+    key
+}
+
+/// A store that is away is not asked for each further file, and what was extracted before remains.
+#[test]
+fn an_extraction_ends_when_its_store_is_away() {
+    let world = World::new(1, 0);
+    let key = archive_of_directories(&world, 40);
+    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let archive = Archive::open(&reader(&world), &key, &reading).unwrap();
+    // Now its nodes are in memory.
+    assert_eq!(count_archive_files(archive.file_system(), &[], &Filter::default(), &|| true).unwrap().files, 41);
+    let target = tempfile::tempdir().unwrap();
+    let to_target = ExtractOptions {
+        to: target.path().to_path_buf(),
+        name: None,
+        replace: false,
+        filter: Filter::default(),
+        privileges: false,
+    };
+    let report = extract(archive.file_system(), &[], &to_target, &mut |progress| {
+        world.with(|state| state.away = progress.files >= 4);
+        Ok(())
+    })
+    .unwrap();
+    let (path, error) = report.ended.expect("an error that ended it");
+    assert_eq!(error.request_kind(), Some(std::io::ErrorKind::TimedOut), "{error}");
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+    // What was requested ahead still arrived.
+    let files = report.copied.files;
+    assert!((4..36).contains(&files), "{files} files");
+    let is_there = |number: &usize| target.path().join(format!("directory{number:02}/file")).exists();
+    assert_eq!((0..40).filter(is_there).count() as u64, files);
+    assert!(path.starts_with(format!("directory{files:02}/file").as_bytes()), "{}", String::from_utf8_lossy(&path));
+}
+
+/// Pages that nobody was asked for are not lost.
+#[test]
+fn a_check_ends_when_its_store_is_away() {
+    let world = World::new(1, 0);
+    let key = archive_of_directories(&world, 4);
+    let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let archive = Archive::open(&reader(&world), &key, &reading).unwrap();
+    world.with(|state| state.away = true);
+    let error = archive.check(true, &mut |_| ()).unwrap_err();
+    assert_eq!(error.request_kind(), Some(std::io::ErrorKind::TimedOut), "{error}");
+}
+
 /// Goal: files of directories that follow each other are under way together.
 #[test]
 fn files_of_many_directories_are_requested_side_by_side() {
     let world = World::new(1, 0);
-    let key = archive(&world, 1);
-    let storage = writer(&world);
-    let written = Archive::open(&storage, &key, &OpenOptions::default()).unwrap();
-    let (fs, mut dice) = (written.file_system(), Dice::of(3));
-    for number in 0..16 {
-        let name = format!("directory{number}");
-        let directory = fs.make_directory(ROOT_INO, name.as_bytes(), 0o700, CREATOR).unwrap();
-        let file = fs.make_node(directory.ino, b"file", mode::REGULAR | 0o600, 0, CREATOR).unwrap();
-        fs.write(file.ino, 0, &noise(&mut dice, 1 << 20)).unwrap();
-    }
-    written.close().unwrap();
-    drop(storage);
+    let key = archive_of_directories(&world, 16);
     let gate = Gate::of(0);
     let store = Together::these(world.store(9), |name| name.contains("/seg/"), gate.clone());
     let storage: Arc<dyn Storage> = open(store, NAME.into(), &options()).unwrap().unwrap().file().clone();
@@ -490,7 +531,7 @@ fn pages_to_repack_are_requested_side_by_side() {
         let name = format!("small{number}");
         let fs = archive.file_system();
         let file = fs.make_node(ROOT_INO, name.as_bytes(), mode::REGULAR | 0o600, 0, CREATOR).unwrap();
-        fs.write(file.ino, 0, &noise(&mut dice, 8192)).unwrap();
+        fs.write(file.ino, 0, &dice.noise(8192)).unwrap();
     }
     archive.close().unwrap();
     drop(storage);
@@ -499,7 +540,7 @@ fn pages_to_repack_are_requested_side_by_side() {
     let fs = archive.file_system();
     for number in [8, 72, 136, 200] {
         let file = resolve(fs, format!("small{number}").as_bytes()).unwrap();
-        fs.write(file.ino, 0, &noise(&mut dice, 8192)).unwrap();
+        fs.write(file.ino, 0, &dice.noise(8192)).unwrap();
     }
     fs.sync().unwrap();
     gate.close(4);
@@ -521,7 +562,7 @@ fn an_archive_is_opened_in_twelve_requests_after_thousands_of_commits() {
         let mut dice = Dice::of(8);
         for _ in 0..2500 {
             let at = dice.below(4000) << 12;
-            fs.write(ino, at, &noise(&mut dice, 100)).unwrap();
+            fs.write(ino, at, &dice.noise(100)).unwrap();
             fs.sync().unwrap();
         }
         // Its last words are lost.
@@ -549,7 +590,7 @@ fn what_is_written_goes_up_once_and_with_little_beside_it() {
     let mut dice = Dice::of(3);
     let data = 64 << 20;
     for at in (0..data).step_by(1 << 20) {
-        storage.write_at(before + at, &noise(&mut dice, 1 << 20)).unwrap();
+        storage.write_at(before + at, &dice.noise(1 << 20)).unwrap();
     }
     storage.barrier().unwrap();
     let written = spent(&world);
@@ -567,7 +608,7 @@ fn random_overwrites_send_little_more_than_twice_what_was_written() {
     let pages = 400;
     let storage = writer(&world);
     let mut dice = Dice::of(4);
-    let page = noise(&mut dice, PAGE as usize);
+    let page = dice.noise(PAGE as usize);
     let start = storage.len().unwrap();
     for number in 0..pages {
         storage.write_at(start + number * PAGE, &page).unwrap();
