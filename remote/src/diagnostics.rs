@@ -16,7 +16,7 @@ use crate::bucket::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange,
 use crate::hex;
 use crate::http::{HttpSource, RangeResponse};
 use crate::range_source::{FileVersion, RemoteError, RemoteResult};
-use crate::remote_file::with_retry;
+use crate::retry::with_retry;
 use crate::{DirectoryTrust, RemoteOptions, azure, object_store, s3};
 
 /// Result of one check of a probe.

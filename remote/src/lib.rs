@@ -27,7 +27,7 @@ mod identity;
 mod provenance;
 mod range_source;
 mod remote_file;
-mod retry_clock;
+mod retry;
 mod s3;
 mod signing;
 mod slot_cache;

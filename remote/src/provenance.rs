@@ -26,7 +26,7 @@
 //!     documents of the interface: a list is a `ListBucketResult`, a failure an `Error` with its
 //!     `Code`, and a response to a read has a tag of the form that the interface defines (32
 //!     hexadecimal digits) and is not an HTML page. A removal has no document, so there a read
-//!     decides (`bucket/s3.rs`).
+//!     decides (`bucket/s3_store.rs`).
 //! Google.  A create succeeded if `x-goog-hash` or the entity tag has the MD5 of the bytes sent,
 //!     under any key with which the object is encrypted. Each response has `x-guploader-uploadid`,
 //!     and those about an object `x-goog-generation`; else the documents count.

@@ -10,7 +10,7 @@
 //!     take as long as the body in addition: the kernel and the link buffer its end, and a window
 //!     that doubles in each round trip has drained at least as much before.
 //! PROGRESS-2  Before the first byte of an attempt moves, its waits end at the attempt's deadline:
-//!     the rest of the operation's `timeout` (`crate::remote_file::with_retry`).
+//!     the rest of the operation's `timeout` (`crate::retry::with_retry`).
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -339,7 +339,7 @@ mod tests {
     use crate::address::Address;
     use crate::http::{HttpSource, MIN_BYTES_PER_SECOND, REQUEST_TIMEOUT};
     use crate::range_source::{RangeSource, RemoteError};
-    use crate::remote_file::with_retry;
+    use crate::retry::with_retry;
 
     /// Connection that records the limit of each wait.
     #[derive(Debug)]

@@ -17,7 +17,7 @@
 //! BUCKET-5  Data from the store is bounded and compared with the hash in its name before it is
 //!     considered complete; its authenticity is for the tags of the archive.
 
-mod azure;
+mod azure_store;
 mod block_cache;
 mod directory;
 mod inventory;
@@ -25,7 +25,7 @@ mod layout;
 mod map;
 mod objects;
 mod owner;
-mod s3;
+mod s3_store;
 mod session;
 mod spool;
 mod store;
@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
-pub(crate) use self::azure::AzureStore;
+pub(crate) use self::azure_store::AzureStore;
 pub use self::block_cache::WholeObjects;
 pub(crate) use self::directory::DirectoryStore;
 pub use self::inventory::{CollectReport, NewestRecord, ObjectCheck, ObjectTotals, ProgressFn, StoredArchive};
@@ -49,7 +49,7 @@ pub(crate) use self::inventory::{check_objects, list_archives, verify_objects};
 use self::layout::WriterIdentity;
 pub(crate) use self::objects::random_bytes;
 pub(crate) use self::objects::{ListedObject, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore};
-pub(crate) use self::s3::S3Store;
+pub(crate) use self::s3_store::S3Store;
 use self::session::WriterSession;
 pub use self::spool::PendingUpload;
 use self::spool::{SpoolOverlay, UploadSpool};

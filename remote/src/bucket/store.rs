@@ -21,8 +21,7 @@ use super::objects::{
 use super::spool::{SpoolOverlay, UploadSpool};
 use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::remote_file::{Backoff, with_retry_on};
-use crate::retry_clock::{HostClock, RetryClock};
+use crate::retry::{Backoff, HostClock, RetryClock, with_retry_on};
 use crate::transport::AttemptClock;
 
 pub(super) const MARKER: &str = "lockbox";

@@ -8,8 +8,7 @@ use parking_lot::Mutex;
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::store::{BucketStore, CreateOutcome};
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::remote_file::MAX_PAUSE;
-use crate::retry_clock::{RetryClock, SimulatedClock};
+use crate::retry::{MAX_PAUSE, RetryClock, SimulatedClock};
 
 /// Store that fails for some time, and the times of its requests.
 struct Failing {

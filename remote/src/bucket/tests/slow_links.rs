@@ -11,7 +11,7 @@ use lockbox::storage::Storage;
 use md5::{Digest, Md5};
 
 use super::super::objects::ObjectStore;
-use super::super::s3::S3Store;
+use super::super::s3_store::S3Store;
 use super::super::{Bucket, BucketWriter, check_objects};
 use super::clouds::{Server, objects};
 use super::writable::whole;
