@@ -4,7 +4,7 @@
 #   tests/nightly.sh [CAMPAIGN...]     all, or the named ones
 #
 # Campaigns, by their names in the table below: crash models damage faults hostile fuzz kills writers moments interrupts
-#   schedules portal mounts fsx pjdfstest stress openapi versitygw azurite
+#   schedules portal mounts fsx pjdfstest stress openapi versitygw train azurite
 #
 # HOURS=N scales every campaign: 1 (the default) takes about an hour for each of the longest and some eight hours in all.
 # SEED=N repeats the random ones; without it the seed is today's date, which the table shows. KEEP_RELIABILITY=1 also writes the
@@ -51,6 +51,7 @@ campaigns=(
     "stress      SECONDS_EACH=30 tests/suites/stress.sh"
     "openapi     BIN=$PROGRAMS/lockbox-share tests/share.sh $((100 * hours))"
     "versitygw   ROUNDS=5 MOUNTS=1 OUTAGE=$((120 * hours)) KILLS=$((25 * hours)) TURNS=$((20 * hours)) tests/campaign/versitygw.sh"
+    "train       ROUNDS=0 MOUNTS=1 PARTS='train slow' TRAIN=$hours tests/campaign/versitygw.sh"
     "azurite     ROUNDS=5 tests/campaign/azurite.sh"
 )
 

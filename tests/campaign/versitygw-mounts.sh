@@ -4,9 +4,10 @@
 #   EACH     steps that are acknowledged before a kill, at most (20)
 #   TURNS    how often the archive changes hands between two machines, which a third one watches (4)
 #   SEED     what is done at random
-#   PARTS    what of it ("programs outage kills turns")
+#   PARTS    what of it ("programs outage kills turns"); "train" and "slow" only if they are named
+#   TRAIN    scale of the times of "train", whose cuts take 10 s, 60 s and 5 min with 1, and of its hour of sleep (1)
 # shellcheck shell=bash disable=SC2153,SC2154
-OUTAGE=${OUTAGE:-5} KILLS=${KILLS:-3} EACH=${EACH:-20} TURNS=${TURNS:-4} SEED=${SEED:-$RANDOM} PARTS=${PARTS:-programs outage kills turns}
+OUTAGE=${OUTAGE:-5} KILLS=${KILLS:-3} EACH=${EACH:-20} TURNS=${TURNS:-4} SEED=${SEED:-$RANDOM} PARTS=${PARTS:-programs outage kills turns} TRAIN=${TRAIN:-1}
 RANDOM=$SEED
 OPTIONS=passfile=$WORK/pass,allow-http,allow-private,timeout=2s
 HOLDERS=() WRITER=
@@ -313,7 +314,7 @@ kills() {
     check_full "$1"
 }
 
-# machine NAME NUMBER: one with a name, a number, a network and mounts of its own. Its processes are those of this one, which shows nobody's death: it has another number.
+# machine NAME NUMBER [train]: one with a name, a number, a network and mounts of its own. Its processes are those of this one, which shows nobody's death: it has another number. With "train", train.py carries its packets, by what is written to descriptor 8.
 machine() {
     # Of the networks for measurements, three for each port: several may run at once.
     local name=$1 home=$WORK/$1 link=lb$2-$$ at=$(((3 * PORT + $2) % 32768))
@@ -327,13 +328,21 @@ machine() {
     ' - "$home" "$name" &
     HOLDERS+=($!)
     await 10 test -e "$home/up"
-    ip link add "$link" type veth peer name eth0 netns $!
+    local holder=$!
+    if [[ ${3-} == train ]]; then
+        coproc TRAIN_LINK { exec "$TESTS/train.py" link "$link" "p$link" "$SEED"; }
+        read -r -t 10 _ <&"${TRAIN_LINK[0]}" || fail "no link"
+        exec 8>&"${TRAIN_LINK[1]}" 9<&"${TRAIN_LINK[0]}"
+        ip link set "p$link" netns "$holder" name eth0
+    else
+        ip link add "$link" type veth peer name eth0 netns "$holder"
+    fi
     ip address add "$here/30" dev "$link"
     ip link set "$link" up
-    nsenter --net --target $! ip address add "$there/30" dev eth0
-    nsenter --net --target $! ip link set eth0 up
+    nsenter --net --target $holder ip address add "$there/30" dev eth0
+    nsenter --net --target $holder ip link set eth0 up
     ADDRESSES+=("$here:$PORT")
-    declare -g "ON_$name=nsenter --mount --net --uts --target $! env XDG_STATE_HOME=$home/state XDG_CACHE_HOME=$home/cache $(asks "http://$here:$PORT")"
+    declare -g "ON_$name=nsenter --mount --net --uts --target $holder env XDG_STATE_HOME=$home/state XDG_CACHE_HOME=$home/cache $(asks "http://$here:$PORT")"
 }
 
 # on NAME: what follows is run there, by "${ON[@]}".
@@ -448,6 +457,170 @@ turns() {
     HOLDERS=() ADDRESSES=("127.0.0.1:$PORT")
     stop
     start
+}
+
+# lasts SECONDS: so long, by the scale.
+lasts() {
+    sleep "$(awk -v seconds="$1" -v scale="$TRAIN" 'BEGIN { print seconds * scale }')"
+}
+
+# phase NAME: what the programs note from now on.
+phase() {
+    echo "$1" >"$WORK/phase.new"
+    mv "$WORK/phase.new" "$WORK/phase"
+}
+
+# works NAME: a phase that lasts until each program has done a step in it without an error.
+works() {
+    phase "$1"
+    await 900 "$TESTS/train.py" worked "$WORK/train.notes" "$1"
+}
+
+# train URL: git, SQLite, an editor and a shell on a mount behind a bad link. What was acknowledged is found by who has nothing but the store, and the table says what each program saw.
+train() {
+    local pid others code notes=$WORK/train.notes later=$WORK/later.notes
+    rm -f "$notes" "$later"
+    machine laptop 1 train
+    machine desk 2
+    stop
+    start
+    create_at "$1"
+    on laptop
+    timeout 120 "${ON[@]}" mount.lockbox "$1" "$WORK/laptop/dir" -o "passfile=$WORK/pass,allow-http,allow-private,log=$WORK/laptop/log"
+    phase start
+    "${ON[@]}" "$TESTS/train.py" work "$WORK/laptop/dir" "$notes" "$WORK/phase" 8>&- 9<&- &
+    WRITER=$!
+    await 60 test -e "$notes"
+    works "a good link"
+    for seconds in 10 60 300; do
+        phase "cut for $seconds s"
+        echo cut >&8
+        lasts "$seconds"
+        echo mend >&8
+        works "after $seconds s"
+    done
+    phase "1 Mbit/s"
+    echo rate 125000 >&8
+    lasts 180
+    works "1 Mbit/s, later"
+    echo rate 12500000 >&8
+    phase "30 % loss"
+    echo loss 30 >&8
+    lasts 180
+    works "30 % loss, later"
+    echo loss 0 >&8
+    works "a good link again"
+    # It sleeps for an hour, and another machine takes over.
+    pid=$(daemons "$WORK/laptop")
+    mapfile -t others < <(pgrep --parent "$pid")
+    kill -STOP "$WRITER" "$pid" "${others[@]}"
+    phase "asleep"
+    on desk
+    timeout 120 "${ON[@]}" mount.lockbox "$1" "$WORK/desk/dir" -o "passfile=$WORK/pass,allow-http,allow-private,take-over"
+    all_kept "$WORK/desk/dir" "$notes"
+    # Of programs in the midst of their work on the laptop.
+    "${ON[@]}" rm -f "$WORK/desk/dir/git/.git/index.lock" "$WORK/desk/dir/.letter.swp"
+    "${ON[@]}" "$TESTS/train.py" work "$WORK/desk/dir" "$later" "$WORK/phase" 5 100000 8>&- 9<&-
+    lasts 3600
+    phase "awake, overtaken"
+    on laptop
+    kill -CONT "${others[@]}" "$pid" "$WRITER"
+    await 300 is_read_only "$WORK/laptop/dir"
+    lasts 20
+    kill "$WRITER"
+    await 300 gone "$WRITER"
+    wait "$WRITER" || fail "the programs ended badly"
+    WRITER=
+    code=0
+    timeout 120 "${ON[@]}" lockbox umount "$WORK/laptop/dir" >"$WORK/said" 2>&1 || code=$?
+    echo "lockbox umount on the laptop ended with $code: $(cat "$WORK/said")"
+    on desk
+    timeout 120 "${ON[@]}" lockbox umount "$WORK/desk/dir" || fail "the unmount on the desk"
+    ON=()
+    fresh "$1"
+    all_kept "$WORK/found" "$notes"
+    all_kept "$WORK/found" "$later"
+    check_full "$1"
+    "$TESTS/train.py" report "$notes"
+    "$TESTS/train.py" report "$later"
+    echo "log of the laptop's daemon:"
+    cat "$WORK/laptop/log"
+    exec 8>&- 9<&-
+    kill "${HOLDERS[@]}"
+    wait "${HOLDERS[@]}" || true
+    HOLDERS=() ADDRESSES=("127.0.0.1:$PORT")
+    stop
+    start
+}
+
+# slow URL: large files through a link of 1 Mbit/s and of 128 kbit/s. What is printed: seconds and bytes beside those of the link alone.
+slow() {
+    local began counted
+    machine laptop 1 train
+    stop
+    start
+    create_at "$1"
+    on laptop
+    timeout 120 "${ON[@]}" mount.lockbox "$1" "$WORK/laptop/dir" -o "passfile=$WORK/pass,allow-http,allow-private,log=$WORK/laptop/log"
+    stored 60000000 125000
+    stored 4194304 16000
+    stored 20000000 12500000
+    echo rate 125000 >&8
+    "${ON[@]}" lockbox umount "$WORK/laptop/dir"
+    rm -rf "$WORK/laptop/cache"
+    timeout 120 "${ON[@]}" mount.lockbox "$1" "$WORK/laptop/dir" -o "passfile=$WORK/pass,allow-http,allow-private,ro,log=$WORK/laptop/log"
+    counted=$(count_bytes)
+    began=$EPOCHREALTIME
+    "${ON[@]}" cmp "$WORK/20000000" "$WORK/laptop/dir/20000000" || fail "another content"
+    counted=$(count_bytes)
+    compare "read 20000000 bytes at 125000 a second" 20000000 125000 "$began" "${counted% *}"
+    timeout 300 "${ON[@]}" lockbox umount "$WORK/laptop/dir"
+    ON=()
+    fresh "$1"
+    cmp "$WORK/60000000" "$WORK/found/60000000" && cmp "$WORK/4194304" "$WORK/found/4194304" || fail "another content"
+    exec 8>&- 9<&-
+    kill "${HOLDERS[@]}"
+    wait "${HOLDERS[@]}" || true
+    HOLDERS=() ADDRESSES=("127.0.0.1:$PORT")
+    stop
+    start
+}
+
+# stored BYTES RATE: a file of so many bytes is written and synced at this rate.
+stored() {
+    local began counted
+    head -c "$1" /dev/urandom >"$WORK/$1"
+    echo "rate $2" >&8
+    count_bytes >/dev/null
+    began=$EPOCHREALTIME
+    "${ON[@]}" timeout 3600 dd if="$WORK/$1" of="$WORK/laptop/dir/$1" bs=1M conv=fsync status=none || fail "$1 bytes at $2 a second"
+    counted=$(count_bytes)
+    compare "wrote $1 bytes at $2 a second" "$1" "$2" "$began" "${counted#* }"
+}
+
+# count_bytes: prints the bytes to the laptop and from it since the last time.
+count_bytes() {
+    local counted
+    echo count >&8
+    read -r -t 10 counted <&9
+    echo "$counted"
+}
+
+# compare WHAT BYTES RATE BEGAN CARRIED
+compare() {
+    awk -v what="$1" -v bytes="$2" -v rate="$3" -v began="$4" -v now="$EPOCHREALTIME" -v carried="$5" \
+        'BEGIN { printf "%s: %.1f s, %.2f of the least; %d bytes carried, %.2f\n", what, now - began, (now - began) * rate / bytes, carried, carried / bytes }'
+}
+
+is_read_only() {
+    [[ $("${ON[@]}" lockbox status "$1" 2>/dev/null) == *'read-only because'* ]]
+}
+
+# all_kept DIRECTORY NOTES: each step of train.py that was acknowledged. What is checked is a copy, which git and SQLite may write to.
+all_kept() {
+    rm -rf "$WORK/copy"
+    "${ON[@]}" timeout 300 rsync -aH "$1/" "$WORK/copy/"
+    "$TESTS/train.py" check "$WORK/copy" "$2" || fail "in $1"
 }
 
 # mounts ROUND
