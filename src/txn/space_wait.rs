@@ -212,23 +212,22 @@ impl SpaceWaiter {
     }
 
     /// Waits for (d) and (e). A check commits only for its own reclaim; commits for the steps of
-    /// others come once, at the end.
+    /// others come once, at the end, also for steps that ended before the first check.
     fn await_others(&self, enough: Enough<'_>) -> Result<bool> {
-        let mut was_held = false;
         for look in 0..CLOSE_LOOKS {
             let readers = look < READER_LOOKS && self.allocator.waits_for_readers();
             let held = self.writer.owner().map_or(Ok(false), |owner| owner.is_reclaim_blocked())?;
             if !readers && !held {
                 break;
             }
-            was_held |= held;
             std::thread::sleep(PAUSE);
             self.allocator.release_pending_frees();
             if enough()? || (held && self.await_reclaim(enough)?) {
                 return Ok(true);
             }
         }
-        Ok(was_held && self.await_commits(enough)?)
+        // A step that another thread ended since the commits of this call left its pages to others.
+        self.await_commits(enough)
     }
 
     #[cfg(test)]

@@ -1,18 +1,23 @@
 //! Waiting for space: the order of the waiting writers, commits that only free space on a host that
 //! refuses them, and the timer running concurrently.
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::support::*;
 use crate::Error;
+use crate::error::Result;
 use crate::format::Generation;
+use crate::format::log::LogPiece;
 use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, SimulatedStorage};
-use crate::txn::Volume;
 use crate::txn::allocator::keep_of;
 use crate::txn::commit::{CommitReason, CommitTail};
+use crate::txn::{Operation, Volume, VolumeOwner};
 
 /// Time after which a hanging test fails.
 const HANGS: Duration = Duration::from_secs(60);
@@ -200,4 +205,43 @@ fn background_erasing_does_not_queue_for_room() {
     drop(shortage);
     clock.join().unwrap();
     ended.expect("the clock waited for room").unwrap();
+}
+
+/// Another thread frees everything between the caller's own commits and its look at that thread.
+struct LateStep {
+    volume: Weak<Volume>,
+    slots: Mutex<Range<u64>>,
+}
+
+impl VolumeOwner for LateStep {
+    fn flush(&self, _: &mut Operation<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn take_log_pieces(&self, _: usize) -> Option<Vec<LogPiece>> {
+        Some(Vec::new())
+    }
+
+    fn reclaim_step(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn is_reclaim_blocked(&self) -> Result<bool> {
+        let volume = self.volume.upgrade().unwrap();
+        for slot in std::mem::take(&mut *self.slots.lock()) {
+            assert!(delete(&volume, 2, slot)?);
+        }
+        Ok(false)
+    }
+}
+
+#[test]
+fn pages_that_others_freed_during_the_wait_are_waited_for() {
+    let dice = Dice::new(6);
+    let volume = create(SimulatedStorage::new(), &dice);
+    volume.allocator().limit_size(12 << 20);
+    let full = (0..).find(|slot| put(&volume, 2, *slot, *slot, 128 << 10).is_err()).unwrap();
+    assert!(volume.reserve_data(4 << 20, 32).is_err());
+    volume.set_owner(LateStep { volume: Arc::downgrade(&volume), slots: Mutex::new(0..full) });
+    volume.reserve_data(4 << 20, 32).unwrap();
 }
