@@ -337,7 +337,7 @@ fn cut_part_of_block(file: &dyn Storage) {
 fn in_backup(error: Error) -> Error {
     match error {
         Error::Damaged(detail) => Error::Refused(Refusal::DamagedBackup { detail }),
-        Error::WriteFailed(detail) => Error::Refused(Refusal::FailedBackup { detail }),
+        Error::WriteFailed(detail) | Error::ReadOnly(detail) => Error::Refused(Refusal::FailedBackup { detail }),
         Error::Io { context, source } => {
             Error::Refused(Refusal::FailedBackup { detail: format!("{context}: {source}") })
         }

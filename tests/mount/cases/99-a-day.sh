@@ -313,7 +313,7 @@ pull_out() {
     sync -f "$WORK/stick"
     device=$(findmnt --noheadings --output SOURCE "$WORK/stick")
     fsfreeze --freeze "$WORK/drawer"
-    in_background expect 2 "^lockbox: $WORK/stick/box.lbx: .*Input/output error$" lockbox backup "$WORK/box" "$WORK/stick/box.lbx"
+    in_background expect 2 "^lockbox: $WORK/stick/box.lbx: .*(Input/output error|Read-only file system)$" lockbox backup "$WORK/box" "$WORK/stick/box.lbx"
     asked=${BACKGROUND[-1]}
     # Whatever fails, it is to move again.
     { await is_written "${device#/dev/}" && day_goes_on "$2"; } || undisturbed=no
