@@ -345,6 +345,15 @@ machine() {
     declare -g "ON_$name=nsenter --mount --net --uts --target $holder env XDG_STATE_HOME=$home/state XDG_CACHE_HOME=$home/cache $(asks "http://$here:$PORT")"
 }
 
+# end_machines: with their links.
+end_machines() {
+    kill "${HOLDERS[@]}"
+    wait "${HOLDERS[@]}" || true
+    HOLDERS=() ADDRESSES=("127.0.0.1:$PORT")
+    stop
+    start
+}
+
 # on NAME: what follows is run there, by "${ON[@]}".
 on() {
     local how=ON_$1
@@ -451,12 +460,7 @@ turns() {
     all_there "$WORK/found" "$notes"
     acknowledged=$((acknowledged + $(tail -n 1 "$WORK/said")))
     check_full "$1"
-    # Machines end, and with them their links.
-    kill "${HOLDERS[@]}"
-    wait "${HOLDERS[@]}" || true
-    HOLDERS=() ADDRESSES=("127.0.0.1:$PORT")
-    stop
-    start
+    end_machines
 }
 
 # lasts SECONDS: so long, by the scale.
@@ -478,7 +482,7 @@ works() {
 
 # train URL: git, SQLite, an editor and a shell on a mount behind a bad link. What was acknowledged is found by who has nothing but the store, and the table says what each program saw.
 train() {
-    local pid others code notes=$WORK/train.notes later=$WORK/later.notes
+    local pid others code seconds notes=$WORK/train.notes later=$WORK/later.notes
     rm -f "$notes" "$later"
     machine laptop 1 train
     machine desk 2
@@ -546,11 +550,7 @@ train() {
     echo "log of the laptop's daemon:"
     cat "$WORK/laptop/log"
     exec 8>&- 9<&-
-    kill "${HOLDERS[@]}"
-    wait "${HOLDERS[@]}" || true
-    HOLDERS=() ADDRESSES=("127.0.0.1:$PORT")
-    stop
-    start
+    end_machines
 }
 
 # slow URL: large files through a link of 1 Mbit/s and of 128 kbit/s. What is printed: seconds and bytes beside those of the link alone.
@@ -569,7 +569,7 @@ slow() {
     "${ON[@]}" lockbox umount "$WORK/laptop/dir"
     rm -rf "$WORK/laptop/cache"
     timeout 120 "${ON[@]}" mount.lockbox "$1" "$WORK/laptop/dir" -o "passfile=$WORK/pass,allow-http,allow-private,ro,log=$WORK/laptop/log"
-    counted=$(count_bytes)
+    count_bytes >/dev/null
     began=$EPOCHREALTIME
     "${ON[@]}" cmp "$WORK/20000000" "$WORK/laptop/dir/20000000" || fail "another content"
     counted=$(count_bytes)
@@ -579,11 +579,7 @@ slow() {
     fresh "$1"
     cmp "$WORK/60000000" "$WORK/found/60000000" && cmp "$WORK/4194304" "$WORK/found/4194304" || fail "another content"
     exec 8>&- 9<&-
-    kill "${HOLDERS[@]}"
-    wait "${HOLDERS[@]}" || true
-    HOLDERS=() ADDRESSES=("127.0.0.1:$PORT")
-    stop
-    start
+    end_machines
 }
 
 # stored BYTES RATE: a file of so many bytes is written and synced at this rate.

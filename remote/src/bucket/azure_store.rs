@@ -1,8 +1,8 @@
 //! Object store below a prefix of an Azure container.
 //!
 //! Creates are conditional on the absence of the name and carry the hash of their bytes, as in
-//! `s3.rs`. Two things differ from S3. Azure has no request for the last bytes of an object: a
-//! range from the start is requested instead, which covers most objects read in this way and
+//! `s3_store.rs`. Two things differ from S3. Azure has no request for the last bytes of an object:
+//! a range from the start is requested instead, which covers most objects read in this way and
 //! returns the length. And a list begins at the start or at an opaque marker: so the end of the
 //! last full list is remembered with its marker, and a list after another name skips page by page.
 

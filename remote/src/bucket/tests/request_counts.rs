@@ -482,7 +482,7 @@ fn an_extraction_ends_when_its_store_is_away() {
     assert!(path.starts_with(format!("directory{files:02}/file").as_bytes()), "{}", String::from_utf8_lossy(&path));
 }
 
-/// Pages that nobody was asked for are not lost.
+/// A page does not count as lost because its store is away.
 #[test]
 fn a_check_ends_when_its_store_is_away() {
     let world = World::new(1, 0);
