@@ -4,43 +4,43 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Place, noise, stop};
+use crate::support::{TestDir, noise, stop};
 
 const OLDER: i32 = 16;
 
-fn names(place: &Place) -> Vec<String> {
+fn names(work_dir: &TestDir) -> Vec<String> {
     let mut names: Vec<String> =
-        fs::read_dir(place.path("box")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        fs::read_dir(work_dir.path("box")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
 
 /// An archive that takes a moment to be written anew, alone in its directory.
-fn filled() -> Place {
-    let place = Place::new();
-    fs::create_dir(place.path("box")).unwrap();
-    place.archive("box/a.lbx");
+fn filled() -> TestDir {
+    let work_dir = TestDir::new();
+    fs::create_dir(work_dir.path("box")).unwrap();
+    work_dir.create_archive("box/a.lbx");
     for n in 0..6 {
-        fs::write(place.path(format!("file{n}")), noise(8 << 20)).unwrap();
-        place.good(&["add", "box/a.lbx", &format!("file{n}")]);
+        fs::write(work_dir.path(format!("file{n}")), noise(8 << 20)).unwrap();
+        work_dir.run_ok(&["add", "box/a.lbx", &format!("file{n}")]);
     }
-    place
+    work_dir
 }
 
 /// Starts a compaction and sends the signal as soon as the new file lies beside the old one; the exit code, unless it was done before.
-fn interrupted(place: &Place, signal: Signal) -> Option<(Option<i32>, String)> {
-    stop(place.start(&mut place.command(), &["compact", "box/a.lbx"]), signal, || names(place).len() >= 2)
+fn interrupted(work_dir: &TestDir, signal: Signal) -> Option<(Option<i32>, String)> {
+    stop(work_dir.start(&mut work_dir.command(), &["compact", "box/a.lbx"]), signal, || names(work_dir).len() >= 2)
 }
 
 #[test]
 fn a_terminated_compaction_leaves_the_archive_alone_and_no_file_beside_it() {
-    let place = filled();
+    let work_dir = filled();
     for _ in 0..10 {
-        let before = fs::read(place.path("box/a.lbx")).unwrap();
-        let Some((code, complaint)) = interrupted(&place, Signal::SIGTERM) else { continue };
-        assert!(code.is_some() && complaint.contains("the archive is unchanged"), "{code:?} {complaint}");
-        assert_eq!(names(&place), ["a.lbx"]);
-        assert!(fs::read(place.path("box/a.lbx")).unwrap() == before);
+        let before = fs::read(work_dir.path("box/a.lbx")).unwrap();
+        let Some((code, stderr)) = interrupted(&work_dir, Signal::SIGTERM) else { continue };
+        assert!(code.is_some() && stderr.contains("the archive is unchanged"), "{code:?} {stderr}");
+        assert_eq!(names(&work_dir), ["a.lbx"]);
+        assert!(fs::read(work_dir.path("box/a.lbx")).unwrap() == before);
         return;
     }
     panic!("no compaction could be stopped");
@@ -48,20 +48,20 @@ fn a_terminated_compaction_leaves_the_archive_alone_and_no_file_beside_it() {
 
 #[test]
 fn a_killed_compaction_leaves_a_whole_archive_and_the_next_one_clears_up() {
-    let place = filled();
+    let work_dir = filled();
     for _ in 0..10 {
-        let before = fs::read(place.path("box/a.lbx")).unwrap();
-        if interrupted(&place, Signal::SIGKILL).is_none() || names(&place).len() < 2 {
+        let before = fs::read(work_dir.path("box/a.lbx")).unwrap();
+        if interrupted(&work_dir, Signal::SIGKILL).is_none() || names(&work_dir).len() < 2 {
             continue;
         }
-        assert!(fs::read(place.path("box/a.lbx")).unwrap() == before);
-        place.good(&["check", "--full", "box/a.lbx"]);
-        place.good(&["compact", "box/a.lbx"]);
-        assert_eq!(names(&place), ["a.lbx"]);
-        place.good(&["check", "--full", "box/a.lbx"]);
+        assert!(fs::read(work_dir.path("box/a.lbx")).unwrap() == before);
+        work_dir.run_ok(&["check", "--full", "box/a.lbx"]);
+        work_dir.run_ok(&["compact", "box/a.lbx"]);
+        assert_eq!(names(&work_dir), ["a.lbx"]);
+        work_dir.run_ok(&["check", "--full", "box/a.lbx"]);
         for n in 0..6 {
             let name = format!("file{n}");
-            assert!(place.good(&["cat", "box/a.lbx", &name]) == fs::read(place.path(&name)).unwrap());
+            assert!(work_dir.run_ok(&["cat", "box/a.lbx", &name]) == fs::read(work_dir.path(&name)).unwrap());
         }
         return;
     }
@@ -70,19 +70,19 @@ fn a_killed_compaction_leaves_a_whole_archive_and_the_next_one_clears_up() {
 
 #[test]
 fn the_archive_as_it_was_before_a_compaction_is_an_older_copy() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    fs::write(place.path("file"), noise(300_000)).unwrap();
-    place.good(&["add", "a.lbx", "file"]);
-    fs::copy(place.path("a.lbx"), place.path("before.lbx")).unwrap();
-    place.good(&["compact", "a.lbx"]);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    fs::write(work_dir.path("file"), noise(300_000)).unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "file"]);
+    fs::copy(work_dir.path("a.lbx"), work_dir.path("before.lbx")).unwrap();
+    work_dir.run_ok(&["compact", "a.lbx"]);
     for command in ["info", "compact", "purge", "check"] {
-        let ended = place.run(&[command, "before.lbx"]);
-        assert_eq!(ended.code, OLDER, "{command}: {}", ended.complaint);
+        let output = work_dir.run(&[command, "before.lbx"]);
+        assert_eq!(output.code, OLDER, "{command}: {}", output.stderr);
     }
-    place.good(&["add", "--force", "a.lbx", "file"]);
-    place.good(&["check", "--full", "a.lbx"]);
+    work_dir.run_ok(&["add", "--force", "a.lbx", "file"]);
+    work_dir.run_ok(&["check", "--full", "a.lbx"]);
     // What is only read page by page may be of any age.
-    place.good(&["rescue", "before.lbx", "--to", "out"]);
-    assert!(fs::read(place.path("out/file")).unwrap() == noise(300_000));
+    work_dir.run_ok(&["rescue", "before.lbx", "--to", "out"]);
+    assert!(fs::read(work_dir.path("out/file")).unwrap() == noise(300_000));
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::support::{Dice, Ended, Place, noise};
+use crate::support::{Dice, RunOutput, TestDir, noise};
 
 const B: usize = 4096;
 /// How many copies are damaged, unless `LOCKBOX_DAMAGED_COPIES` says more; each takes a quarter of a second.
@@ -16,7 +16,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 
 /// The archive as it is, as it was before its last session, another one, and what the first two hold.
 struct Store {
-    place: Place,
+    work_dir: TestDir,
     now: Vec<u8>,
     before: Vec<u8>,
     other: Vec<u8>,
@@ -26,25 +26,25 @@ struct Store {
 
 impl Store {
     fn new() -> Store {
-        let place = Place::new();
-        fs::create_dir_all(place.path("tree/below")).unwrap();
-        let write = |name: &str, length| fs::write(place.path("tree").join(name), noise(length)).unwrap();
+        let work_dir = TestDir::new();
+        fs::create_dir_all(work_dir.path("tree/below")).unwrap();
+        let write = |name: &str, length| fs::write(work_dir.path("tree").join(name), noise(length)).unwrap();
         let names: Vec<String> = (0..12).map(|n| format!("below/small{n}")).collect();
         write("large", 400_000);
         write("kept", 70_000);
         names.iter().zip(500..).for_each(|(name, length)| write(name, length));
         for name in ["a.lbx", "b.lbx"] {
-            place.archive(name);
-            place.good(&["add", name, "tree"]);
+            work_dir.create_archive(name);
+            work_dir.run_ok(&["add", name, "tree"]);
         }
-        let (before, older) = (fs::read(place.path("a.lbx")).unwrap(), read_tree(&place.path("tree")));
+        let (before, older) = (fs::read(work_dir.path("a.lbx")).unwrap(), read_tree(&work_dir.path("tree")));
         write("large", 410_000);
         names.iter().step_by(3).zip(700..).for_each(|(name, length)| write(name, length));
-        place.good(&["add", "--force", "a.lbx", "tree"]);
-        let (now, files) = (fs::read(place.path("a.lbx")).unwrap(), read_tree(&place.path("tree")));
-        let other = fs::read(place.path("b.lbx")).unwrap();
-        fs::write(place.path("extra"), noise(50_000)).unwrap();
-        Store { place, now, before, other, files, older }
+        work_dir.run_ok(&["add", "--force", "a.lbx", "tree"]);
+        let (now, files) = (fs::read(work_dir.path("a.lbx")).unwrap(), read_tree(&work_dir.path("tree")));
+        let other = fs::read(work_dir.path("b.lbx")).unwrap();
+        fs::write(work_dir.path("extra"), noise(50_000)).unwrap();
+        Store { work_dir, now, before, other, files, older }
     }
 
     fn damaged(&self, random: &mut Dice) -> (&'static str, Vec<u8>) {
@@ -104,29 +104,29 @@ impl Store {
         (what, bytes)
     }
 
-    fn run(&self, arguments: &[&str]) -> Ended {
-        let ended = self.place.run(arguments);
-        assert!(CODES.contains(&ended.code), "{arguments:?}: {ended:?}");
-        assert!(ended.code == 0 || !ended.complaint.is_empty(), "{arguments:?}: no word");
-        ended
+    fn run(&self, arguments: &[&str]) -> RunOutput {
+        let output = self.work_dir.run(arguments);
+        assert!(CODES.contains(&output.code), "{arguments:?}: {output:?}");
+        assert!(output.code == 0 || !output.stderr.is_empty(), "{arguments:?}: no word");
+        output
     }
 
     /// Whether `check --full` calls it sound, and how much it found.
     fn findings(&self) -> (bool, Option<usize>) {
-        let ended = self.run(&["check", "--full", "--json", "c.lbx"]);
-        let report: Option<serde_json::Value> = serde_json::from_slice(&ended.out).ok();
-        (ended.code == 0, report.map(|report| report["findings"].as_array().unwrap().len()))
+        let output = self.run(&["check", "--full", "--json", "c.lbx"]);
+        let report: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        (output.code == 0, report.map(|report| report["findings"].as_array().unwrap().len()))
     }
 
     /// What an extraction gives, none of it another content than `files`; all of it, if it says so.
     fn extracted(&self, files: &Files) -> Files {
-        let _ = fs::remove_dir_all(self.place.path("out"));
-        let ended = self.run(&["extract", "c.lbx", "--to", "out"]);
-        let found = read_tree(&self.place.path("out"));
+        let _ = fs::remove_dir_all(self.work_dir.path("out"));
+        let output = self.run(&["extract", "c.lbx", "--to", "out"]);
+        let found = read_tree(&self.work_dir.path("out"));
         for (name, content) in &found {
             assert!(files.get(name) == Some(content), "{name} was extracted with another content");
         }
-        assert!(ended.code != 0 || found.len() == files.len(), "extracted {} files without a word", found.len());
+        assert!(output.code != 0 || found.len() == files.len(), "extracted {} files without a word", found.len());
         found
     }
 
@@ -136,10 +136,10 @@ impl Store {
         let extracted = self.extracted(&self.prefixed(&self.files));
         assert!(!sound || extracted.len() == self.files.len(), "called sound");
         let listed = self.run(&["ls", "-R", "c.lbx"]);
-        assert!(listed.code != 0 || String::from_utf8(listed.out).unwrap().contains("small11"), "not all is listed");
+        assert!(listed.code != 0 || String::from_utf8(listed.stdout).unwrap().contains("small11"), "not all is listed");
         let shown = self.run(&["cat", "c.lbx", "tree/large"]);
         let large = &self.files["large"];
-        assert!(large.starts_with(&shown.out) && (shown.code != 0 || *large == shown.out), "cat");
+        assert!(large.starts_with(&shown.stdout) && (shown.code != 0 || *large == shown.stdout), "cat");
         self.rescue();
         self.write(sound, found, &extracted);
     }
@@ -150,12 +150,12 @@ impl Store {
 
     /// What is called whole is what it was, or is called an older version, or not known to be none.
     fn rescue(&self) {
-        let _ = fs::remove_dir_all(self.place.path("rescued"));
-        let ended = self.run(&["rescue", "c.lbx", "--to", "rescued", "--json"]);
-        let lines = String::from_utf8(ended.out).unwrap();
+        let _ = fs::remove_dir_all(self.work_dir.path("rescued"));
+        let output = self.run(&["rescue", "c.lbx", "--to", "rescued", "--json"]);
+        let lines = String::from_utf8(output.stdout).unwrap();
         let items: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let (now, older) = (self.prefixed(&self.files), self.prefixed(&self.older));
-        for (name, content) in read_tree(&self.place.path("rescued")) {
+        for (name, content) in read_tree(&self.work_dir.path("rescued")) {
             if now.get(&name) == Some(&content) {
                 continue;
             }
@@ -163,7 +163,7 @@ impl Store {
             let item = items.iter().find(|item| item["path"] == name.as_str());
             let nameless = older.values().chain(now.values()).any(|known| *known == content);
             let known = older.get(&name) == Some(&content) || nameless && !now.contains_key(&name);
-            assert!(known && ended.code == 12, "{name} was rescued with another content: {item:?}");
+            assert!(known && output.code == 12, "{name} was rescued with another content: {item:?}");
             assert!(item.is_none_or(told) || !now.contains_key(&name), "{name} is called the newest: {item:?}");
         }
     }
@@ -178,7 +178,7 @@ impl Store {
         }
         let mut files = self.prefixed(&self.files);
         if added.code == 0 {
-            files.insert("extra".into(), fs::read(self.place.path("extra")).unwrap());
+            files.insert("extra".into(), fs::read(self.work_dir.path("extra")).unwrap());
         }
         let after = self.extracted(&files);
         assert!(before.keys().all(|name| after.contains_key(name)), "a write took something away: {added:?}");
@@ -209,15 +209,15 @@ fn no_damaged_copy_gives_a_wrong_byte_or_is_worse_after_a_write() {
     let seed = std::env::var("SEED").map_or(1, |seed| seed.parse().unwrap());
     let copies = std::env::var("LOCKBOX_DAMAGED_COPIES").map_or(COPIES, |copies| copies.parse().unwrap());
     let store = Store::new();
-    let seen = read_tree(&store.place.path("state"));
+    let seen = read_tree(&store.work_dir.path("state"));
     for seed in seed..seed + copies {
         // A copy that was written is a fork for whoever saw it, so each begins with what was remembered of the whole one.
         for (name, content) in &seen {
-            fs::write(store.place.path("state").join(name), content).unwrap();
+            fs::write(store.work_dir.path("state").join(name), content).unwrap();
         }
         let (what, bytes) = store.damaged(&mut Dice(seed));
         println!("SEED={seed}: {what}");
-        fs::write(store.place.path("c.lbx"), bytes).unwrap();
+        fs::write(store.work_dir.path("c.lbx"), bytes).unwrap();
         store.look();
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::support::Place;
+use crate::support::TestDir;
 
 #[test]
 fn the_program_reads_a_golden_archive() {
@@ -20,37 +20,37 @@ fn the_program_reads_a_golden_archive_with_a_log() {
 
 #[test]
 fn the_program_reads_a_golden_bucket() {
-    let (place, manifest, passfile) = golden("objects");
+    let (work_dir, manifest, passfile) = golden("objects");
     let bucket = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/golden/bucket").canonicalize().unwrap();
-    assert!(compared(&place, &manifest, &passfile, &format!("file://{}", bucket.display())) >= 10);
+    assert!(compared(&work_dir, &manifest, &passfile, &format!("file://{}", bucket.display())) >= 10);
 }
 
 /// What was acknowledged and is lost is never called sound, and what looks like an interrupted write is told as that or damage.
 #[test]
 fn a_check_tells_what_a_damaged_log_lost() {
-    let (place, manifest, passfile) = golden("log");
-    let whole = fs::read(place.path("golden.lbx")).unwrap();
+    let (work_dir, manifest, passfile) = golden("log");
+    let whole = fs::read(work_dir.path("golden.lbx")).unwrap();
     let check = |json: bool| {
-        let mut command = place.command();
+        let mut command = work_dir.command();
         // Whoever remembers the whole archive, or another damaged one, is told that this is an older copy, and no more.
-        let memory = place.path("memory");
+        let memory = work_dir.path("memory");
         drop(fs::remove_dir_all(&memory));
         command
             .env("XDG_STATE_HOME", &memory)
             .env("LOCKBOX_PASSFILE", &passfile)
             .args(["check", "--full", "golden.lbx"])
             .args(json.then_some("--json"));
-        let ended = command.output().unwrap();
-        (ended.status.code().unwrap(), ended.stdout, String::from_utf8(ended.stderr).unwrap())
+        let output = command.output().unwrap();
+        (output.status.code().unwrap(), output.stdout, String::from_utf8(output.stderr).unwrap())
     };
     for case in manifest["damaged"].as_array().unwrap() {
         let mut bytes = whole.clone();
         for at in case["flip"].as_array().unwrap() {
             bytes[at.as_u64().unwrap() as usize] ^= 0xFF;
         }
-        fs::write(place.path("golden.lbx"), bytes).unwrap();
+        fs::write(work_dir.path("golden.lbx"), bytes).unwrap();
         let what = case["what"].as_str().unwrap();
-        let (code, told, complaint) = check(false);
+        let (code, told, stderr) = check(false);
         let (_, json, _) = check(true);
         let json: Value = serde_json::from_slice(&json).unwrap();
         if what == "body of the last entry" {
@@ -61,8 +61,8 @@ fn a_check_tells_what_a_damaged_log_lost() {
             assert_eq!(json["sound"], true);
             continue;
         }
-        assert_eq!(code, 12, "{what}: {complaint}");
-        assert!(complaint.contains("durable data is lost") && complaint.contains("lockbox rescue"), "{complaint}");
+        assert_eq!(code, 12, "{what}: {stderr}");
+        assert!(stderr.contains("durable data is lost") && stderr.contains("lockbox rescue"), "{stderr}");
         assert_eq!(
             (&json["sound"], &json["findings"][0]["kind"]),
             (&Value::from(false), &Value::from("log")),
@@ -73,23 +73,23 @@ fn a_check_tells_what_a_damaged_log_lost() {
 }
 
 /// A golden archive as golden.lbx in a place of its own, what is recorded of it, and the file of its passphrase.
-fn golden(name: &str) -> (Place, Value, PathBuf) {
+fn golden(name: &str) -> (TestDir, Value, PathBuf) {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/golden");
     let manifest: Value = serde_json::from_slice(&fs::read(golden.join(format!("{name}.json"))).unwrap()).unwrap();
-    let place = Place::new();
+    let work_dir = TestDir::new();
     let packed = fs::read(golden.join(format!("{name}.lbx.zst"))).unwrap();
-    fs::write(place.path("golden.lbx"), zstd::decode_all(&packed[..]).unwrap()).unwrap();
-    let passfile = place.secret("golden pass", "golden one");
-    (place, manifest, passfile)
+    fs::write(work_dir.path("golden.lbx"), zstd::decode_all(&packed[..]).unwrap()).unwrap();
+    let passfile = work_dir.write_passfile("golden pass", "golden one");
+    (work_dir, manifest, passfile)
 }
 
 /// Compares regular files with what is recorded of them; answers how many.
 fn files_read(name: &str) -> usize {
-    let (place, manifest, passfile) = golden(name);
-    compared(&place, &manifest, &passfile, "golden.lbx")
+    let (work_dir, manifest, passfile) = golden(name);
+    compared(&work_dir, &manifest, &passfile, "golden.lbx")
 }
 
-fn compared(place: &Place, manifest: &Value, passfile: &Path, archive: &str) -> usize {
+fn compared(work_dir: &TestDir, manifest: &Value, passfile: &Path, archive: &str) -> usize {
     let mut read = 0;
     for (path, object) in manifest["objects"].as_object().unwrap() {
         // Regular files, named in hexadecimal; names that are no UTF-8 are another test's.
@@ -98,11 +98,11 @@ fn compared(place: &Place, manifest: &Value, passfile: &Path, archive: &str) -> 
         if object["mode"].as_u64().unwrap() & 0o170_000 != 0o100_000 || object["size"].as_u64().unwrap() > 1 << 20 {
             continue;
         }
-        let mut command = place.command();
-        command.env("LOCKBOX_PASSFILE", passfile).env("XDG_CACHE_HOME", place.path("cache"));
-        let ended = command.args(["cat", archive, &name]).output().unwrap();
-        assert!(ended.status.success(), "{name}: {}", String::from_utf8_lossy(&ended.stderr));
-        let digest: String = Sha256::digest(&ended.stdout).iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut command = work_dir.command();
+        command.env("LOCKBOX_PASSFILE", passfile).env("XDG_CACHE_HOME", work_dir.path("cache"));
+        let output = command.args(["cat", archive, &name]).output().unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let digest: String = Sha256::digest(&output.stdout).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(object["sha256"], digest, "{name}");
         read += 1;
     }

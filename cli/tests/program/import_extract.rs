@@ -16,7 +16,7 @@ use lockbox::keys;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 
-use crate::support::{PASSPHRASE, Place, describe, names, noise};
+use crate::support::{PASSPHRASE, TestDir, describe, names, noise};
 
 fn set_time(path: &Path, seconds: i64, nanos: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: nanos };
@@ -88,26 +88,26 @@ pub(crate) fn reopen(root: &Path) {
 
 #[test]
 fn a_tree_comes_back_with_everything() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    make_tree(&place.path("tree"));
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    make_tree(&work_dir.path("tree"));
     if !nix::unistd::geteuid().is_root() {
         // Its owner cannot read it either.
-        fs::set_permissions(place.path("tree/empty"), fs::Permissions::from_mode(0o400)).unwrap();
+        fs::set_permissions(work_dir.path("tree/empty"), fs::Permissions::from_mode(0o400)).unwrap();
     }
-    place.good(&["add", "a.lbx", "tree"]);
-    place.good(&["check", "--full", "a.lbx"]);
-    place.good(&["extract", "a.lbx", "--to", "out", "--privileges"]);
-    let (before, after) = (describe(&place.path("tree")), describe(&place.path("out/tree")));
+    work_dir.run_ok(&["add", "a.lbx", "tree"]);
+    work_dir.run_ok(&["check", "--full", "a.lbx"]);
+    work_dir.run_ok(&["extract", "a.lbx", "--to", "out", "--privileges"]);
+    let (before, after) = (describe(&work_dir.path("tree")), describe(&work_dir.path("out/tree")));
     assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
     for (path, object) in &before {
         assert!(object == &after[path], "{}: {:?} {:?}", path.display(), short(object), short(&after[path]));
     }
-    assert_eq!(names(&place.path("out")), ["tree"]);
-    let blocks = fs::metadata(place.path("out/tree/sparse")).unwrap().blocks();
+    assert_eq!(names(&work_dir.path("out")), ["tree"]);
+    let blocks = fs::metadata(work_dir.path("out/tree/sparse")).unwrap().blocks();
     assert!(blocks * 512 < 1 << 20, "holes stay holes: {blocks}");
-    reopen(&place.path("tree"));
-    reopen(&place.path("out/tree"));
+    reopen(&work_dir.path("tree"));
+    reopen(&work_dir.path("out/tree"));
 }
 
 fn short(object: &crate::support::Object) -> crate::support::Object {
@@ -118,90 +118,93 @@ fn short(object: &crate::support::Object) -> crate::support::Object {
 
 #[test]
 fn a_part_of_an_archive_is_extracted_under_its_last_name() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    fs::create_dir_all(place.path("tree/sub/dir")).unwrap();
-    fs::write(place.path("tree/sub/dir/file"), "content").unwrap();
-    place.good(&["add", "a.lbx", "tree", "--to", "/new/place"]);
-    place.good(&["extract", "a.lbx", "new/place/tree/sub/", "/new/place/tree/sub/dir/file", "--to", "out"]);
-    assert_eq!(names(&place.path("out")), ["file", "sub"]);
-    assert_eq!(fs::read(place.path("out/sub/dir/file")).unwrap(), b"content");
-    let ended = place.run(&["extract", "a.lbx", "nothing", "--to", "other"]);
-    assert_eq!((ended.code, ended.complaint.as_str()), (2, "lockbox: the archive has no nothing\n"));
-    assert!(!place.path("other").exists());
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    fs::create_dir_all(work_dir.path("tree/sub/dir")).unwrap();
+    fs::write(work_dir.path("tree/sub/dir/file"), "content").unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "tree", "--to", "/new/place"]);
+    work_dir.run_ok(&["extract", "a.lbx", "new/place/tree/sub/", "/new/place/tree/sub/dir/file", "--to", "out"]);
+    assert_eq!(names(&work_dir.path("out")), ["file", "sub"]);
+    assert_eq!(fs::read(work_dir.path("out/sub/dir/file")).unwrap(), b"content");
+    let output = work_dir.run(&["extract", "a.lbx", "nothing", "--to", "other"]);
+    assert_eq!((output.code, output.stderr.as_str()), (2, "lockbox: the archive has no nothing\n"));
+    assert!(!work_dir.path("other").exists());
 }
 
 #[test]
 fn add_and_backup_compress_as_they_are_told() {
-    let place = Place::new();
-    fs::create_dir(place.path("tree")).unwrap();
-    fs::write(place.path("tree/text"), include_str!("import_extract.rs").repeat(400)).unwrap();
-    let length = |name: &str| fs::metadata(place.path(name)).unwrap().len();
+    let work_dir = TestDir::new();
+    fs::create_dir(work_dir.path("tree")).unwrap();
+    fs::write(work_dir.path("tree/text"), include_str!("import_extract.rs").repeat(400)).unwrap();
+    let length = |name: &str| fs::metadata(work_dir.path(name)).unwrap().len();
     for level in ["off", "fast", "default", "best"] {
-        place.archive(&format!("{level}.lbx"));
-        place.good(&["add", "--compress", level, &format!("{level}.lbx"), "tree"]);
+        work_dir.create_archive(&format!("{level}.lbx"));
+        work_dir.run_ok(&["add", "--compress", level, &format!("{level}.lbx"), "tree"]);
         let out = format!("out-{level}");
-        place.good(&["extract", &format!("{level}.lbx"), "--to", &out]);
-        assert_eq!(fs::read(place.path("tree/text")).unwrap(), fs::read(place.path(&out).join("tree/text")).unwrap());
+        work_dir.run_ok(&["extract", &format!("{level}.lbx"), "--to", &out]);
+        assert_eq!(
+            fs::read(work_dir.path("tree/text")).unwrap(),
+            fs::read(work_dir.path(&out).join("tree/text")).unwrap()
+        );
     }
     assert!(length("off.lbx") > length("fast.lbx") && length("default.lbx") > length("best.lbx"));
-    place.archive("copy.lbx");
-    place.good(&["backup", "--compress", "best", "tree", "copy.lbx"]);
+    work_dir.create_archive("copy.lbx");
+    work_dir.run_ok(&["backup", "--compress", "best", "tree", "copy.lbx"]);
     assert!(length("copy.lbx") < length("default.lbx"));
-    let refused = place.run(&["backup", "--compress", "best", "best.lbx", "other.lbx"]);
+    let refused = work_dir.run(&["backup", "--compress", "best", "best.lbx", "other.lbx"]);
     assert_eq!(
-        (refused.code, refused.complaint.as_str()),
+        (refused.code, refused.stderr.as_str()),
         (1, "lockbox: --compress is for directories; best.lbx is an archive, and is backed up whole\n")
     );
-    assert_eq!(place.run(&["add", "--compress", "strong", "off.lbx", "tree"]).code, 1);
+    assert_eq!(work_dir.run(&["add", "--compress", "strong", "off.lbx", "tree"]).code, 1);
 }
 
 #[test]
 fn adding_merges_directories_and_replaces_files_only_when_told() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    fs::create_dir(place.path("tree")).unwrap();
-    fs::write(place.path("tree/one"), "old").unwrap();
-    place.good(&["add", "a.lbx", "tree"]);
-    fs::write(place.path("tree/one"), "new").unwrap();
-    fs::write(place.path("tree/two"), "two").unwrap();
-    let ended = place.run(&["add", "a.lbx", "tree"]);
-    assert_eq!(ended.code, 2);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    fs::create_dir(work_dir.path("tree")).unwrap();
+    fs::write(work_dir.path("tree/one"), "old").unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "tree"]);
+    fs::write(work_dir.path("tree/one"), "new").unwrap();
+    fs::write(work_dir.path("tree/two"), "two").unwrap();
+    let output = work_dir.run(&["add", "a.lbx", "tree"]);
+    assert_eq!(output.code, 2);
     assert_eq!(
-        ended.complaint,
+        output.stderr,
         "lockbox: tree/one: file exists; use --force to replace it\nlockbox: 1 object was not copied in full; see above\n"
     );
-    assert_eq!(place.good(&["cat", "a.lbx", "tree/one", "tree/two"]), b"oldtwo");
-    place.good(&["add", "a.lbx", "tree", "--force"]);
-    assert_eq!(place.good(&["cat", "a.lbx", "tree/one", "tree/two"]), b"newtwo");
-    assert_eq!(place.good(&["ls", "a.lbx", "tree"]), b"one\ntwo\n");
+    assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/one", "tree/two"]), b"oldtwo");
+    work_dir.run_ok(&["add", "a.lbx", "tree", "--force"]);
+    assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/one", "tree/two"]), b"newtwo");
+    assert_eq!(work_dir.run_ok(&["ls", "a.lbx", "tree"]), b"one\ntwo\n");
 }
 
 #[test]
 fn what_cannot_be_read_is_named_and_the_rest_is_added() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    let ended = place.run(&["add", "a.lbx", "missing", "pass"]);
-    assert_eq!(ended.code, 22);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    let output = work_dir.run(&["add", "a.lbx", "missing", "pass"]);
+    assert_eq!(output.code, 22);
     assert!(
-        ended.complaint.starts_with("lockbox: missing: cannot read: No such file or directory\n"),
+        output.stderr.starts_with("lockbox: missing: cannot read: No such file or directory\n"),
         "{}",
-        ended.complaint
+        output.stderr
     );
-    assert_eq!(place.good(&["ls", "a.lbx"]), b"pass\n");
-    let ended = place.run(&["add", "a.lbx", "a.lbx"]);
-    assert_eq!(ended.code, 2);
-    assert!(ended.complaint.starts_with("lockbox: a.lbx: the archive cannot hold itself\n"), "{}", ended.complaint);
+    assert_eq!(work_dir.run_ok(&["ls", "a.lbx"]), b"pass\n");
+    let output = work_dir.run(&["add", "a.lbx", "a.lbx"]);
+    assert_eq!(output.code, 2);
+    assert!(output.stderr.starts_with("lockbox: a.lbx: the archive cannot hold itself\n"), "{}", output.stderr);
 }
 
 /// The copy is kept as it was read, and the user is told.
 #[test]
 fn a_file_that_changes_meanwhile_is_reported() {
-    let place = Place::new();
-    let path = place.archive("a.lbx");
-    fs::create_dir(place.path("tree")).unwrap();
-    fs::write(place.path("tree/log"), vec![b'a'; 3 << 20]).unwrap();
-    fs::write(place.path("tree/other"), "other").unwrap();
+    let work_dir = TestDir::new();
+    let path = work_dir.create_archive("a.lbx");
+    fs::create_dir(work_dir.path("tree")).unwrap();
+    fs::write(work_dir.path("tree/log"), vec![b'a'; 3 << 20]).unwrap();
+    fs::write(work_dir.path("tree/other"), "other").unwrap();
     let key = keys::unlock(&path, &Passphrase::new(PASSPHRASE.into())).unwrap();
     let archive = Archive::open(&path, &key, &Default::default()).unwrap();
     let options = ImportOptions {
@@ -214,59 +217,67 @@ fn a_file_that_changes_meanwhile_is_reported() {
         one_file_system: false,
         mirror: None,
     };
-    let log = place.path("tree/log");
+    let log = work_dir.path("tree/log");
     let mut appended = false;
-    let report =
-        exchange::import(archive.file_system(), archive.identity(), &[place.path("tree")], &options, &mut |progress| {
+    let report = exchange::import(
+        archive.file_system(),
+        archive.identity(),
+        &[work_dir.path("tree")],
+        &options,
+        &mut |progress| {
             if progress.path.ends_with(b"/log") && progress.bytes > 0 && !appended {
                 appended = true;
                 OpenOptions::new().append(true).open(&log).unwrap().write_all(b"more").unwrap();
             }
             Ok(())
-        })
-        .unwrap();
+        },
+    )
+    .unwrap();
     assert_eq!((report.copied.files, report.problems.len()), (2, 1));
     assert!(report.problems[0].path.ends_with(b"tree/log"));
     assert!(matches!(report.problems[0].cause, ProblemCause::Changed));
     archive.close().unwrap();
-    assert_eq!(place.good(&["cat", "a.lbx", "tree/log"]), vec![b'a'; 3 << 20]);
-    assert_eq!(place.good(&["cat", "a.lbx", "tree/other"]), b"other");
+    assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/log"]), vec![b'a'; 3 << 20]);
+    assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/other"]), b"other");
 }
 
 #[test]
 fn links_lead_nowhere_out_of_the_target() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    fs::create_dir(place.path("trap")).unwrap();
-    fs::write(place.path("trap/file"), "from the archive").unwrap();
-    place.good(&["add", "a.lbx", "trap"]);
-    fs::create_dir(place.path("outside")).unwrap();
-    fs::create_dir(place.path("out")).unwrap();
-    symlink("../outside", place.path("out/trap")).unwrap();
-    assert_eq!(place.run(&["extract", "a.lbx", "--to", "out"]).code, 2);
-    assert_eq!(place.run(&["extract", "a.lbx", "--to", "out", "--force"]).code, 2);
-    assert!(names(&place.path("outside")).is_empty());
-    assert_eq!(names(&place.path("out")), ["trap"]);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    fs::create_dir(work_dir.path("trap")).unwrap();
+    fs::write(work_dir.path("trap/file"), "from the archive").unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "trap"]);
+    fs::create_dir(work_dir.path("outside")).unwrap();
+    fs::create_dir(work_dir.path("out")).unwrap();
+    symlink("../outside", work_dir.path("out/trap")).unwrap();
+    assert_eq!(work_dir.run(&["extract", "a.lbx", "--to", "out"]).code, 2);
+    assert_eq!(work_dir.run(&["extract", "a.lbx", "--to", "out", "--force"]).code, 2);
+    assert!(names(&work_dir.path("outside")).is_empty());
+    assert_eq!(names(&work_dir.path("out")), ["trap"]);
     // A source that is a link is kept as one, unless it is to be followed.
-    symlink("trap", place.path("shortcut")).unwrap();
-    place.good(&["add", "a.lbx", "shortcut"]);
-    place.good(&["add", "a.lbx", "shortcut", "--follow", "--to", "followed"]);
-    assert_eq!(place.good(&["ls", "-R", "a.lbx", "followed"]), b"followed:\nshortcut\n\nfollowed/shortcut:\nfile\n");
-    assert!(String::from_utf8(place.good(&["ls", "-l", "a.lbx"])).unwrap().contains("shortcut -> trap\n"));
+    symlink("trap", work_dir.path("shortcut")).unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "shortcut"]);
+    work_dir.run_ok(&["add", "a.lbx", "shortcut", "--follow", "--to", "followed"]);
+    assert_eq!(
+        work_dir.run_ok(&["ls", "-R", "a.lbx", "followed"]),
+        b"followed:\nshortcut\n\nfollowed/shortcut:\nfile\n"
+    );
+    assert!(String::from_utf8(work_dir.run_ok(&["ls", "-l", "a.lbx"])).unwrap().contains("shortcut -> trap\n"));
 }
 
 #[test]
 fn programs_can_read_what_is_printed() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    fs::create_dir(place.path("tree")).unwrap();
-    let odd = place.path("tree").join(OsStr::from_bytes(b"odd\xff"));
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    fs::create_dir(work_dir.path("tree")).unwrap();
+    let odd = work_dir.path("tree").join(OsStr::from_bytes(b"odd\xff"));
     let file = File::create(&odd).unwrap();
     file.write_all_at(b"12345", 0).unwrap();
     file.set_times(FileTimes::new().set_modified(UNIX_EPOCH + Duration::new(1_709_209_296, 7))).unwrap();
     fs::set_permissions(&odd, fs::Permissions::from_mode(0o640)).unwrap();
     let json = |arguments: &[&str]| -> Vec<serde_json::Value> {
-        let out = String::from_utf8(place.good(arguments)).unwrap();
+        let out = String::from_utf8(work_dir.run_ok(arguments)).unwrap();
         out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     let added = &json(&["add", "a.lbx", "tree", "--json"])[0];
@@ -284,6 +295,6 @@ fn programs_can_read_what_is_printed() {
     assert_eq!((&checked["sound"], &checked["inodes"]), (&true.into(), &3.into()));
     let extracted = &json(&["extract", "a.lbx", "--to", "out", "--json"])[0];
     assert_eq!((&extracted["files"], &extracted["bytes"]), (&1.into(), &5.into()));
-    let long = place.good(&["ls", "-l", "a.lbx", "tree"]);
+    let long = work_dir.run_ok(&["ls", "-l", "a.lbx", "tree"]);
     assert!(long.ends_with(b" 5 2024-02-29 12:21:36 UTC odd\xff\n"), "{}", String::from_utf8_lossy(&long));
 }

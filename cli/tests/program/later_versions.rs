@@ -5,7 +5,7 @@ use std::fs;
 
 use sha2::{Digest, Sha256};
 
-use crate::support::{Place, end_with_input};
+use crate::support::{TestDir, output_with_input};
 
 const UNSUPPORTED: i32 = 11;
 const BLOCK: usize = 4096;
@@ -95,30 +95,30 @@ fn of_a_later_version(mut bytes: Vec<u8>) -> Vec<u8> {
 
 #[test]
 fn every_command_refuses_an_archive_of_a_later_version_and_leaves_it_as_it_is() {
-    let place = Place::new();
-    let archive = place.archive("a.lbx");
-    fs::write(place.path("file"), "content").unwrap();
-    place.secret("new", "another one");
-    place.good(&["add", "a.lbx", "file"]);
-    place.good(&["snapshot", "create", "a.lbx", "before"]);
+    let work_dir = TestDir::new();
+    let archive = work_dir.create_archive("a.lbx");
+    fs::write(work_dir.path("file"), "content").unwrap();
+    work_dir.write_passfile("new", "another one");
+    work_dir.run_ok(&["add", "a.lbx", "file"]);
+    work_dir.run_ok(&["snapshot", "create", "a.lbx", "before"]);
     let later = of_a_later_version(fs::read(&archive).unwrap());
     fs::write(&archive, &later).unwrap();
     for way in WAYS.lines() {
-        let mut command = place.command();
-        command.env("LOCKBOX_PASSFILE", place.path("pass")).env("EDITOR", "true").args(way.split(' '));
-        let ended = end_with_input(&mut command, "");
-        assert_eq!(ended.code, UNSUPPORTED, "{way}: {}", ended.complaint);
-        assert!(ended.out.is_empty(), "{way} said {:?}", String::from_utf8_lossy(&ended.out));
-        assert!(ended.complaint.contains("a.lbx") && ended.complaint.contains("feature"), "{way}: {}", ended.complaint);
+        let mut command = work_dir.command();
+        command.env("LOCKBOX_PASSFILE", work_dir.path("pass")).env("EDITOR", "true").args(way.split(' '));
+        let output = output_with_input(&mut command, "");
+        assert_eq!(output.code, UNSUPPORTED, "{way}: {}", output.stderr);
+        assert!(output.stdout.is_empty(), "{way} said {:?}", String::from_utf8_lossy(&output.stdout));
+        assert!(output.stderr.contains("a.lbx") && output.stderr.contains("feature"), "{way}: {}", output.stderr);
         assert!(fs::read(&archive).unwrap() == later, "{way} changed the archive");
-        assert!(!place.path("out").exists(), "{way} made something");
+        assert!(!work_dir.path("out").exists(), "{way} made something");
     }
 }
 
 /// A new command stands in one of the lists.
 #[test]
 fn every_command_is_known_to_open_archives_or_not() {
-    let help = String::from_utf8(Place::new().good(&["--help"])).unwrap();
+    let help = String::from_utf8(TestDir::new().run_ok(&["--help"])).unwrap();
     // Commands are those that a line of two spaces begins with.
     let listed =
         help.lines().filter_map(|line| line.strip_prefix("  ")).filter(|line| line.starts_with(char::is_alphabetic));

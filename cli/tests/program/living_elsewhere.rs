@@ -11,7 +11,7 @@ use std::thread;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::{Ended, Place, end, end_with_input, noise};
+use crate::support::{RunOutput, TestDir, noise, output_of, output_with_input};
 
 pub(crate) const CREATE: [&str; 4] = ["--kdf-memory=1", "--kdf-passes=1", "--weak-kdf", "--quiet"];
 
@@ -203,7 +203,7 @@ enum Spoken {
 
 /// Where an archive lives: its address, and how it is asked for.
 pub(crate) struct Home {
-    pub(crate) place: Place,
+    pub(crate) work_dir: TestDir,
     pub(crate) address: String,
     pub(crate) store: Arc<Store>,
     pub(crate) endpoint: String,
@@ -211,9 +211,9 @@ pub(crate) struct Home {
 
 impl Home {
     pub(crate) fn directory() -> Home {
-        let place = Place::new();
-        let address = format!("file://{}", place.path("objects").display());
-        Home { place, address, store: Arc::default(), endpoint: String::new() }
+        let work_dir = TestDir::new();
+        let address = format!("file://{}", work_dir.path("objects").display());
+        Home { work_dir, address, store: Arc::default(), endpoint: String::new() }
     }
 
     pub(crate) fn bucket() -> Home {
@@ -223,12 +223,12 @@ impl Home {
     fn store(address: &str) -> Home {
         let store = Arc::new(Store::default());
         let endpoint = store.serve();
-        Home { place: Place::new(), address: address.into(), store, endpoint }
+        Home { work_dir: TestDir::new(), address: address.into(), store, endpoint }
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> std::process::Command {
-        let mut command = self.place.command();
-        command.env("LOCKBOX_PASSFILE", self.place.path("pass")).env("XDG_CACHE_HOME", self.place.path("cache"));
+        let mut command = self.work_dir.command();
+        command.env("LOCKBOX_PASSFILE", self.work_dir.path("pass")).env("XDG_CACHE_HOME", self.work_dir.path("cache"));
         command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret").env("AWS_REGION", "x");
         command.env("AWS_ENDPOINT_URL", &self.endpoint);
         command.env("GS_ACCESS_KEY_ID", "GOOG1").env("GS_SECRET_ACCESS_KEY", "secret");
@@ -246,18 +246,18 @@ impl Home {
         command
     }
 
-    pub(crate) fn run(&self, arguments: &[&str]) -> Ended {
-        end(&mut self.command(arguments))
+    pub(crate) fn run(&self, arguments: &[&str]) -> RunOutput {
+        output_of(&mut self.command(arguments))
     }
 
-    pub(crate) fn good(&self, arguments: &[&str]) -> String {
-        let ended = self.run(arguments);
-        assert_eq!((ended.code, ended.complaint.as_str()), (0, ""), "{arguments:?}");
-        String::from_utf8(ended.out).unwrap()
+    pub(crate) fn run_ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!((output.code, output.stderr.as_str()), (0, ""), "{arguments:?}");
+        String::from_utf8(output.stdout).unwrap()
     }
 
     pub(crate) fn create(&self) {
-        self.good(&[&["create", &self.address][..], &CREATE].concat());
+        self.run_ok(&[&["create", &self.address][..], &CREATE].concat());
     }
 
     /// A path in the archive.
@@ -267,10 +267,10 @@ impl Home {
 
     /// What a machine finds that has nothing but the store: names by their content.
     pub(crate) fn found(&self, name: &str) -> Vec<u8> {
-        let _ = fs::remove_dir_all(self.place.path("cache"));
-        let ended = self.run(&["cat", &self.address, name]);
-        assert_eq!((ended.code, ended.complaint.as_str()), (0, ""), "{name}");
-        ended.out
+        let _ = fs::remove_dir_all(self.work_dir.path("cache"));
+        let output = self.run(&["cat", &self.address, name]);
+        assert_eq!((output.code, output.stderr.as_str()), (0, ""), "{name}");
+        output.stdout
     }
 }
 
@@ -281,47 +281,47 @@ pub(crate) fn homes() -> [Home; 2] {
 #[test]
 fn an_archive_is_made_changed_and_read_at_an_address() {
     for home in homes() {
-        let (place, address) = (&home.place, home.address.as_str());
+        let (work_dir, address) = (&home.work_dir, home.address.as_str());
         home.create();
-        assert_eq!(home.good(&["ls", address]), "");
+        assert_eq!(home.run_ok(&["ls", address]), "");
         let large = noise(20 << 20);
-        fs::create_dir(place.path("tree")).unwrap();
-        fs::write(place.path("tree/small"), "small").unwrap();
-        fs::write(place.path("tree/large"), &large).unwrap();
-        home.good(&["add", address, "tree"]);
+        fs::create_dir(work_dir.path("tree")).unwrap();
+        fs::write(work_dir.path("tree/small"), "small").unwrap();
+        fs::write(work_dir.path("tree/large"), &large).unwrap();
+        home.run_ok(&["add", address, "tree"]);
         assert!(home.found("tree/small") == b"small" && home.found("tree/large") == large);
-        home.good(&["mkdir", &home.within("/made/deep"), "-p"]);
-        home.good(&["cp", "tree/small", &home.within("/made/copy")]);
-        home.good(&["mv", &home.within("/made/copy"), &home.within("/made/deep/moved")]);
+        home.run_ok(&["mkdir", &home.within("/made/deep"), "-p"]);
+        home.run_ok(&["cp", "tree/small", &home.within("/made/copy")]);
+        home.run_ok(&["mv", &home.within("/made/copy"), &home.within("/made/deep/moved")]);
         assert_eq!(home.found("made/deep/moved"), b"small");
-        home.good(&["cp", &home.within("/tree/small"), &home.within("/made/inside")]);
-        home.good(&["cp", &home.within("/made/inside"), "out"]);
-        assert_eq!(fs::read(place.path("out")).unwrap(), b"small");
-        home.good(&["snapshot", "create", address, "before"]);
-        home.good(&["rm", "-r", &home.within("/tree")]);
+        home.run_ok(&["cp", &home.within("/tree/small"), &home.within("/made/inside")]);
+        home.run_ok(&["cp", &home.within("/made/inside"), "out"]);
+        assert_eq!(fs::read(work_dir.path("out")).unwrap(), b"small");
+        home.run_ok(&["snapshot", "create", address, "before"]);
+        home.run_ok(&["rm", "-r", &home.within("/tree")]);
         assert_eq!(home.run(&["cat", address, "tree/small"]).code, 2);
-        assert_eq!(home.good(&["snapshot", "ls", address]).lines().count(), 1);
-        home.good(&["snapshot", "restore", address, "before", "tree"]);
+        assert_eq!(home.run_ok(&["snapshot", "ls", address]).lines().count(), 1);
+        home.run_ok(&["snapshot", "restore", address, "before", "tree"]);
         assert!(home.found("tree/large") == large);
-        assert!(home.good(&["snapshot", "ls", address]).contains("before"));
-        home.good(&["snapshot", "rm", address, "*"]);
-        home.good(&["snapshot", "prune", address, "--keep-last=1"]);
-        let ended = end_with_input(&mut home.command(&["env", "set", address, "NAME"]), "value");
-        assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
-        assert_eq!(home.good(&["env", "get", address, "NAME"]), "value\n");
-        let tar = home.run(&["export-tar", address]).out;
-        home.good(&["purge", address]);
+        assert!(home.run_ok(&["snapshot", "ls", address]).contains("before"));
+        home.run_ok(&["snapshot", "rm", address, "*"]);
+        home.run_ok(&["snapshot", "prune", address, "--keep-last=1"]);
+        let output = output_with_input(&mut home.command(&["env", "set", address, "NAME"]), "value");
+        assert_eq!((output.code, output.stderr.as_str()), (0, ""));
+        assert_eq!(home.run_ok(&["env", "get", address, "NAME"]), "value\n");
+        let tar = home.run(&["export-tar", address]).stdout;
+        home.run_ok(&["purge", address]);
         let mut import = home.command(&["import-tar", address, "--to=imported"]);
         let mut child = import.stdin(std::process::Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(&tar).unwrap();
         assert!(child.wait().unwrap().success());
         assert!(home.found("imported/tree/large") == large);
-        let told = home.good(&["check", "--full", address]);
+        let told = home.run_ok(&["check", "--full", address]);
         assert!(told.contains("sound"), "{told}");
-        home.good(&["remote", "check", "--full", address]);
+        home.run_ok(&["remote", "check", "--full", address]);
         // What it was, in a file.
-        home.good(&["backup", address, "copy.lbx"]);
-        let listed = |archive: &str| home.run(&["ls", "-R", archive]).out;
+        home.run_ok(&["backup", address, "copy.lbx"]);
+        let listed = |archive: &str| home.run(&["ls", "-R", archive]).stdout;
         assert!(listed("copy.lbx") == listed(address) && !listed(address).is_empty());
     }
 }
@@ -332,24 +332,24 @@ fn an_archive_lives_in_googles_and_azures_stores_too() {
         let home = Home::store(address);
         home.create();
         let large = noise(10 << 20);
-        fs::create_dir(home.place.path("tree")).unwrap();
-        fs::write(home.place.path("tree/small"), "small").unwrap();
-        fs::write(home.place.path("tree/large"), &large).unwrap();
-        home.good(&["add", address, "tree"]);
+        fs::create_dir(home.work_dir.path("tree")).unwrap();
+        fs::write(home.work_dir.path("tree/small"), "small").unwrap();
+        fs::write(home.work_dir.path("tree/large"), &large).unwrap();
+        home.run_ok(&["add", address, "tree"]);
         assert!(home.found("tree/small") == b"small" && home.found("tree/large") == large);
-        home.good(&["rm", &home.within("/tree/small")]);
+        home.run_ok(&["rm", &home.within("/tree/small")]);
         assert_eq!(home.run(&["cat", address, "tree/small"]).code, 2);
-        assert!(home.good(&["check", "--full", address]).contains("sound"));
-        home.good(&["compact", address]);
-        home.good(&["remote", "check", "--full", address]);
-        home.good(&["remote", "collect", address]);
-        let listed = home.good(&["remote", "ls", &address[..11]]);
+        assert!(home.run_ok(&["check", "--full", address]).contains("sound"));
+        home.run_ok(&["compact", address]);
+        home.run_ok(&["remote", "check", "--full", address]);
+        home.run_ok(&["remote", "collect", address]);
+        let listed = home.run_ok(&["remote", "ls", &address[..11]]);
         assert!(listed.lines().count() == 1 && listed.contains(address), "{listed}");
-        home.good(&["backup", address, "copy.lbx"]);
+        home.run_ok(&["backup", address, "copy.lbx"]);
         // The file of an archive as one object.
-        let bytes = fs::read(home.place.path("copy.lbx")).unwrap();
+        let bytes = fs::read(home.work_dir.path("copy.lbx")).unwrap();
         home.store.objects.lock().unwrap().insert("one.lbx".into(), bytes);
-        assert_eq!(home.run(&["ls", &format!("{}one.lbx", &address[..12])]).out, b"tree\n");
+        assert_eq!(home.run(&["ls", &format!("{}one.lbx", &address[..12])]).stdout, b"tree\n");
         // Doubled by whoever does not look at the condition: the first one is there still.
         assert_eq!(home.run(&[&["create", address][..], &CREATE].concat()).code, 2);
     }
@@ -358,18 +358,18 @@ fn an_archive_lives_in_googles_and_azures_stores_too() {
 #[test]
 fn keys_are_changed_at_an_address() {
     for home in homes() {
-        let (place, address) = (&home.place, home.address.as_str());
-        let ended = home.run(&[&["create", address, "--generate-recovery-code"][..], &CREATE].concat());
-        assert_eq!(ended.code, 0, "{}", ended.complaint);
-        let told = String::from_utf8(ended.out).unwrap();
+        let (work_dir, address) = (&home.work_dir, home.address.as_str());
+        let output = home.run(&[&["create", address, "--generate-recovery-code"][..], &CREATE].concat());
+        assert_eq!(output.code, 0, "{}", output.stderr);
+        let told = String::from_utf8(output.stdout).unwrap();
         let code = told.lines().find(|line| line.starts_with("    ")).unwrap().trim().to_owned();
-        place.secret("code", &code);
-        assert_eq!(home.good(&["key", "ls", address]).lines().count(), 2);
-        place.secret("new", "another one");
-        home.good(&["passwd", address, "--new-passfile=new", "--kdf-memory=1", "--kdf-passes=1", "--weak-kdf"]);
+        work_dir.write_passfile("code", &code);
+        assert_eq!(home.run_ok(&["key", "ls", address]).lines().count(), 2);
+        work_dir.write_passfile("new", "another one");
+        home.run_ok(&["passwd", address, "--new-passfile=new", "--kdf-memory=1", "--kdf-passes=1", "--weak-kdf"]);
         assert_eq!(home.run(&["ls", address]).code, 10);
-        home.good(&["ls", address, "--passfile=new"]);
-        place.secret("third", "a third one");
+        home.run_ok(&["ls", address, "--passfile=new"]);
+        work_dir.write_passfile("third", "a third one");
         let recovery = [
             "recovery",
             address,
@@ -379,11 +379,11 @@ fn keys_are_changed_at_an_address() {
             "--kdf-passes=1",
             "--weak-kdf",
         ];
-        assert!(home.good(&recovery).contains("has the new passphrase"));
-        home.good(&["ls", address, "--passfile=third"]);
-        home.good(&["key", "add", address, "--new-keyfile=key", "--generate", "--label=stick", "--passfile=third"]);
-        assert!(home.good(&["key", "test", address, "--keyfile=key"]).contains("stick"));
-        home.good(&["key", "rm", address, "stick", "--passfile=third"]);
+        assert!(home.run_ok(&recovery).contains("has the new passphrase"));
+        home.run_ok(&["ls", address, "--passfile=third"]);
+        home.run_ok(&["key", "add", address, "--new-keyfile=key", "--generate", "--label=stick", "--passfile=third"]);
+        assert!(home.run_ok(&["key", "test", address, "--keyfile=key"]).contains("stick"));
+        home.run_ok(&["key", "rm", address, "stick", "--passfile=third"]);
         assert_eq!(home.run(&["ls", address, "--keyfile=key"]).code, 10);
     }
 }
@@ -393,24 +393,24 @@ fn what_is_there_is_not_made_again_and_what_is_not_is_not_changed() {
     for home in homes() {
         let address = home.address.as_str();
         let none = home.run(&["mkdir", &home.within("/a")]);
-        assert_eq!(none.code, 19, "{}", none.complaint);
-        assert!(home.store.objects.lock().unwrap().is_empty() && !home.place.path("objects").exists());
+        assert_eq!(none.code, 19, "{}", none.stderr);
+        assert!(home.store.objects.lock().unwrap().is_empty() && !home.work_dir.path("objects").exists());
         home.create();
         let before = home.store.objects.lock().unwrap().clone();
         let again = home.run(&[&["create", address][..], &CREATE].concat());
         assert_eq!(again.code, 2);
-        assert!(again.complaint.contains("already exists and was not changed"), "{}", again.complaint);
+        assert!(again.stderr.contains("already exists and was not changed"), "{}", again.stderr);
         assert!(*home.store.objects.lock().unwrap() == before);
         // A wrong passphrase changes nothing, and is in nobody's way.
-        home.place.secret("wrong", "wrong");
+        home.work_dir.write_passfile("wrong", "wrong");
         assert_eq!(home.run(&["mkdir", &home.within("/a"), "--passfile=wrong"]).code, 10);
-        home.good(&["mkdir", &home.within("/a")]);
+        home.run_ok(&["mkdir", &home.within("/a")]);
     }
-    let place = Place::new();
-    let file = place.run(&[&["create", "a.lbx", "--take-over"][..], &CREATE].concat());
-    assert!(file.code == 1 && file.complaint.contains("--take-over is for archives in object stores"), "{file:?}");
-    let web = place.run(&[&["create", "https://example.invalid/a.lbx"][..], &CREATE].concat());
-    assert!(web.code == 2 && web.complaint.contains("a web server can only be read"), "{web:?}");
+    let work_dir = TestDir::new();
+    let file = work_dir.run(&[&["create", "a.lbx", "--take-over"][..], &CREATE].concat());
+    assert!(file.code == 1 && file.stderr.contains("--take-over is for archives in object stores"), "{file:?}");
+    let web = work_dir.run(&[&["create", "https://example.invalid/a.lbx"][..], &CREATE].concat());
+    assert!(web.code == 2 && web.stderr.contains("a web server can only be read"), "{web:?}");
 }
 
 #[test]
@@ -418,12 +418,12 @@ fn a_script_can_tell_the_failures_of_a_store_apart() {
     let home = Home::bucket();
     home.create();
     let address = home.address.as_str();
-    fs::write(home.place.path("file"), "x").unwrap();
+    fs::write(home.work_dir.path("file"), "x").unwrap();
     let commands = [&["ls", address][..], &["mkdir", &home.within("/a")], &["add", address, "file"]];
     let expect = |code: i32, words: &str| {
         for command in commands {
-            let ended = home.run(command);
-            assert!(ended.code == code && ended.complaint.contains(words), "{command:?}: {ended:?}");
+            let output = home.run(command);
+            assert!(output.code == code && output.stderr.contains(words), "{command:?}: {output:?}");
         }
     };
     for (refusal, code, words) in [
@@ -447,8 +447,8 @@ fn a_script_can_tell_the_failures_of_a_store_apart() {
         &["cp", "missing", &home.within("/")],
         &["diff", &home.within("/"), "missing"],
     ] {
-        let ended = home.run(command);
-        assert!(ended.code == 22 && ended.complaint.contains("missing"), "{command:?}: {ended:?}");
+        let output = home.run(command);
+        assert!(output.code == 22 && output.stderr.contains("missing"), "{command:?}: {output:?}");
     }
     // And a missing directory to copy to is neither.
     assert_eq!(home.run(&["cp", &home.within("/file"), "missing/file"]).code, 2);
@@ -457,13 +457,13 @@ fn a_script_can_tell_the_failures_of_a_store_apart() {
 /// What `edit` runs: it says that it is there, and waits until it may end.
 pub(crate) fn editor(home: &Home) -> std::process::Child {
     let script = "#!/bin/sh\necho edited > \"$1\"\n: > ready\nwhile [ ! -e go ]; do sleep 0.05; done\n";
-    let path = home.place.path("editor");
+    let path = home.work_dir.path("editor");
     fs::write(&path, script).unwrap();
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     let mut command = home.command(&["edit", &home.within("/text"), "--in=."]);
     command.env("VISUAL", &path).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
     let child = command.spawn().unwrap();
-    while !home.place.path("ready").exists() {
+    while !home.work_dir.path("ready").exists() {
         thread::yield_now();
     }
     child
@@ -475,21 +475,17 @@ fn a_living_writer_is_told_of_and_one_that_was_overtaken_commits_nothing() {
     home.create();
     let mut child = editor(&home);
     let told = home.run(&["mkdir", &home.within("/other")]);
-    assert_eq!(told.code, 13, "{}", told.complaint);
-    assert!(
-        told.complaint.contains("a writer on") && told.complaint.contains("--take-over goes on"),
-        "{}",
-        told.complaint
-    );
+    assert_eq!(told.code, 13, "{}", told.stderr);
+    assert!(told.stderr.contains("a writer on") && told.stderr.contains("--take-over goes on"), "{}", told.stderr);
     // Who has not the key ends nobody's work.
-    home.place.secret("wrong", "wrong");
+    home.work_dir.write_passfile("wrong", "wrong");
     assert_eq!(home.run(&["mkdir", "--take-over", &home.within("/other"), "--passfile=wrong"]).code, 10);
-    home.good(&["mkdir", "--take-over", &home.within("/other")]);
-    fs::write(home.place.path("go"), "").unwrap();
-    let ended = child.wait_with_output_of();
-    assert_eq!(ended.0, Some(13), "{}", ended.1);
-    assert!(ended.1.contains("another writer took over"), "{}", ended.1);
-    assert_eq!(home.good(&["ls", &home.address]), "other\n");
+    home.run_ok(&["mkdir", "--take-over", &home.within("/other")]);
+    fs::write(home.work_dir.path("go"), "").unwrap();
+    let output = child.wait_with_output_of();
+    assert_eq!(output.0, Some(13), "{}", output.1);
+    assert!(output.1.contains("another writer took over"), "{}", output.1);
+    assert_eq!(home.run_ok(&["ls", &home.address]), "other\n");
 }
 
 pub(crate) trait Ending {
@@ -508,18 +504,18 @@ impl Ending for std::process::Child {
 fn a_writer_that_was_killed_is_followed_on_its_machine_and_left_the_state_of_before() {
     let home = Home::directory();
     home.create();
-    home.good(&["mkdir", &home.within("/kept")]);
+    home.run_ok(&["mkdir", &home.within("/kept")]);
     let mut child = editor(&home);
     kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL).unwrap();
-    fs::write(home.place.path("go"), "").unwrap();
+    fs::write(home.work_dir.path("go"), "").unwrap();
     child.wait().unwrap();
-    assert_eq!(home.good(&["ls", &home.address]), "kept\n");
+    assert_eq!(home.run_ok(&["ls", &home.address]), "kept\n");
     // Where the machine has a name: its processes are known to be gone.
     let has_name = fs::read_to_string("/etc/machine-id").is_ok_and(|id| !id.trim().is_empty());
     let more: &[&str] = if has_name { &[] } else { &["--take-over"] };
-    home.good(&[&["mkdir", &home.within("/next")][..], more].concat());
-    assert_eq!(home.good(&["ls", &home.address]), "kept\nnext\n");
-    assert!(home.good(&["check", "--full", &home.address]).contains("sound"));
+    home.run_ok(&[&["mkdir", &home.within("/next")][..], more].concat());
+    assert_eq!(home.run_ok(&["ls", &home.address]), "kept\nnext\n");
+    assert!(home.run_ok(&["check", "--full", &home.address]).contains("sound"));
 }
 
 #[test]
@@ -534,7 +530,7 @@ fn requests_of_small_changes_are_few() {
     let (all, made, asked) = spent();
     // Whether something is there, below the name, with a list beside, or of it; the marker, twice, and the record of who came; the one with the whole archive.
     assert_eq!((all, made), (10, 2), "{asked:?}");
-    home.good(&["mkdir", &home.within("/a")]);
+    home.run_ok(&["mkdir", &home.within("/a")]);
     let (all, made, asked) = spent();
     // Who comes: marker, probe, newest record, with which the start of the archive comes, own record, newest again; four commits, and who goes.
     assert_eq!((all, made), (11, 6), "{asked:?}");
@@ -544,14 +540,14 @@ fn requests_of_small_changes_are_few() {
 fn without_the_stores_word_no_command_succeeds() {
     let home = Home::bucket();
     home.create();
-    home.good(&["mkdir", &home.within("/before")]);
+    home.run_ok(&["mkdir", &home.within("/before")]);
     home.store.silent.store(true, Ordering::Relaxed);
-    let ended = home.run(&["mkdir", "--take-over", &home.within("/lost")]);
-    assert_ne!(ended.code, 0);
-    assert!(ended.complaint.contains("does not answer"), "{}", ended.complaint);
+    let output = home.run(&["mkdir", "--take-over", &home.within("/lost")]);
+    assert_ne!(output.code, 0);
+    assert!(output.stderr.contains("does not answer"), "{}", output.stderr);
     home.store.silent.store(false, Ordering::Relaxed);
-    let found: BTreeSet<String> = home.good(&["ls", &home.address]).lines().map(str::to_owned).collect();
+    let found: BTreeSet<String> = home.run_ok(&["ls", &home.address]).lines().map(str::to_owned).collect();
     assert!(found.contains("before"), "{found:?}");
-    home.good(&["mkdir", "--take-over", &home.within("/after")]);
-    assert!(home.good(&["ls", &home.address]).contains("after"));
+    home.run_ok(&["mkdir", "--take-over", &home.within("/after")]);
+    assert!(home.run_ok(&["ls", &home.address]).contains("after"));
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use rustix::fs::XattrFlags;
 
-use crate::support::{PASSPHRASE, Place, end};
+use crate::support::{PASSPHRASE, TestDir, output_of};
 
 /// An empty capability set.
 const CAPABILITIES: &[u8] = b"\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00";
@@ -56,32 +56,32 @@ fn attributes(path: &Path) -> Vec<String> {
 
 #[test]
 fn root_makes_what_lends_rights_only_when_told_to() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    let rights = make(&place.path("tree"));
-    place.good(&["add", "a.lbx", "tree"]);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    let rights = make(&work_dir.path("tree"));
+    work_dir.run_ok(&["add", "a.lbx", "tree"]);
     if !nix::unistd::geteuid().is_root() {
-        let ended = place.run(&["extract", "a.lbx", "--to", "out"]);
-        assert!(ended.code == 0 && ended.complaint.contains("2 privileges were left out"), "{}", ended.complaint);
-        assert_eq!(place.path("out/tree/user").metadata().unwrap().mode() & 0o7777, 0o755);
-        place.good(&["extract", "a.lbx", "--to", "all", "--privileges"]);
-        assert_eq!(place.path("all/tree/user").metadata().unwrap().mode() & 0o7777, 0o4755);
+        let output = work_dir.run(&["extract", "a.lbx", "--to", "out"]);
+        assert!(output.code == 0 && output.stderr.contains("2 privileges were left out"), "{}", output.stderr);
+        assert_eq!(work_dir.path("out/tree/user").metadata().unwrap().mode() & 0o7777, 0o755);
+        work_dir.run_ok(&["extract", "a.lbx", "--to", "all", "--privileges"]);
+        assert_eq!(work_dir.path("all/tree/user").metadata().unwrap().mode() & 0o7777, 0o4755);
         return;
     }
     for command in ["extract", "rescue"] {
         println!("{command}");
         let (plain, all) = (format!("{command} plain"), format!("{command} all"));
-        let ended = place.run(&[command, "a.lbx", "--to", &plain, "--json"]);
-        assert_eq!(ended.code, 0, "{}", ended.complaint);
-        assert_eq!(ended.complaint.lines().count(), 1, "{}", ended.complaint);
+        let output = work_dir.run(&[command, "a.lbx", "--to", &plain, "--json"]);
+        assert_eq!(output.code, 0, "{}", output.stderr);
+        assert_eq!(output.stderr.lines().count(), 1, "{}", output.stderr);
         let said = format!("lockbox: {rights} privileges were left out (the first: tree/");
-        assert!(ended.complaint.starts_with(&said), "{}", ended.complaint);
-        let last = String::from_utf8(ended.out).unwrap().lines().last().unwrap().to_owned();
+        assert!(output.stderr.starts_with(&said), "{}", output.stderr);
+        let last = String::from_utf8(output.stdout).unwrap().lines().last().unwrap().to_owned();
         let summary: serde_json::Value = serde_json::from_str(&last).unwrap();
         let summary = if command == "rescue" { &summary["summary"] } else { &summary };
         assert_eq!(summary["privileges_left"], rights);
         assert_eq!(summary["attributes_left"], 0);
-        let out = place.path(&plain).join("tree");
+        let out = work_dir.path(&plain).join("tree");
         let mode = |name: &str| out.join(name).symlink_metadata().unwrap().mode() & 0o7777;
         assert_eq!((mode("user"), mode("group"), mode("shared"), mode("fifo")), (0o755, 0o755, 0o2775, 0o640));
         assert_eq!(out.join("user").metadata().unwrap().uid(), 1234, "owners are kept");
@@ -89,15 +89,15 @@ fn root_makes_what_lends_rights_only_when_told_to() {
         assert!(!out.join("device").exists());
         assert_eq!(attributes(&out.join("capable")), [""; 0]);
 
-        place.good(&[command, "a.lbx", "--to", &all, "--privileges"]);
-        let out = place.path(&all).join("tree");
+        work_dir.run_ok(&[command, "a.lbx", "--to", &all, "--privileges"]);
+        let out = work_dir.path(&all).join("tree");
         let mode = |name: &str| out.join(name).symlink_metadata().unwrap().mode() & 0o7777;
         assert_eq!((mode("user"), mode("group")), (0o4755, 0o2755));
-        if let Ok(device) = place.path("tree/device").metadata() {
+        if let Ok(device) = work_dir.path("tree/device").metadata() {
             let made = out.join("device").metadata().unwrap();
             assert!(made.file_type().is_char_device() && made.rdev() == device.rdev());
         }
-        assert_eq!(attributes(&out.join("capable")), attributes(&place.path("tree/capable")));
+        assert_eq!(attributes(&out.join("capable")), attributes(&work_dir.path("tree/capable")));
     }
 }
 
@@ -110,17 +110,17 @@ fn an_ordinary_user_makes_no_set_id_file_that_an_archives_author_chose() {
     }
     const VICTIM: u32 = 1234; // the owner that `make` gives to "user"
     // Beside the others, whose directory is closed to this user.
-    let place = Place::new();
-    place.archive("a.lbx");
-    let rights = make(&place.path("tree"));
-    place.good(&["add", "a.lbx", "tree"]);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    let rights = make(&work_dir.path("tree"));
+    work_dir.run_ok(&["add", "a.lbx", "tree"]);
     let own = tempfile::tempdir().unwrap();
     let path = |name: &str| own.path().join(name);
     // By another process: a descriptor of this one, open for writing, is inherited by what other
     // tests start meanwhile, and a program that is open for writing cannot run.
     let copied = std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_lockbox")).arg(path("lockbox")).status();
     assert!(copied.unwrap().success());
-    fs::copy(place.path("a.lbx"), path("a.lbx")).unwrap();
+    fs::copy(work_dir.path("a.lbx"), path("a.lbx")).unwrap();
     fs::write(path("pass"), PASSPHRASE).unwrap();
     for (name, mode) in [("lockbox", 0o755), ("a.lbx", 0o600), ("pass", 0o600)] {
         fs::set_permissions(path(name), fs::Permissions::from_mode(mode)).unwrap();
@@ -130,7 +130,7 @@ fn an_ordinary_user_makes_no_set_id_file_that_an_archives_author_chose() {
     let run = |arguments: &[&str]| {
         let mut command = std::process::Command::new(path("lockbox"));
         command.current_dir(own.path()).env_clear().env("HOME", own.path()).uid(VICTIM).gid(VICTIM);
-        end(command.args(arguments).args(["--passfile", "pass"]))
+        output_of(command.args(arguments).args(["--passfile", "pass"]))
     };
     fs::create_dir(path("cp")).unwrap();
     chown(path("cp"), Some(VICTIM), Some(VICTIM)).unwrap();
@@ -141,10 +141,10 @@ fn an_ordinary_user_makes_no_set_id_file_that_an_archives_author_chose() {
     ];
     for (way, arguments) in ways {
         println!("{way}");
-        let ended = run(arguments);
-        assert_eq!(ended.code, 0, "{}", ended.complaint);
+        let output = run(arguments);
+        assert_eq!(output.code, 0, "{}", output.stderr);
         let said = format!("lockbox: {rights} privileges were left out (the first: tree/");
-        assert!(ended.complaint.starts_with(&said), "{}", ended.complaint);
+        assert!(output.stderr.starts_with(&said), "{}", output.stderr);
         let out = path(way).join("tree");
         let mode = |name: &str| out.join(name).symlink_metadata().unwrap().mode() & 0o7777;
         assert_eq!((mode("user"), mode("group")), (0o755, 0o755));
@@ -153,8 +153,8 @@ fn an_ordinary_user_makes_no_set_id_file_that_an_archives_author_chose() {
         assert_eq!(attributes(&out.join("capable")), [""; 0]);
     }
     // With the option it is what this user's own programs could do: the file is the user's, the device is not to be had.
-    let ended = run(&["extract", "a.lbx", "tree/user", "tree/group", "--to", "all", "--privileges"]);
-    assert_eq!(ended.code, 0, "{}", ended.complaint);
+    let output = run(&["extract", "a.lbx", "tree/user", "tree/group", "--to", "all", "--privileges"]);
+    assert_eq!(output.code, 0, "{}", output.stderr);
     let mode = |name: &str| path("all").join(name).metadata().unwrap().mode() & 0o7777;
     assert_eq!((mode("user"), mode("group")), (0o4755, 0o755), "a bit of another owner's file");
 }

@@ -4,110 +4,110 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
-use crate::support::{Ended, Place, end, end_with_input};
+use crate::support::{RunOutput, TestDir, output_of, output_with_input};
 
 const SECRET: &str = "the secret value";
 
-fn with_pass(place: &Place, arguments: &[&str]) -> Command {
-    let mut command = place.command();
-    command.env("LOCKBOX_PASSFILE", place.path("pass")).args(arguments);
+fn with_pass(work_dir: &TestDir, arguments: &[&str]) -> Command {
+    let mut command = work_dir.command();
+    command.env("LOCKBOX_PASSFILE", work_dir.path("pass")).args(arguments);
     command
 }
 
-fn set(place: &Place, name: &str, value: &str) -> Ended {
-    end_with_input(&mut with_pass(place, &["env", "set", "a.lbx", name]), value)
+fn set(work_dir: &TestDir, name: &str, value: &str) -> RunOutput {
+    output_with_input(&mut with_pass(work_dir, &["env", "set", "a.lbx", name]), value)
 }
 
 #[test]
 fn variables_are_kept_and_only_names_are_listed() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    assert_eq!(place.good(&["env", "ls", "a.lbx"]), b"");
-    assert_eq!(set(&place, "TOKEN", &format!("{SECRET}\n")).code, 0);
-    place.secret("value", "two\nlines");
-    place.good(&["env", "set", "a.lbx", "OTHER", "--from", "value"]);
-    assert_eq!(place.good(&["env", "ls", "a.lbx"]), b"OTHER\nTOKEN\n");
-    assert_eq!(place.good(&["env", "get", "a.lbx", "TOKEN"]), format!("{SECRET}\n").as_bytes());
-    assert_eq!(place.good(&["env", "get", "a.lbx", "OTHER"]), b"two\nlines\n");
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    assert_eq!(work_dir.run_ok(&["env", "ls", "a.lbx"]), b"");
+    assert_eq!(set(&work_dir, "TOKEN", &format!("{SECRET}\n")).code, 0);
+    work_dir.write_passfile("value", "two\nlines");
+    work_dir.run_ok(&["env", "set", "a.lbx", "OTHER", "--from", "value"]);
+    assert_eq!(work_dir.run_ok(&["env", "ls", "a.lbx"]), b"OTHER\nTOKEN\n");
+    assert_eq!(work_dir.run_ok(&["env", "get", "a.lbx", "TOKEN"]), format!("{SECRET}\n").as_bytes());
+    assert_eq!(work_dir.run_ok(&["env", "get", "a.lbx", "OTHER"]), b"two\nlines\n");
     // Replaced as a whole; nothing unfinished stays.
-    assert_eq!(set(&place, "TOKEN", "short").code, 0);
-    assert_eq!(place.good(&["cat", "a.lbx", "/.lockbox/env/TOKEN"]), b"short");
-    let listed = String::from_utf8(place.good(&["ls", "-lR", "a.lbx"])).unwrap();
+    assert_eq!(set(&work_dir, "TOKEN", "short").code, 0);
+    assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "/.lockbox/env/TOKEN"]), b"short");
+    let listed = String::from_utf8(work_dir.run_ok(&["ls", "-lR", "a.lbx"])).unwrap();
     assert!(listed.contains("drwx------") && listed.contains("-rw-------"), "{listed}");
-    assert_eq!(place.good(&["ls", "a.lbx", ".lockbox/env"]), b"OTHER\nTOKEN\n");
-    place.good(&["env", "rm", "a.lbx", "TOKEN"]);
-    assert_eq!(place.good(&["env", "ls", "a.lbx"]), b"OTHER\n");
+    assert_eq!(work_dir.run_ok(&["ls", "a.lbx", ".lockbox/env"]), b"OTHER\nTOKEN\n");
+    work_dir.run_ok(&["env", "rm", "a.lbx", "TOKEN"]);
+    assert_eq!(work_dir.run_ok(&["env", "ls", "a.lbx"]), b"OTHER\n");
     for command in [["env", "get", "a.lbx", "TOKEN"], ["env", "rm", "a.lbx", "TOKEN"]] {
-        let ended = place.run(&command);
-        assert_eq!((ended.code, &ended.complaint[..]), (2, "lockbox: the archive has no variable TOKEN\n"));
+        let output = work_dir.run(&command);
+        assert_eq!((output.code, &output.stderr[..]), (2, "lockbox: the archive has no variable TOKEN\n"));
     }
     for name in ["1A", "A-B", "A=B", "../x", ""] {
-        let ended = set(&place, name, SECRET);
-        assert_eq!(ended.code, 1, "{name}");
-        assert!(ended.complaint.contains("is not a name of a variable") && !ended.complaint.contains(SECRET), "{name}");
+        let output = set(&work_dir, name, SECRET);
+        assert_eq!(output.code, 1, "{name}");
+        assert!(output.stderr.contains("is not a name of a variable") && !output.stderr.contains(SECRET), "{name}");
     }
     // A value in the arguments is not taken.
-    assert_eq!(place.run(&["env", "set", "a.lbx", "A", SECRET]).code, 1);
-    let ended = set(&place, "A", "a\0b");
-    assert_eq!((ended.code, &ended.complaint[..]), (2, "lockbox: the value holds a NUL, which no variable can\n"));
-    let ended = set(&place, "A", &"x".repeat(70_000));
-    assert!(ended.code == 2 && ended.complaint.contains("longer than 64 KiB"), "{}", ended.complaint);
+    assert_eq!(work_dir.run(&["env", "set", "a.lbx", "A", SECRET]).code, 1);
+    let output = set(&work_dir, "A", "a\0b");
+    assert_eq!((output.code, &output.stderr[..]), (2, "lockbox: the value holds a NUL, which no variable can\n"));
+    let output = set(&work_dir, "A", &"x".repeat(70_000));
+    assert!(output.code == 2 && output.stderr.contains("longer than 64 KiB"), "{}", output.stderr);
 }
 
 #[test]
 fn a_program_runs_with_the_variables_and_nothing_else_changes() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    assert_eq!(set(&place, "TOKEN", SECRET).code, 0);
-    assert_eq!(set(&place, "HOME", "/elsewhere").code, 0);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    assert_eq!(set(&work_dir, "TOKEN", SECRET).code, 0);
+    assert_eq!(set(&work_dir, "HOME", "/elsewhere").code, 0);
     let run = |options: &[&str], script: &str| {
         let command = [&["run", "a.lbx"], options, &["--", "/bin/sh", "-c", script, "name", "an argument"]].concat();
-        let mut command = with_pass(&place, &command);
+        let mut command = with_pass(&work_dir, &command);
         command.env("PRESENT", "here").env("HOME", "/before");
-        end(&mut command)
+        output_of(&mut command)
     };
-    let ended = run(&[], "echo \"$TOKEN $HOME $PRESENT $1\"");
-    assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
-    assert_eq!(ended.out, format!("{SECRET} /elsewhere here an argument\n").as_bytes());
-    assert_eq!(run(&["--only", "TOKEN"], "echo $TOKEN $HOME").out, format!("{SECRET} /before\n").as_bytes());
-    let alone =
-        String::from_utf8(run(&["--no-inherit"], "/usr/bin/env | /bin/grep -v '^_=\\|^PWD=\\|^SHLVL='").out).unwrap();
+    let output = run(&[], "echo \"$TOKEN $HOME $PRESENT $1\"");
+    assert_eq!((output.code, output.stderr.as_str()), (0, ""));
+    assert_eq!(output.stdout, format!("{SECRET} /elsewhere here an argument\n").as_bytes());
+    assert_eq!(run(&["--only", "TOKEN"], "echo $TOKEN $HOME").stdout, format!("{SECRET} /before\n").as_bytes());
+    let alone = String::from_utf8(run(&["--no-inherit"], "/usr/bin/env | /bin/grep -v '^_=\\|^PWD=\\|^SHLVL='").stdout)
+        .unwrap();
     let mut alone: Vec<&str> = alone.lines().collect();
     alone.sort_unstable();
     assert_eq!(alone, ["HOME=/elsewhere", &format!("TOKEN={SECRET}")]);
     assert_eq!(run(&[], "exit 37").code, 37);
     // The program has the archive closed, standard input, core dumps and signals as they were.
     let mut program = with_pass(
-        &place,
+        &work_dir,
         &["run", "a.lbx", "--", "/bin/sh", "-c", "ls -l /proc/self/fd; cat; grep SigBlk /proc/self/status; ulimit -c"],
     );
     let mut direct = Command::new("/bin/sh");
     direct.args(["-c", "grep SigBlk /proc/self/status; ulimit -c"]);
-    let direct = String::from_utf8(end(&mut direct).out).unwrap();
-    let ended = end_with_input(&mut program, "what the program reads\n");
-    let out = String::from_utf8(ended.out).unwrap();
+    let direct = String::from_utf8(output_of(&mut direct).stdout).unwrap();
+    let output = output_with_input(&mut program, "what the program reads\n");
+    let out = String::from_utf8(output.stdout).unwrap();
     assert!(!out.contains("a.lbx") && out.contains("what the program reads\n"), "{out}");
     assert!(out.ends_with(&direct), "{out} {direct}");
 
-    let ended = end(&mut with_pass(&place, &["run", "a.lbx", "--", "no-such-program"]));
+    let output = output_of(&mut with_pass(&work_dir, &["run", "a.lbx", "--", "no-such-program"]));
     assert_eq!(
-        (ended.code, &ended.complaint[..]),
+        (output.code, &output.stderr[..]),
         (127, "lockbox: cannot run no-such-program: No such file or directory\n")
     );
-    fs::write(place.path("plain"), "").unwrap();
-    assert_eq!(end(&mut with_pass(&place, &["run", "a.lbx", "--", "./plain"])).code, 126);
-    let ended = end(&mut with_pass(&place, &["run", "a.lbx", "--only", "MISSING", "--", "true"]));
-    assert_eq!((ended.code, &ended.complaint[..]), (2, "lockbox: the archive has no variable MISSING\n"));
+    fs::write(work_dir.path("plain"), "").unwrap();
+    assert_eq!(output_of(&mut with_pass(&work_dir, &["run", "a.lbx", "--", "./plain"])).code, 126);
+    let output = output_of(&mut with_pass(&work_dir, &["run", "a.lbx", "--only", "MISSING", "--", "true"]));
+    assert_eq!((output.code, &output.stderr[..]), (2, "lockbox: the archive has no variable MISSING\n"));
     // Standard input is the program's, so no passphrase is taken from it.
-    let ended = end_with_input(place.command().args(["run", "a.lbx", "--", "true"]), "correct horse\n");
-    assert!(ended.code != 0, "{}", ended.complaint);
+    let output = output_with_input(work_dir.command().args(["run", "a.lbx", "--", "true"]), "correct horse\n");
+    assert!(output.code != 0, "{}", output.stderr);
 }
 
 #[test]
 fn a_signal_reaches_the_program() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    let mut command = with_pass(&place, &["run", "a.lbx", "--", "/bin/sh", "-c", "echo ready; read forever"]);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    let mut command = with_pass(&work_dir, &["run", "a.lbx", "--", "/bin/sh", "-c", "echo ready; read forever"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
@@ -120,15 +120,15 @@ fn a_signal_reaches_the_program() {
 /// `run`, and with user namespaces `exec`, whose case is on real mounts.
 #[test]
 fn a_program_inherits_nothing_that_tells_where_passphrases_are() {
-    let place = Place::new();
-    place.archive("a.lbx");
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
     for variable in ["LOCKBOX_PASSFILE", "LOCKBOX_PASSCOMMAND"] {
-        let mut command = place.command();
-        let pass = place.path("pass");
+        let mut command = work_dir.command();
+        let pass = work_dir.path("pass");
         let value = if variable.ends_with("FILE") { pass.into_os_string() } else { "cat pass".into() };
-        let ended = end(command.env(variable, value).args(["run", "a.lbx", "--", "env"]));
-        assert_eq!(ended.code, 0, "{}", ended.complaint);
-        let environment = String::from_utf8(ended.out).unwrap();
+        let output = output_of(command.env(variable, value).args(["run", "a.lbx", "--", "env"]));
+        assert_eq!(output.code, 0, "{}", output.stderr);
+        let environment = String::from_utf8(output.stdout).unwrap();
         assert!(environment.contains("PATH=") && !environment.contains("LOCKBOX_PASS"), "{environment}");
     }
 }

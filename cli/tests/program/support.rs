@@ -16,24 +16,24 @@ use tempfile::TempDir;
 pub(crate) const PASSPHRASE: &str = "correct horse";
 
 /// A directory with a passfile; archives and trees go beside it.
-pub(crate) struct Place {
+pub(crate) struct TestDir {
     directory: TempDir,
 }
 
 /// How a run ended.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct RunOutput {
     pub(crate) code: i32,
-    pub(crate) out: Vec<u8>,
-    pub(crate) complaint: String,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
 }
 
-impl Place {
-    pub(crate) fn new() -> Place {
+impl TestDir {
+    pub(crate) fn new() -> TestDir {
         let directory = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let place = Place { directory };
-        place.secret("pass", PASSPHRASE);
-        place
+        let work_dir = TestDir { directory };
+        work_dir.write_passfile("pass", PASSPHRASE);
+        work_dir
     }
 
     pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -41,7 +41,7 @@ impl Place {
     }
 
     /// Writes a passfile.
-    pub(crate) fn secret(&self, name: &str, text: &str) -> PathBuf {
+    pub(crate) fn write_passfile(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, format!("{text}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
@@ -59,17 +59,17 @@ impl Place {
     }
 
     /// Runs with the right passphrase.
-    pub(crate) fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ended {
+    pub(crate) fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> RunOutput {
         let mut command = self.command();
         command.env("LOCKBOX_PASSFILE", self.path("pass")).args(arguments);
-        end(&mut command)
+        output_of(&mut command)
     }
 
     /// Runs with the right passphrase and must succeed without a word on standard error.
-    pub(crate) fn good<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Vec<u8> {
-        let ended = self.run(arguments);
-        assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
-        ended.out
+    pub(crate) fn run_ok<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Vec<u8> {
+        let output = self.run(arguments);
+        assert_eq!((output.code, output.stderr.as_str()), (0, ""));
+        output.stdout
     }
 
     /// Starts the command with the right passphrase.
@@ -79,23 +79,23 @@ impl Place {
     }
 
     /// Makes an archive as cheaply as the program allows.
-    pub(crate) fn archive(&self, name: &str) -> PathBuf {
-        self.good(&["create", name, "--kdf-memory", "1", "--kdf-passes", "1", "--weak-kdf"]);
+    pub(crate) fn create_archive(&self, name: &str) -> PathBuf {
+        self.run_ok(&["create", name, "--kdf-memory", "1", "--kdf-passes", "1", "--weak-kdf"]);
         self.path(name)
     }
 }
 
-pub(crate) fn end(command: &mut Command) -> Ended {
+pub(crate) fn output_of(command: &mut Command) -> RunOutput {
     let output = command.output().unwrap();
-    Ended {
+    RunOutput {
         code: output.status.code().unwrap_or(-1),
-        out: output.stdout,
-        complaint: String::from_utf8(output.stderr).unwrap(),
+        stdout: output.stdout,
+        stderr: String::from_utf8(output.stderr).unwrap(),
     }
 }
 
 /// Runs with `input` on standard input.
-pub(crate) fn end_with_input(command: &mut Command, input: &str) -> Ended {
+pub(crate) fn output_with_input(command: &mut Command, input: &str) -> RunOutput {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     match child.stdin.take().unwrap().write_all(input.as_bytes()) {
         // It ended before it read everything, which its answer explains.
@@ -103,10 +103,10 @@ pub(crate) fn end_with_input(command: &mut Command, input: &str) -> Ended {
         written => written.unwrap(),
     }
     let output = child.wait_with_output().unwrap();
-    Ended {
+    RunOutput {
         code: output.status.code().unwrap_or(-1),
-        out: output.stdout,
-        complaint: String::from_utf8(output.stderr).unwrap(),
+        stdout: output.stdout,
+        stderr: String::from_utf8(output.stderr).unwrap(),
     }
 }
 
@@ -195,8 +195,8 @@ pub(crate) fn stop(mut child: Child, signal: Signal, begun: impl Fn() -> bool) -
         std::thread::yield_now();
     }
     kill(Pid::from_raw(child.id() as i32), signal).unwrap();
-    let ended = child.wait_with_output().unwrap();
-    (ended.status.code() != Some(0)).then(|| (ended.status.code(), String::from_utf8(ended.stderr).unwrap()))
+    let output = child.wait_with_output().unwrap();
+    (output.status.code() != Some(0)).then(|| (output.status.code(), String::from_utf8(output.stderr).unwrap()))
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014) from a seed.

@@ -12,7 +12,7 @@ use lockbox::fs::ROOT_INO;
 use lockbox::fs::{Creator, XattrMode};
 use lockbox::keys;
 
-use crate::support::{Ended, PASSPHRASE, Place, describe};
+use crate::support::{PASSPHRASE, RunOutput, TestDir, describe};
 
 fn tar(arguments: &[&str], directory: &Path) -> Vec<u8> {
     let output = Command::new("tar").args(arguments).current_dir(directory).env("TZ", "UTC").output().unwrap();
@@ -20,33 +20,33 @@ fn tar(arguments: &[&str], directory: &Path) -> Vec<u8> {
     output.stdout
 }
 
-fn import(place: &Place, arguments: &[&str], input: &[u8]) -> Ended {
-    let mut command = place.command();
-    command.env("LOCKBOX_PASSFILE", place.path("pass")).arg("import-tar").args(arguments);
+fn import(work_dir: &TestDir, arguments: &[&str], input: &[u8]) -> RunOutput {
+    let mut command = work_dir.command();
+    command.env("LOCKBOX_PASSFILE", work_dir.path("pass")).arg("import-tar").args(arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A refusal does not wait for the rest.
     let _ = child.stdin.take().unwrap().write_all(input);
     let output = child.wait_with_output().unwrap();
-    let complaint = String::from_utf8(output.stderr).unwrap();
-    Ended { code: output.status.code().unwrap(), out: output.stdout, complaint }
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    RunOutput { code: output.status.code().unwrap(), stdout: output.stdout, stderr }
 }
 
-fn imported(place: &Place, arguments: &[&str], input: &[u8]) {
-    let ended = import(place, arguments, input);
-    assert_eq!((ended.code, ended.complaint.as_str()), (0, ""));
+fn imported(work_dir: &TestDir, arguments: &[&str], input: &[u8]) {
+    let output = import(work_dir, arguments, input);
+    assert_eq!((output.code, output.stderr.as_str()), (0, ""));
 }
 
 /// Everything but what this test's own directories have for times.
-fn same(place: &Place, one: &str, other: &str) {
-    let (one, other) = (describe(&place.path(one)), describe(&place.path(other)));
+fn same(work_dir: &TestDir, one: &str, other: &str) {
+    let (one, other) = (describe(&work_dir.path(one)), describe(&work_dir.path(other)));
     assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
     for (path, object) in one.iter().filter(|(path, _)| !path.as_os_str().is_empty()) {
         assert!(*object == other[path], "{}", path.display());
     }
 }
 
-fn tree(place: &Place) {
-    let root = place.path("tree");
+fn tree(work_dir: &TestDir) {
+    let root = work_dir.path("tree");
     crate::import_extract::make_tree(&root);
     let long = "a name that is longer than the hundred bytes which a header has for it ".repeat(3);
     fs::create_dir_all(root.join(&long).join("ü")).unwrap();
@@ -59,19 +59,19 @@ fn tree(place: &Place) {
 
 #[test]
 fn a_tree_goes_through_tars_in_both_directions() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    tree(&place);
-    place.good(&["add", "a.lbx", "tree"]);
-    let ours = place.good(&["export-tar", "a.lbx"]);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    tree(&work_dir);
+    work_dir.run_ok(&["add", "a.lbx", "tree"]);
+    let ours = work_dir.run_ok(&["export-tar", "a.lbx"]);
     assert_eq!(ours.len() % 10_240, 0);
     assert!(ours.len() < 8 << 20, "holes are not written: {}", ours.len());
-    fs::write(place.path("ours.tar"), &ours).unwrap();
+    fs::write(work_dir.path("ours.tar"), &ours).unwrap();
     // Out: GNU tar sees the same tree, and unpacks it.
     let listed = |file: &str| {
         let verbose =
             ["--list", "--verbose", "--numeric-owner", "--full-time", "--quoting-style=escape", "--file", file];
-        let text = String::from_utf8(tar(&verbose, &place.path(""))).unwrap();
+        let text = String::from_utf8(tar(&verbose, &work_dir.path(""))).unwrap();
         // tar leaves out zeros at the end of a time, and fills a column up to the widest entry that it has shown so far.
         let unfilled = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let mut lines: Vec<String> = text.lines().filter(|line| !line.ends_with(" ./")).map(unfilled).collect();
@@ -89,14 +89,14 @@ fn a_tree_goes_through_tars_in_both_directions() {
         "theirs.tar",
         "tree",
     ];
-    tar(&theirs, &place.path(""));
+    tar(&theirs, &work_dir.path(""));
     // Which of several names comes first is up to the program.
     let without_links = |lines: Vec<String>| -> Vec<String> {
         let several = ["tiny", "and again", "tiny again", "long again", "/file"];
         lines.into_iter().filter(|line| !several.iter().any(|name| line.contains(name))).collect()
     };
     assert_eq!(without_links(listed("ours.tar")), without_links(listed("theirs.tar")));
-    fs::create_dir(place.path("out")).unwrap();
+    fs::create_dir(work_dir.path("out")).unwrap();
     let unpack = [
         "--extract",
         "--xattrs",
@@ -106,13 +106,13 @@ fn a_tree_goes_through_tars_in_both_directions() {
         "--numeric-owner",
         "--delay-directory-restore",
     ];
-    tar(&[&unpack[..], &["--file", "../ours.tar"]].concat(), &place.path("out"));
-    same(&place, "tree", "out/tree");
+    tar(&[&unpack[..], &["--file", "../ours.tar"]].concat(), &work_dir.path("out"));
+    same(&work_dir, "tree", "out/tree");
     // In: their formats, and ours, come back the same.
     let formats = ["posix", "gnu", "oldgnu", "posix --sparse-version=0.0", "posix --sparse-version=0.1", "ours"];
     for (number, format) in formats.iter().enumerate() {
         let archive = format!("{number}.lbx");
-        place.archive(&archive);
+        work_dir.create_archive(&archive);
         let input = match *format {
             "ours" => ours.clone(),
             // The old formats have no place for attributes.
@@ -124,14 +124,15 @@ fn a_tree_goes_through_tars_in_both_directions() {
                     arguments.extend(["--xattrs", "--xattrs-include=*", "--acls"]);
                 }
                 arguments.push("tree");
-                tar(&arguments, &place.path(""))
+                tar(&arguments, &work_dir.path(""))
             }
         };
-        imported(&place, &[&archive, "--to", "in"], &input);
+        imported(&work_dir, &[&archive, "--to", "in"], &input);
         let out = format!("out{number}");
-        place.good(&["extract", &archive, "in/tree", "--to", &out, "--privileges"]);
+        work_dir.run_ok(&["extract", &archive, "in/tree", "--to", &out, "--privileges"]);
         if format.contains("gnu") {
-            let (ours, theirs) = (describe(&place.path("tree")), describe(&place.path(Path::new(&out).join("tree"))));
+            let (ours, theirs) =
+                (describe(&work_dir.path("tree")), describe(&work_dir.path(Path::new(&out).join("tree"))));
             for (path, object) in &ours {
                 let (mode, links, content) = (object.mode, object.links, &object.content);
                 let found = &theirs[path];
@@ -142,22 +143,22 @@ fn a_tree_goes_through_tars_in_both_directions() {
                 );
             }
         } else {
-            same(&place, "tree", &format!("{out}/tree"));
+            same(&work_dir, "tree", &format!("{out}/tree"));
         }
-        place.good(&["check", "--full", &archive]);
+        work_dir.run_ok(&["check", "--full", &archive]);
     }
 }
 
 /// A full dump and one of what changed, in each way in which GNU tar writes the lists of directories.
 #[test]
 fn incremental_dumps_of_gnu_tar_are_imported() {
-    let place = Place::new();
+    let work_dir = TestDir::new();
     for (number, format) in ["gnu", "oldgnu", "posix", "gnu --incremental"].iter().enumerate() {
         let (tree, archive) = (format!("tree{number}"), format!("{number}.lbx"));
-        place.archive(&archive);
-        fs::create_dir_all(place.path(&tree).join("sub")).unwrap();
-        fs::write(place.path(&tree).join("one"), "one").unwrap();
-        fs::write(place.path(&tree).join("sub/two"), "two").unwrap();
+        work_dir.create_archive(&archive);
+        fs::create_dir_all(work_dir.path(&tree).join("sub")).unwrap();
+        fs::write(work_dir.path(&tree).join("one"), "one").unwrap();
+        fs::write(work_dir.path(&tree).join("sub/two"), "two").unwrap();
         let format = format!("--format={format}");
         let list = format!("--listed-incremental=list{number}");
         let mut arguments: Vec<&str> = ["--create", "--file", "-"].into_iter().chain(format.split(' ')).collect();
@@ -165,32 +166,35 @@ fn incremental_dumps_of_gnu_tar_are_imported() {
             arguments.push(&list);
         }
         arguments.push(&tree);
-        let full = tar(&arguments, &place.path(""));
-        fs::write(place.path(&tree).join("three"), "three").unwrap();
-        let next = tar(&arguments, &place.path(""));
-        imported(&place, &[&archive], &full);
-        imported(&place, &[&archive, "--force"], &next);
-        let found = place.good(&["ls", "-R", &archive, &tree]);
+        let full = tar(&arguments, &work_dir.path(""));
+        fs::write(work_dir.path(&tree).join("three"), "three").unwrap();
+        let next = tar(&arguments, &work_dir.path(""));
+        imported(&work_dir, &[&archive], &full);
+        imported(&work_dir, &[&archive, "--force"], &next);
+        let found = work_dir.run_ok(&["ls", "-R", &archive, &tree]);
         assert_eq!(found, format!("{tree}:\none\nsub\nthree\n\n{tree}/sub:\ntwo\n").as_bytes(), "{format}");
         let paths = ["one", "sub/two", "three"].map(|name| format!("{tree}/{name}"));
-        let contents = place.good(&["cat", &archive, &paths[0], &paths[1], &paths[2]]);
+        let contents = work_dir.run_ok(&["cat", &archive, &paths[0], &paths[1], &paths[2]]);
         assert_eq!(contents, b"onetwothree", "{format}");
     }
 }
 
 #[test]
 fn a_part_is_exported_under_its_path() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    fs::create_dir_all(place.path("tree/sub")).unwrap();
-    fs::write(place.path("tree/sub/file"), "content").unwrap();
-    fs::write(place.path("tree/sub/file.o"), "object").unwrap();
-    place.good(&["add", "a.lbx", "tree", "pass"]);
-    fs::write(place.path("out.tar"), place.good(&["export-tar", "a.lbx", "/tree/sub/", "pass", "--exclude", "*.o"]))
-        .unwrap();
-    assert_eq!(tar(&["--list", "--file", "out.tar"], &place.path("")), b"tree/sub/\ntree/sub/file\npass\n");
-    let ended = place.run(&["export-tar", "a.lbx", "nothing"]);
-    assert_eq!((ended.code, &ended.complaint[..], ended.out.len()), (2, "lockbox: the archive has no nothing\n", 0));
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    fs::create_dir_all(work_dir.path("tree/sub")).unwrap();
+    fs::write(work_dir.path("tree/sub/file"), "content").unwrap();
+    fs::write(work_dir.path("tree/sub/file.o"), "object").unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "tree", "pass"]);
+    fs::write(
+        work_dir.path("out.tar"),
+        work_dir.run_ok(&["export-tar", "a.lbx", "/tree/sub/", "pass", "--exclude", "*.o"]),
+    )
+    .unwrap();
+    assert_eq!(tar(&["--list", "--file", "out.tar"], &work_dir.path("")), b"tree/sub/\ntree/sub/file\npass\n");
+    let output = work_dir.run(&["export-tar", "a.lbx", "nothing"]);
+    assert_eq!((output.code, &output.stderr[..], output.stdout.len()), (2, "lockbox: the archive has no nothing\n", 0));
 }
 
 /// Makes what an import works in, with the mark that one sets or without.
@@ -210,42 +214,42 @@ fn stage(path: &Path, is_marked: bool) {
 
 #[test]
 fn an_import_merges_and_replaces_only_when_told() {
-    let place = Place::new();
-    let path = place.archive("a.lbx");
-    fs::create_dir(place.path("tree")).unwrap();
-    fs::write(place.path("tree/one"), "old").unwrap();
-    place.good(&["add", "a.lbx", "tree"]);
-    fs::write(place.path("tree/one"), "new").unwrap();
-    fs::write(place.path("tree/two"), "two").unwrap();
-    let input = tar(&["--create", "--file", "-", "tree"], &place.path(""));
-    let ended = import(&place, &["a.lbx"], &input);
+    let work_dir = TestDir::new();
+    let path = work_dir.create_archive("a.lbx");
+    fs::create_dir(work_dir.path("tree")).unwrap();
+    fs::write(work_dir.path("tree/one"), "old").unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "tree"]);
+    fs::write(work_dir.path("tree/one"), "new").unwrap();
+    fs::write(work_dir.path("tree/two"), "two").unwrap();
+    let input = tar(&["--create", "--file", "-", "tree"], &work_dir.path(""));
+    let output = import(&work_dir, &["a.lbx"], &input);
     assert_eq!(
-        (ended.code, &ended.complaint[..]),
+        (output.code, &output.stderr[..]),
         (2, "lockbox: nothing was imported: tree/one already exists; use --force to replace it\n")
     );
-    assert_eq!(place.good(&["ls", "-R", "a.lbx"]), b"/:\ntree\n\n/tree:\none\n");
-    imported(&place, &["a.lbx", "--force"], &input);
-    assert_eq!(place.good(&["cat", "a.lbx", "tree/one", "tree/two"]), b"newtwo");
+    assert_eq!(work_dir.run_ok(&["ls", "-R", "a.lbx"]), b"/:\ntree\n\n/tree:\none\n");
+    imported(&work_dir, &["a.lbx", "--force"], &input);
+    assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/one", "tree/two"]), b"newtwo");
     // What a killed import left is taken away by the next one.
     stage(&path, true);
-    imported(&place, &["a.lbx", "--to", "again"], &input);
-    assert_eq!(place.good(&["ls", "a.lbx"]), b"again\ntree\n");
+    imported(&work_dir, &["a.lbx", "--to", "again"], &input);
+    assert_eq!(work_dir.run_ok(&["ls", "a.lbx"]), b"again\ntree\n");
     // A member that comes again replaces the one before, as in a tar that was appended to.
-    tar(&["--create", "--file", "twice.tar", "tree"], &place.path(""));
-    fs::write(place.path("tree/one"), "newest").unwrap();
-    tar(&["--append", "--file", "twice.tar", "tree/one"], &place.path(""));
-    imported(&place, &["a.lbx", "--to", "twice"], &fs::read(place.path("twice.tar")).unwrap());
-    assert_eq!(place.good(&["cat", "a.lbx", "twice/tree/one"]), b"newest");
+    tar(&["--create", "--file", "twice.tar", "tree"], &work_dir.path(""));
+    fs::write(work_dir.path("tree/one"), "newest").unwrap();
+    tar(&["--append", "--file", "twice.tar", "tree/one"], &work_dir.path(""));
+    imported(&work_dir, &["a.lbx", "--to", "twice"], &fs::read(work_dir.path("twice.tar")).unwrap());
+    assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "twice/tree/one"]), b"newest");
     // What somebody else named so is not.
     stage(&path, false);
-    let ended = import(&place, &["a.lbx", "--to", "more"], &input);
-    assert_eq!(ended.code, 2);
+    let output = import(&work_dir, &["a.lbx", "--to", "more"], &input);
+    assert_eq!(output.code, 2);
     assert!(
-        ended.complaint.contains("has a .lockbox-import-tar in its root that is not from an import"),
+        output.stderr.contains("has a .lockbox-import-tar in its root that is not from an import"),
         "{}",
-        ended.complaint
+        output.stderr
     );
-    assert_eq!(place.good(&["cat", "a.lbx", ".lockbox-import-tar/rest"]), b"rest");
+    assert_eq!(work_dir.run_ok(&["cat", "a.lbx", ".lockbox-import-tar/rest"]), b"rest");
 }
 
 /// One member with a right checksum.
@@ -280,8 +284,8 @@ fn pax(texts: &[&str]) -> Vec<u8> {
 
 #[test]
 fn hostile_tars_are_refused_and_leave_nothing() {
-    let place = Place::new();
-    place.archive("a.lbx");
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
     let end = vec![0u8; 1024];
     let file = |name: &str| member(name, b'0', "", 2, b"hi");
     let long = "x".repeat(300);
@@ -341,14 +345,14 @@ fn hostile_tars_are_refused_and_leave_nothing() {
         if *expected == "the tar is cut off" {
             input.truncate(input.len() - end.len());
         }
-        let ended = import(&place, &["a.lbx", "--to", "new"], &input);
-        assert_eq!(ended.code, 2, "{expected}: {}", ended.complaint);
+        let output = import(&work_dir, &["a.lbx", "--to", "new"], &input);
+        assert_eq!(output.code, 2, "{expected}: {}", output.stderr);
         assert!(
-            ended.complaint.contains(expected) && ended.complaint.lines().count() == 1,
+            output.stderr.contains(expected) && output.stderr.lines().count() == 1,
             "{expected}: {}",
-            ended.complaint
+            output.stderr
         );
-        assert_eq!(place.good(&["ls", "-R", "a.lbx"]), b"/:\n", "{expected}");
+        assert_eq!(work_dir.run_ok(&["ls", "-R", "a.lbx"]), b"/:\n", "{expected}");
     }
     let whole = [file("before"), end.clone()].concat();
     for (expected, input) in [
@@ -359,13 +363,13 @@ fn hostile_tars_are_refused_and_leave_nothing() {
         ("the tar is cut off: it ends before its end mark", &whole[..513]),
         ("the tar is damaged: a header's checksum is wrong", &[&whole[..1024], &[7; 512]].concat()),
     ] {
-        let ended = import(&place, &["a.lbx"], input);
-        assert_eq!((ended.code, ended.complaint), (2, format!("lockbox: {expected}\n")));
+        let output = import(&work_dir, &["a.lbx"], input);
+        assert_eq!((output.code, output.stderr), (2, format!("lockbox: {expected}\n")));
     }
-    assert_eq!(place.good(&["ls", "-R", "a.lbx"]), b"/:\n");
-    place.good(&["check", "--full", "a.lbx"]);
+    assert_eq!(work_dir.run_ok(&["ls", "-R", "a.lbx"]), b"/:\n");
+    work_dir.run_ok(&["check", "--full", "a.lbx"]);
     // The passphrase is not in the tar.
-    let mut command = place.command();
-    let ended = crate::support::end_with_input(command.args(["import-tar", "a.lbx"]), "a passphrase\n");
-    assert!(ended.code != 0 && !ended.complaint.contains("a passphrase"), "{}", ended.complaint);
+    let mut command = work_dir.command();
+    let output = crate::support::output_with_input(command.args(["import-tar", "a.lbx"]), "a passphrase\n");
+    assert!(output.code != 0 && !output.stderr.contains("a passphrase"), "{}", output.stderr);
 }

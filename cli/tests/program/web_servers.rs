@@ -14,7 +14,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::living_elsewhere::{CREATE, Home};
-use crate::support::{Ended, Place, end};
+use crate::support::{RunOutput, TestDir, output_of};
 
 /// A CA that no system trusts, and a certificate of `localhost` and 127.0.0.1 by it, until 2126.
 const CA: &[u8] = include_bytes!("tls/ca.pem");
@@ -117,37 +117,37 @@ fn serve_file(bytes: Vec<u8>, wanted: Option<&'static str>) -> (SocketAddr, Arc<
     (address, came)
 }
 
-fn ca(place: &Place) -> PathBuf {
-    let path = place.path("ca.pem");
+fn ca(work_dir: &TestDir) -> PathBuf {
+    let path = work_dir.path("ca.pem");
     fs::write(&path, CA).unwrap();
     path
 }
 
-fn archive(place: &Place) -> Vec<u8> {
-    fs::read(place.archive("a.lbx")).unwrap()
+fn archive(work_dir: &TestDir) -> Vec<u8> {
+    fs::read(work_dir.create_archive("a.lbx")).unwrap()
 }
 
-fn listed(place: &Place, address: SocketAddr, name: &str, change: impl Fn(&mut Command)) -> Ended {
-    let mut command = place.command();
-    command.env("LOCKBOX_PASSFILE", place.path("pass")).env("XDG_CACHE_HOME", place.path("cache"));
-    command.env("HOME", place.path("")).env("SSL_CERT_FILE", ca(place)).env("LOCKBOX_LOG", "trace");
+fn listed(work_dir: &TestDir, address: SocketAddr, name: &str, change: impl Fn(&mut Command)) -> RunOutput {
+    let mut command = work_dir.command();
+    command.env("LOCKBOX_PASSFILE", work_dir.path("pass")).env("XDG_CACHE_HOME", work_dir.path("cache"));
+    command.env("HOME", work_dir.path("")).env("SSL_CERT_FILE", ca(work_dir)).env("LOCKBOX_LOG", "trace");
     change(&mut command);
     let address = format!("https://localhost:{}/{name}", address.port());
-    end(command.args(["ls", "--remote=allow-private,timeout=30s", &address]))
+    output_of(command.args(["ls", "--remote=allow-private,timeout=30s", &address]))
 }
 
 #[test]
 fn a_ca_that_the_user_names_is_trusted_and_no_other_is() {
-    let place = Place::new();
-    let (address, _) = serve_file(archive(&place), None);
-    let trusted = listed(&place, address, "a.lbx", |_| {});
-    assert_eq!(trusted.code, 0, "{}", trusted.complaint);
+    let work_dir = TestDir::new();
+    let (address, _) = serve_file(archive(&work_dir), None);
+    let trusted = listed(&work_dir, address, "a.lbx", |_| {});
+    assert_eq!(trusted.code, 0, "{}", trusted.stderr);
     for other in ["/etc/ssl/certs/ca-certificates.crt", "/nonexistent"] {
-        let refused = listed(&place, address, "a.lbx", |command| {
+        let refused = listed(&work_dir, address, "a.lbx", |command| {
             command.env("SSL_CERT_FILE", other);
         });
-        assert_eq!(refused.code, 18, "{}", refused.complaint);
-        assert!(refused.complaint.contains("certificate is not trusted"), "{}", refused.complaint);
+        assert_eq!(refused.code, 18, "{}", refused.stderr);
+        assert!(refused.stderr.contains("certificate is not trusted"), "{}", refused.stderr);
     }
 }
 
@@ -156,57 +156,57 @@ fn a_store_is_trusted_by_the_bundle_of_the_profile() {
     let home = Home::bucket();
     let inner = home.endpoint.strip_prefix("http://").unwrap().parse().unwrap();
     let endpoint = format!("https://localhost:{}", behind_tls(inner).port());
-    let bundle = ca(&home.place);
-    let config = home.place.path("config");
+    let bundle = ca(&home.work_dir);
+    let config = home.work_dir.path("config");
     fs::write(&config, format!("[default]\nca_bundle = {}\n", bundle.display())).unwrap();
     let run = |arguments: &[&str], name: &str, value: &PathBuf| {
         let mut command = home.command(arguments);
         command.args([&home.address, "--remote=allow-private,timeout=30s"]);
         command.env("AWS_ENDPOINT_URL", &endpoint).env_remove("SSL_CERT_FILE").env_remove("AWS_CA_BUNDLE");
         command.env(name, value);
-        end(&mut command)
+        output_of(&mut command)
     };
     let created = run(&[&["create"][..], &CREATE].concat(), "AWS_CA_BUNDLE", &bundle);
-    assert_eq!(created.code, 0, "{}", created.complaint);
+    assert_eq!(created.code, 0, "{}", created.stderr);
     let listed = |name: &str, value: &PathBuf| run(&["ls"], name, value);
     assert_eq!(listed("AWS_CONFIG_FILE", &config).code, 0);
     let refused = listed("UNUSED", &bundle);
-    assert!(refused.code == 18 && refused.complaint.contains("certificate is not trusted"), "{refused:?}");
+    assert!(refused.code == 18 && refused.stderr.contains("certificate is not trusted"), "{refused:?}");
     // A bundle that is named and cannot be used is no reason to trust others.
-    let missing = listed("AWS_CA_BUNDLE", &home.place.path("none.pem"));
-    assert!(missing.code == 2 && missing.complaint.contains("none.pem"), "{missing:?}");
-    let empty = listed("AWS_CA_BUNDLE", &home.place.path("pass"));
-    assert!(empty.code == 2 && empty.complaint.contains("has no certificate"), "{empty:?}");
+    let missing = listed("AWS_CA_BUNDLE", &home.work_dir.path("none.pem"));
+    assert!(missing.code == 2 && missing.stderr.contains("none.pem"), "{missing:?}");
+    let empty = listed("AWS_CA_BUNDLE", &home.work_dir.path("pass"));
+    assert!(empty.code == 2 && empty.stderr.contains("has no certificate"), "{empty:?}");
 }
 
 #[test]
 fn a_login_goes_to_the_server_that_the_address_names_and_nowhere_else() {
-    let place = Place::new();
-    let bytes = archive(&place);
+    let work_dir = TestDir::new();
+    let bytes = archive(&work_dir);
     let (other, others) = serve_file(bytes.clone(), None);
     for (entry, header) in [("login me password hush", "Basic bWU6aHVzaA=="), ("password hush", "Bearer hush")] {
         let (address, came) = serve_file(bytes.clone(), Some(header));
-        let file = place.path(".netrc");
+        let file = work_dir.path(".netrc");
         let _ = fs::remove_file(&file);
-        let without = listed(&place, address, "a.lbx", |_| {});
-        assert!(without.code == 18 && without.complaint.contains("it asks for a login"), "{without:?}");
+        let without = listed(&work_dir, address, "a.lbx", |_| {});
+        assert!(without.code == 18 && without.stderr.contains("it asks for a login"), "{without:?}");
         fs::write(&file, format!("machine localhost {entry}\n")).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-        let open = listed(&place, address, "a.lbx", |_| {});
-        assert!(open.code == 18 && open.complaint.contains("others may read it"), "{open:?}");
+        let open = listed(&work_dir, address, "a.lbx", |_| {});
+        assert!(open.code == 18 && open.stderr.contains("others may read it"), "{open:?}");
         assert!(came.lock().unwrap().iter().all(Option::is_none));
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-        let good = listed(&place, address, "a.lbx", |_| {});
-        assert_eq!(good.code, 0, "{}", good.complaint);
-        assert!(!good.complaint.contains("hush") && !good.complaint.contains(header), "{}", good.complaint);
+        let run_ok = listed(&work_dir, address, "a.lbx", |_| {});
+        assert_eq!(run_ok.code, 0, "{}", run_ok.stderr);
+        assert!(!run_ok.stderr.contains("hush") && !run_ok.stderr.contains(header), "{}", run_ok.stderr);
         // A redirect to another port is one to another server.
         let (moved, came) = serve_file(bytes.clone(), None);
-        assert_eq!(listed(&place, moved, &format!("to/{}", other.port()), |_| {}).code, 0);
+        assert_eq!(listed(&work_dir, moved, &format!("to/{}", other.port()), |_| {}).code, 0);
         assert_eq!(came.lock().unwrap()[0].as_deref(), Some(header));
-        let named = place.path("logins");
+        let named = work_dir.path("logins");
         fs::rename(&file, &named).unwrap();
         assert_eq!(
-            listed(&place, address, "a.lbx", |command| {
+            listed(&work_dir, address, "a.lbx", |command| {
                 command.env("NETRC", &named);
             })
             .code,

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use crate::support::{Place, end, noise};
+use crate::support::{TestDir, noise, output_of};
 
 /// Of nothing: made for these tests.
 const IDENTITY: &str = "AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33";
@@ -97,65 +97,65 @@ const TABLE: &[(&[&str], i32, &str)] = &[
     (&["umount", "out"], 2, "out is not mounted\n"),
 ];
 
-fn place() -> Place {
-    let place = Place::new();
-    place.archive("a.lbx");
-    place.archive("unlabelled.lbx");
-    place.secret("empty", "");
-    place.secret("wrong", "incorrect");
-    place.secret("id", SSH_PRIVATE);
+fn work_dir() -> TestDir {
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    work_dir.create_archive("unlabelled.lbx");
+    work_dir.write_passfile("empty", "");
+    work_dir.write_passfile("wrong", "incorrect");
+    work_dir.write_passfile("id", SSH_PRIVATE);
     // As ssh-keygen and people leave them: for everybody to read.
     for (name, content) in [("id.pub", SSH_PUBLIC), ("recipient", RECIPIENT), ("one", "1"), ("two", "2")] {
-        fs::write(place.path(name), format!("{content}\n")).unwrap();
-        fs::set_permissions(place.path(name), fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(work_dir.path(name), format!("{content}\n")).unwrap();
+        fs::set_permissions(work_dir.path(name), fs::Permissions::from_mode(0o644)).unwrap();
     }
-    fs::create_dir(place.path("out")).unwrap();
-    fs::write(place.path("out/one"), "precious").unwrap();
-    place.good(&["add", "a.lbx", "one"]);
-    place.good(&["key", "add", "a.lbx", "--recipient", RECIPIENT, "--label", "usb stick"]);
-    let labelled = place.run(&["key", "add", "a.lbx", "--recipient-file", "id.pub", "--label", "laptop"]);
+    fs::create_dir(work_dir.path("out")).unwrap();
+    fs::write(work_dir.path("out/one"), "precious").unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "one"]);
+    work_dir.run_ok(&["key", "add", "a.lbx", "--recipient", RECIPIENT, "--label", "usb stick"]);
+    let labelled = work_dir.run(&["key", "add", "a.lbx", "--recipient-file", "id.pub", "--label", "laptop"]);
     assert_eq!(labelled.code, 0, "{labelled:?}");
-    place
+    work_dir
 }
 
 #[test]
 fn what_is_done_wrong_is_told_as_what_it_is() {
-    let place = place();
-    let told = || [&["ls", "-lR", "a.lbx"][..], &["key", "ls", "a.lbx"]].map(|command| place.good(command));
+    let work_dir = work_dir();
+    let told = || [&["ls", "-lR", "a.lbx"][..], &["key", "ls", "a.lbx"]].map(|command| work_dir.run_ok(command));
     let before = told();
     let mut wrong = Vec::new();
     for (arguments, code, said) in TABLE {
-        let ended = place.run(arguments);
-        let complaint = ended.complaint.strip_prefix("lockbox: ").unwrap_or(&ended.complaint);
-        let fits = if said.ends_with('\n') { complaint == *said } else { complaint.contains(said) };
-        if ended.code != *code || !fits {
-            wrong.push(format!("{arguments:?}\n  {code} {said}  {} {complaint}", ended.code));
+        let output = work_dir.run(arguments);
+        let stderr = output.stderr.strip_prefix("lockbox: ").unwrap_or(&output.stderr);
+        let fits = if said.ends_with('\n') { stderr == *said } else { stderr.contains(said) };
+        if output.code != *code || !fits {
+            wrong.push(format!("{arguments:?}\n  {code} {said}  {} {stderr}", output.code));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert_eq!(told(), before, "none of it changed the archive");
-    assert_eq!(fs::read(place.path("out/one")).unwrap(), b"precious");
+    assert_eq!(fs::read(work_dir.path("out/one")).unwrap(), b"precious");
 }
 
 #[test]
 fn no_secret_that_is_given_by_mistake_is_shown() {
-    let place = place();
+    let work_dir = work_dir();
     for secret in [IDENTITY, &IDENTITY.to_lowercase(), SSH_PRIVATE] {
         for option in ["--recipient", "--recipient-file", "--identity"] {
-            let ended = place.run(&["key", "add", "a.lbx", option, secret]);
-            assert_ne!(ended.code, 0);
+            let output = work_dir.run(&["key", "add", "a.lbx", option, secret]);
+            assert_ne!(output.code, 0);
             let middle = &secret[20..40];
-            let shown = ended.complaint.contains(middle);
+            let shown = output.stderr.contains(middle);
             // The name of a file that cannot be read is shown.
-            assert!(!shown || option != "--recipient", "{ended:?}");
+            assert!(!shown || option != "--recipient", "{output:?}");
         }
     }
 }
 
 #[test]
 fn keys_are_called_by_their_names() {
-    let place = place();
-    let listed = String::from_utf8(place.good(&["key", "ls", "a.lbx"])).unwrap();
+    let work_dir = work_dir();
+    let listed = String::from_utf8(work_dir.run_ok(&["key", "ls", "a.lbx"])).unwrap();
     let kinds: Vec<&str> = listed.lines().map(|line| line[4..28].trim_end()).collect();
     assert_eq!(kinds, ["passphrase", "age recipient", "SSH key"]);
 }
@@ -163,40 +163,40 @@ fn keys_are_called_by_their_names() {
 /// Whoever reads may stop when it has seen enough, as `head` does.
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
-    let place = Place::new();
-    place.archive("a.lbx");
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
     // More than a pipe holds.
-    fs::write(place.path("lines"), "a line of it\n".repeat(100_000)).unwrap();
-    fs::write(place.path("noise"), noise(1 << 20)).unwrap();
-    place.good(&["add", "a.lbx", "lines", "noise"]);
+    fs::write(work_dir.path("lines"), "a line of it\n".repeat(100_000)).unwrap();
+    fs::write(work_dir.path("noise"), noise(1 << 20)).unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "lines", "noise"]);
     for arguments in [&["cat", "a.lbx", "lines"][..], &["export-tar", "a.lbx"], &["backup", "a.lbx", "-"]] {
-        let mut command = place.command();
-        command.env("LOCKBOX_PASSFILE", place.path("pass")).args(arguments);
+        let mut command = work_dir.command();
+        command.env("LOCKBOX_PASSFILE", work_dir.path("pass")).args(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut first = Vec::new();
         BufReader::new(child.stdout.take().unwrap()).read_until(b'\n', &mut first).unwrap();
-        let mut complaint = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+        let mut stderr = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
         // As shells show a program that SIGPIPE ended.
-        assert_eq!((child.wait().unwrap().code(), &*complaint), (Some(141), ""), "{arguments:?}");
+        assert_eq!((child.wait().unwrap().code(), &*stderr), (Some(141), ""), "{arguments:?}");
     }
     // Nobody has read anything of what these say.
     for arguments in [&["ls", "a.lbx"][..], &["info", "a.lbx"], &["--help"], &["--version"], &["completions", "bash"]] {
-        let mut command = place.command();
-        command.env("LOCKBOX_PASSFILE", place.path("pass")).args(arguments);
+        let mut command = work_dir.command();
+        command.env("LOCKBOX_PASSFILE", work_dir.path("pass")).args(arguments);
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let ended = end(command.stdout(writer).stderr(Stdio::piped()));
-        assert_eq!((ended.code, &*ended.complaint), (141, ""), "{arguments:?}");
+        let output = output_of(command.stdout(writer).stderr(Stdio::piped()));
+        assert_eq!((output.code, &*output.stderr), (141, ""), "{arguments:?}");
     }
 }
 
 #[test]
 fn an_output_that_is_full_is_no_space_left() {
-    let place = Place::new();
-    place.archive("a.lbx");
-    fs::write(place.path("one"), noise(1 << 20)).unwrap();
-    place.good(&["add", "a.lbx", "one"]);
+    let work_dir = TestDir::new();
+    work_dir.create_archive("a.lbx");
+    fs::write(work_dir.path("one"), noise(1 << 20)).unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "one"]);
     for arguments in [
         &["cat", "a.lbx", "one"][..],
         &["ls", "a.lbx"],
@@ -209,33 +209,31 @@ fn an_output_that_is_full_is_no_space_left() {
         &["--help"],
     ] {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let mut command = place.command();
-        let ended = end(command
-            .env("LOCKBOX_PASSFILE", place.path("pass"))
-            .args(arguments)
-            .stdout(full)
-            .stderr(Stdio::piped()));
-        assert_eq!(ended.code, 14, "{arguments:?} {ended:?}");
-        assert!(ended.complaint.contains("No space left on device"), "{arguments:?} {ended:?}");
+        let mut command = work_dir.command();
+        let output = output_of(
+            command.env("LOCKBOX_PASSFILE", work_dir.path("pass")).args(arguments).stdout(full).stderr(Stdio::piped()),
+        );
+        assert_eq!(output.code, 14, "{arguments:?} {output:?}");
+        assert!(output.stderr.contains("No space left on device"), "{arguments:?} {output:?}");
     }
     // A limit on the size of files is a full disk.
     let limited = |arguments: &str| {
         let mut shell = Command::new("sh");
-        shell.current_dir(place.path("")).env("LOCKBOX_PASSFILE", place.path("pass")).stdin(Stdio::null());
-        shell.env("XDG_RUNTIME_DIR", place.path("")).env("XDG_STATE_HOME", place.path("state"));
+        shell.current_dir(work_dir.path("")).env("LOCKBOX_PASSFILE", work_dir.path("pass")).stdin(Stdio::null());
+        shell.env("XDG_RUNTIME_DIR", work_dir.path("")).env("XDG_STATE_HOME", work_dir.path("state"));
         let script = format!("trap '' XFSZ; ulimit -f 64; exec \"$0\" {arguments}");
-        end(shell.args(["-c", &script, env!("CARGO_BIN_EXE_lockbox")]))
+        output_of(shell.args(["-c", &script, env!("CARGO_BIN_EXE_lockbox")]))
     };
     for arguments in ["backup a.lbx b.lbx", "compact a.lbx", "header backup a.lbx a.hdr", "key rekey a.lbx"] {
-        let ended = limited(arguments);
-        assert_eq!(ended.code, 14, "{arguments} {ended:?}");
+        let output = limited(arguments);
+        assert_eq!(output.code, 14, "{arguments} {output:?}");
         for made in ["b.lbx", "a.hdr"] {
-            assert!(!place.path(made).exists(), "{arguments} left {made}");
+            assert!(!work_dir.path(made).exists(), "{arguments} left {made}");
         }
     }
     // Also to what is copied out, where the rest goes on: a file system such as FAT has room for other files.
-    fs::write(place.path("small"), "small").unwrap();
-    place.good(&["add", "a.lbx", "small"]);
+    fs::write(work_dir.path("small"), "small").unwrap();
+    work_dir.run_ok(&["add", "a.lbx", "small"]);
     for (arguments, there) in [
         ("extract a.lbx --to out", "out/small"),
         ("cp a.lbx:/one copy", ""),
@@ -243,17 +241,21 @@ fn an_output_that_is_full_is_no_space_left() {
         ("export-tar a.lbx >a.tar", ""),
         ("cat a.lbx one >copy", ""),
     ] {
-        let ended = limited(arguments);
-        assert_eq!(ended.code, 14, "{arguments} {ended:?}");
-        assert!(place.path(there).exists(), "{arguments} {ended:?}");
+        let output = limited(arguments);
+        assert_eq!(output.code, 14, "{arguments} {output:?}");
+        assert!(work_dir.path(there).exists(), "{arguments} {output:?}");
     }
-    let ended = {
+    let output = {
         let mut shell = Command::new("sh");
-        shell.current_dir(place.path("")).env("LOCKBOX_PASSFILE", place.path("pass"));
-        end(shell.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$0\" compact a.lbx", env!("CARGO_BIN_EXE_lockbox")]))
+        shell.current_dir(work_dir.path("")).env("LOCKBOX_PASSFILE", work_dir.path("pass"));
+        output_of(shell.args([
+            "-c",
+            "trap '' XFSZ; ulimit -f 64; exec \"$0\" compact a.lbx",
+            env!("CARGO_BIN_EXE_lockbox"),
+        ]))
     };
     assert_eq!(
-        ended.complaint,
+        output.stderr,
         "lockbox: no space left for the new file next to a.lbx; the archive is unchanged, and 'lockbox compact --dry-run' shows how much is needed\n"
     );
 }
