@@ -57,6 +57,8 @@ const WAYS: u64 = 8;
 const ADDRESS_OFFSET: u64 = 52;
 /// Default upper bound in bytes.
 const MAX_DEFAULT_BYTES: u64 = 20 << 30;
+/// Maximum bytes of an unnamed file in memory: seven segments of a bucket.
+const MAX_MEMORY_BYTES: u64 = 64 << 20;
 
 const SUFFIX: &str = ".cache";
 
@@ -89,6 +91,35 @@ pub(crate) fn directory() -> Option<PathBuf> {
 
 fn cache_home(home: PathBuf, is_root: bool) -> PathBuf {
     if is_root && !is_owned_by_root(&home) { PathBuf::from("/var/cache") } else { home.join(".cache") }
+}
+
+fn default_bytes(free: u64) -> u64 {
+    (free / 10).min(MAX_DEFAULT_BYTES)
+}
+
+/// Opens an unnamed file in the cache directory, or in memory where there can be no cache. Returns
+/// it with the bytes that it may take.
+pub(crate) fn unnamed_file(options: &RemoteOptions) -> io::Result<(File, u64)> {
+    let on_disk = |path: &Path| {
+        create_private_dir(path)?;
+        let directory = open_private_dir(path)?;
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = File::from(openat(&directory, ".", flags, Mode::RUSR | Mode::WUSR)?);
+        let host = rustix::fs::fstatvfs(&directory)?;
+        let free = host.f_bavail.saturating_mul(host.f_frsize);
+        io::Result::Ok((file, options.cache_bytes.unwrap_or_else(|| default_bytes(free))))
+    };
+    let wanted = options.cache_directory.as_deref().filter(|_| options.cache_bytes != Some(0));
+    match wanted.map(on_disk) {
+        Some(Ok(opened)) => Ok(opened),
+        found => {
+            if let Some(Err(error)) = found {
+                tracing::info!("no temporary file in the cache directory: {error}");
+            }
+            let file = rustix::fs::memfd_create("objects", rustix::fs::MemfdFlags::CLOEXEC)?;
+            Ok((file.into(), MAX_MEMORY_BYTES))
+        }
+    }
 }
 
 impl DiskCache {
@@ -125,7 +156,7 @@ impl DiskCache {
         let host = rustix::fs::fstatvfs(&directory)?;
         let free = host.f_bavail.saturating_mul(host.f_frsize).saturating_add(metadata.blocks() * 512);
         let positions_for = |bytes: u64| bytes.saturating_sub(HEADER_BYTES) / (SLOT + ENTRY_BYTES) / WAYS * WAYS;
-        let wanted = positions_for(most.unwrap_or_else(|| (free / 10).min(MAX_DEFAULT_BYTES)));
+        let wanted = positions_for(most.unwrap_or_else(|| default_bytes(free)));
         let found = read_head(&file).filter(|(found, _)| *found == key).map(|(_, positions)| positions);
         // The free space varies between mounts and is no reason to discard the cache.
         let found = found.filter(|positions| match most {

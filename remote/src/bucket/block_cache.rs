@@ -13,12 +13,15 @@
 //! archive and the comparison with the hash in the object's name.
 //!
 //! WHOLE-1  A verdict is about all bytes of an object as the store sent them in one response.
-//! WHOLE-2  An object that was received is not requested as a whole again. Reads of one that memory
-//!     does not keep any more request their range, as without this cache.
+//! WHOLE-2  An object that was received is not requested as a whole again. A file without a name
+//!     keeps received objects, and its bytes are authenticated like bytes of the store. Reads of an
+//!     object removed from it request their range.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -26,6 +29,7 @@ use std::time::Instant;
 
 use lru::LruCache;
 use parking_lot::{Condvar, Mutex};
+use rustix::fs::{FallocateFlags, fallocate};
 use sha2::{Digest, Sha256};
 
 use super::layout::{self, BLOCK, Incarnation, MAX_BLOCKS, MAX_BODY, TRAILER_BYTES, Trailer};
@@ -39,9 +43,6 @@ use crate::transport::{self, AttemptClock, LastProgress};
 const MAX_CONCURRENT_FETCHES: usize = 16;
 /// Maximum gap, in blocks, between two parts of an object that are fetched with one request.
 const MAX_GAP: u64 = 32;
-/// Maximum bytes of the objects in memory: seven segments, of which 20 MiB of prefetch span four,
-/// or many records of small commits.
-const MAX_WHOLE_BYTES: usize = 64 << 20;
 /// Maximum length of a segment or a record; the runs of a segment take less than the body of a
 /// record.
 const MAX_OBJECT_BYTES: u64 = MAX_BLOCKS as u64 * BLOCK + MAX_BODY + TRAILER_BYTES as u64;
@@ -302,28 +303,36 @@ fn slice_entry(part: &MapEntry, blocks: Range<u64>) -> Option<MapEntry> {
 
 /// Objects of one archive that a check reads as a whole.
 pub struct WholeObjects {
+    file: File,
+    /// Maximum bytes of the objects in the file.
+    capacity: u64,
     state: Mutex<WholeState>,
     arrived: Condvar,
 }
 
 struct WholeState {
-    objects: LruCache<ObjectId, Arc<Vec<u8>>>,
+    /// Range of the file of each object that it keeps.
+    objects: LruCache<ObjectId, Range<u64>>,
     /// Bytes of these objects.
-    bytes: usize,
+    bytes: u64,
+    /// End of the last object: ranges are not used twice, and the file has holes before it.
+    end: u64,
     in_flight: HashSet<ObjectId>,
     /// Result of the comparison of each received object with the hash in its name.
     verdicts: HashMap<ObjectId, bool>,
 }
 
 impl WholeObjects {
-    pub(crate) fn new() -> WholeObjects {
+    /// Keeps received objects in `file`, which is empty and has no name, up to `capacity` bytes.
+    pub(super) fn new(file: File, capacity: u64) -> WholeObjects {
         let state = WholeState {
             objects: LruCache::unbounded(),
             bytes: 0,
+            end: 0,
             in_flight: HashSet::new(),
             verdicts: HashMap::new(),
         };
-        WholeObjects { state: Mutex::new(state), arrived: Condvar::new() }
+        WholeObjects { file, capacity, state: Mutex::new(state), arrived: Condvar::new() }
     }
 
     /// Reads `length` bytes of an object's blocks; None where the caller has to request them.
@@ -334,9 +343,35 @@ impl WholeObjects {
         place: &ObjectRef,
         length: u64,
     ) -> Option<Vec<u8>> {
-        let object = self.object(store, incarnation, &place.id)?;
+        let id = &place.id;
         let start = u64::from(place.at) * BLOCK;
-        object.get(start as usize..(start + length) as usize).map(<[u8]>::to_vec)
+        let mut state = self.state.lock();
+        while state.in_flight.contains(id) {
+            self.arrived.wait(&mut state);
+        }
+        if let Some(kept) = state.objects.get(id) {
+            // Under the lock: the range is not punched meanwhile.
+            let wanted = kept.start + start..kept.start + start + length;
+            let mut blocks = vec![0; length as usize];
+            let read = wanted.end <= kept.end && self.file.read_exact_at(&mut blocks, wanted.start).is_ok();
+            return read.then_some(blocks);
+        }
+        if state.verdicts.contains_key(id) {
+            return None;
+        }
+        state.in_flight.insert(*id);
+        drop(state);
+        // The request for the range reports a failure, and its repetition comes here again.
+        let object = store.objects.get(&object_path(incarnation, id), ObjectRange::All(MAX_OBJECT_BYTES)).ok();
+        let verdict = object.as_ref().map(|object| has_expected_content(incarnation, id, object));
+        let state = &mut *self.state.lock();
+        state.in_flight.remove(id);
+        if let (Some(object), Some(verdict)) = (&object, verdict) {
+            self.keep(state, *id, object);
+            state.verdicts.insert(*id, verdict);
+        }
+        self.arrived.notify_all();
+        object?.get(start as usize..(start + length) as usize).map(<[u8]>::to_vec)
     }
 
     /// Returns whether the content of an object matches its name; None for one that was not
@@ -345,37 +380,28 @@ impl WholeObjects {
         self.state.lock().verdicts.get(id).copied()
     }
 
-    fn object(&self, store: &BucketStore, incarnation: &Incarnation, id: &ObjectId) -> Option<Arc<Vec<u8>>> {
-        let mut state = self.state.lock();
-        while state.in_flight.contains(id) {
-            self.arrived.wait(&mut state);
+    /// Appends an object to the file and removes the least recently used ones beyond its capacity.
+    /// A full host keeps fewer.
+    fn keep(&self, state: &mut WholeState, id: ObjectId, object: &[u8]) {
+        let kept = state.end..state.end + object.len() as u64;
+        state.end = kept.end;
+        // Space that a failed or interrupted call leaves is that of the file until its end.
+        #[expect(clippy::disallowed_methods, reason = "the call is not repeated when a signal interrupts it")]
+        let remove = |range: Range<u64>| {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = fallocate(&self.file, punch, range.start, range.end - range.start);
+        };
+        if self.file.write_all_at(object, kept.start).is_err() {
+            return remove(kept);
         }
-        if let Some(object) = state.objects.get(id) {
-            return Some(object.clone());
+        state.bytes += object.len() as u64;
+        state.objects.put(id, kept);
+        while state.bytes > self.capacity
+            && let Some((_, oldest)) = state.objects.pop_lru()
+        {
+            state.bytes -= oldest.end - oldest.start;
+            remove(oldest);
         }
-        if state.verdicts.contains_key(id) {
-            return None;
-        }
-        state.in_flight.insert(*id);
-        drop(state);
-        // The request for the range reports a failure, and its repetition comes here again.
-        let answer = store.objects.get(&object_path(incarnation, id), ObjectRange::All(MAX_OBJECT_BYTES));
-        let object = answer.ok().map(Arc::new);
-        let verdict = object.as_ref().map(|object| has_expected_content(incarnation, id, object));
-        let state = &mut *self.state.lock();
-        state.in_flight.remove(id);
-        if let (Some(object), Some(verdict)) = (&object, verdict) {
-            state.bytes += object.len();
-            state.objects.put(*id, object.clone());
-            while state.bytes > MAX_WHOLE_BYTES
-                && let Some((_, oldest)) = state.objects.pop_lru()
-            {
-                state.bytes -= oldest.len();
-            }
-            state.verdicts.insert(*id, verdict);
-        }
-        self.arrived.notify_all();
-        object
     }
 }
 

@@ -60,6 +60,7 @@ pub(crate) use self::version::Follower;
 use self::version::{BucketVersion, PartialReader, VersionReader};
 pub(crate) use self::writable::{BucketWriter, CLEAN_INTERVAL};
 use crate::RemoteOptions;
+use crate::cache;
 use crate::range_source::{Metered, RequestMetrics};
 use crate::remote_file::RemoteFile;
 
@@ -84,12 +85,14 @@ pub(crate) fn open_for_check(
     name: String,
     options: &RemoteOptions,
 ) -> Result<Option<(RemoteFile, Arc<WholeObjects>)>> {
+    let (unnamed, capacity) =
+        cache::unnamed_file(options).map_err(|error| Error::io("cannot create a temporary file", error))?;
     // The store is checked, not the copy on this host.
     let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
     let Some(OpenedVersion { mut reader, metrics, .. }) = open_newest(objects, name, &options)? else {
         return Ok(None);
     };
-    let (name, whole) = (reader.blocks.store.name.clone(), Arc::new(WholeObjects::new()));
+    let (name, whole) = (reader.blocks.store.name.clone(), Arc::new(WholeObjects::new(unnamed, capacity)));
     reader.blocks.whole = Some(whole.clone());
     let file = RemoteFile::open_source(Box::new(reader), name, &options, metrics)?;
     Ok(Some((file, whole)))

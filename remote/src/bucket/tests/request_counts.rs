@@ -1,6 +1,7 @@
 //! Exact costs of an archive in a store: requests and bytes. `bench/remote.sh` measures the rest.
 
 use std::collections::HashSet;
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use super::super::{Bucket, open, open_for_check, verify_objects};
 use super::simulated::{Dice, World};
 use super::writable::{NAME, published};
 use super::{options, somebody, store};
+use crate::RemoteOptions;
 use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
 use crate::remote_file::RemoteFile;
 
@@ -400,23 +402,33 @@ fn a_check_of_all_bytes_requests_each_object_once() {
     }
     written.close().unwrap();
     drop(storage);
-    let checked = |world: &Arc<World>| {
-        spent(world);
-        let (file, whole) = open_for_check(world.store(9), NAME.into(), &options()).unwrap().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let checked = |cache_bytes| {
+        spent(&world);
+        let cache_directory = Some(directory.path().join("cache"));
+        let with_cache = RemoteOptions { cache_directory, cache_bytes, ..options() };
+        let (file, whole) = open_for_check(world.store(9), NAME.into(), &with_cache).unwrap().unwrap();
         let storage: Arc<dyn Storage> = Arc::new(file);
         let reading = OpenOptions { read_only: true, ..OpenOptions::default() };
         let report = Archive::open(&storage, &key, &reading).unwrap().check(true, &mut |_| ()).unwrap();
         let compared =
             verify_objects(world.store(9), NAME.into(), &options(), Some(&whole), &mut |_, _| Ok(())).unwrap();
-        (report.findings.len(), compared.unwrap(), spent(world))
+        (report.findings.len(), compared.unwrap(), spent(&world))
     };
-    let (findings, compared, asked) = checked(&world);
+    let (findings, compared, asked) = checked(None);
     assert_eq!((findings, compared.faults.len()), (0, 0));
     assert_eq!(compared.read, compared.needed.bytes);
     // To open and to compare, marker and newest record are read twice, and the start of the file.
     let objects = compared.needed.objects as usize;
-    assert!(objects >= 20 && asked.reads < 2 * objects && asked.lists <= 4, "{objects} objects: {asked:?}");
+    assert!(objects >= 20 && asked.reads <= objects + 8 && asked.lists <= 4, "{objects} objects: {asked:?}");
     assert!(asked.came < compared.needed.bytes * 5 / 4, "{asked:?}");
+    // With space for one segment, parts of the others are requested again.
+    let (findings, compared, little) = checked(Some(9 << 20));
+    assert_eq!((findings, compared.faults.len()), (0, 0));
+    assert!(little.reads > asked.reads, "{little:?}");
+    // Without a cache on disk, memory keeps seven segments.
+    assert_eq!(checked(Some(0)).2, asked);
+    assert_eq!(fs::read_dir(directory.path().join("cache")).unwrap().count(), 0);
     // A byte of a segment that no page has.
     let name = world.with(|state| {
         let is_needed = |(name, bytes): &(&String, &Vec<u8>)| name.contains("/seg/") && bytes.len() > 8 << 20;
@@ -424,11 +436,11 @@ fn a_check_of_all_bytes_requests_each_object_once() {
         *state.objects.get_mut(&name).unwrap().last_mut().unwrap() ^= 1;
         name
     });
-    let (findings, compared, _) = checked(&world);
+    let (findings, compared, _) = checked(None);
     let digits = name.rsplit('/').next().unwrap();
     assert_eq!((findings, &compared.faults[..]), (0, &[format!("segment {digits} has altered content")][..]));
     world.with(|state| state.objects.remove(&name));
-    let (_, compared, _) = checked(&world);
+    let (_, compared, _) = checked(None);
     assert_eq!(compared.faults, [format!("segment {digits} is missing")]);
 }
 
