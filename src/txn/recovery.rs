@@ -90,7 +90,8 @@ impl Flaw {
 }
 
 /// Opens every page that the record lists, whole, and compares the length of the file. Errors: for
-/// a writer when something cannot be read: a transient fault must not look like a torn commit.
+/// a writer when something cannot be read: a transient fault must not look like a torn commit; for
+/// a reader when a server does not answer, which each further page would wait for.
 fn flaw_of(pager: &Pager, record: &CommitRecord, writable: bool) -> Result<Option<Flaw>> {
     // The host may lose growth and keep the record. Only free space could lie past the end, but a
     // file must match its record.
@@ -108,7 +109,7 @@ fn flaw_of(pager: &Pager, record: &CommitRecord, writable: bool) -> Result<Optio
         let reason = match opened {
             Ok(()) => continue,
             Err(Error::Damaged(text)) => text,
-            Err(error @ Error::Io { .. }) if !writable => {
+            Err(error @ Error::Io { .. }) if !writable && error.is_page_loss() => {
                 unread = true;
                 error.to_string()
             }

@@ -3,17 +3,21 @@
 //! committed stays readable.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io::ErrorKind;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use super::support::*;
-use crate::Error;
 use crate::env::seeds;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, RESERVED, kind};
+use crate::storage::Storage;
 use crate::storage::simulated::{Fault, SimulatedStorage};
 use crate::txn::Volume;
+use crate::{Error, Result};
 
 /// Content of the archive at each commit, by generation, and the last acknowledged one.
 #[derive(Default)]
@@ -294,4 +298,56 @@ fn a_read_error_during_recovery_aborts_it() {
     }
     let volume = open(storage, &dice);
     assert_live(&volume, &Content::from([((2, 0), (1, 9000))]));
+}
+
+/// Server that answers requests up to an offset.
+struct SilentBehind {
+    storage: Arc<SimulatedStorage>,
+    offset: u64,
+    unanswered: AtomicU64,
+}
+
+impl Storage for SilentBehind {
+    fn len(&self) -> Result<u64> {
+        self.storage.len()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        if offset < self.offset {
+            return self.storage.read_at(offset, out);
+        }
+        self.unanswered.fetch_add(1, Ordering::Relaxed);
+        Err(Error::request("the server does not answer", ErrorKind::TimedOut))
+    }
+
+    fn evict(&self, offset: u64, length: u64) -> Result<()> {
+        self.storage.evict(offset, length)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        self.storage.next_data(offset)
+    }
+
+    fn read_only(&self) -> bool {
+        true
+    }
+}
+
+/// A reader reports that the server is away, after one request, and not that pages are lost.
+#[test]
+fn a_server_that_is_away_during_recovery_ends_it() {
+    let dice = Dice::new(501);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    for slot in 0..20 {
+        put(&volume, 2, slot, slot, 9000).unwrap();
+    }
+    volume.commit().unwrap();
+    let pages = volume.durable().allocated.clone();
+    drop(volume);
+    let offset = pages.iter().map(|(run, _)| run.offset()).min().unwrap();
+    let server = Arc::new(SilentBehind { storage, offset, unanswered: AtomicU64::new(0) });
+    let opened = try_open(server.clone(), &dice, true).map(drop);
+    assert!(matches!(&opened, Err(error) if error.is_server_unavailable()), "{opened:?}");
+    assert!(pages.len() > 20 && server.unanswered.load(Ordering::Relaxed) == 1, "{pages:?}");
 }
