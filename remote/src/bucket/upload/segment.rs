@@ -11,6 +11,10 @@
 //! DIVIDE-2  A batch that named the segment waits for its pieces, and names them instead
 //!     ([`DividedSegment::replace_in`]). The record declares the segment dead: the store may have
 //!     it.
+//! DIVIDE-3  A record is not divided, since a sent part may arrive late and only the same bytes are
+//!     harmless then. On a link that broke, a record has at most as many pages as an object sent
+//!     since, and a few more. While segments are in flight, and the link may be about to break, it
+//!     has few. Further pages are uploaded as a segment before it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +32,10 @@ pub(super) const MAX_UPLOADS: usize = 4;
 /// Segments of at most these blocks are not divided: 512 KiB take half a minute at 128 kbit/s, and
 /// less would be many objects.
 const MIN_SEGMENT_BLOCKS: usize = 128;
+/// Maximum inline blocks of a record: 4 MiB.
+pub(super) const MAX_INLINE_BLOCKS: usize = 4 << 8;
+/// Inline blocks by which a record may exceed the largest object before it: changed nodes.
+const INLINE_GROWTH: usize = 64;
 /// Successes in a row after which the pace rises.
 const SUCCESSES: u32 = 8;
 
@@ -36,6 +44,9 @@ pub(super) struct UploadPace {
     /// Requests at a time.
     pub(super) limit: usize,
     pub(super) segment_blocks: usize,
+    /// Blocks of the largest object that the store took since the last failure; before the first
+    /// one, the maximum of a record.
+    proven: usize,
     /// Requests in progress.
     sending: usize,
     successes: u32,
@@ -43,10 +54,28 @@ pub(super) struct UploadPace {
 
 impl UploadPace {
     pub(super) fn new() -> UploadPace {
-        UploadPace { limit: MAX_UPLOADS, segment_blocks: SEGMENT_BLOCKS, sending: 0, successes: 0 }
+        UploadPace {
+            limit: MAX_UPLOADS,
+            segment_blocks: SEGMENT_BLOCKS,
+            proven: MAX_INLINE_BLOCKS,
+            sending: 0,
+            successes: 0,
+        }
+    }
+
+    /// Returns the maximum inline blocks of the next record (DIVIDE-3).
+    pub(super) fn inline_blocks(&self, is_uploading: bool) -> usize {
+        let carried = if is_uploading { MIN_SEGMENT_BLOCKS } else { self.proven };
+        MAX_INLINE_BLOCKS.min(self.segment_blocks).min(carried + INLINE_GROWTH)
+    }
+
+    /// Notes an object with so many blocks that the store took.
+    pub(super) fn note_proven(&mut self, blocks: usize) {
+        self.proven = self.proven.max(blocks);
     }
 
     fn note_failure(&mut self) {
+        self.proven = MIN_SEGMENT_BLOCKS;
         self.limit = (self.limit / 2).max(1);
         self.segment_blocks = (self.segment_blocks / 2).max(MIN_SEGMENT_BLOCKS);
         self.successes = 0;
@@ -186,7 +215,10 @@ impl Shared {
         let mut state = self.state.lock();
         state.pace.sending -= 1;
         match uploaded {
-            Ok(true) => state.pace.note_success(),
+            Ok(true) => {
+                state.pace.note_proven(segment.blocks() as usize);
+                state.pace.note_success();
+            }
             Ok(false) | Err(_) => state.pace.note_failure(),
         }
         self.sent.notify_all();
@@ -222,5 +254,26 @@ impl Shared {
         if state.changed_since_cut.is_some() {
             state.divided.push(divided);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// DIVIDE-3
+    #[test]
+    fn a_record_has_few_pages_on_a_link_that_breaks_and_while_that_is_not_known() {
+        let mut pace = UploadPace::new();
+        assert_eq!(pace.inline_blocks(false), MAX_INLINE_BLOCKS);
+        let few = MIN_SEGMENT_BLOCKS + INLINE_GROWTH;
+        assert_eq!(pace.inline_blocks(true), few);
+        pace.note_failure();
+        assert_eq!(pace.inline_blocks(false), few);
+        pace.note_proven(300);
+        pace.note_proven(200);
+        assert_eq!((pace.inline_blocks(false), pace.inline_blocks(true)), (300 + INLINE_GROWTH, few));
+        (0..8).for_each(|_| pace.note_failure());
+        assert_eq!(pace.inline_blocks(false), MIN_SEGMENT_BLOCKS, "as small as segments");
     }
 }

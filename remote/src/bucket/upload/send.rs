@@ -19,9 +19,6 @@ use super::segment::SegmentUpload;
 use super::{RECENT_BLOCKS, SEGMENT_BLOCKS, UploadBuffer};
 use crate::remote_file::START_BYTES;
 
-/// Maximum inline blocks of a record: 4 MiB.
-const MAX_INLINE_BLOCKS: usize = 4 << 8;
-
 struct CommitBatch {
     map: BlockMap,
     inline: Vec<InlinePages>,
@@ -97,7 +94,8 @@ impl UploadBuffer {
     /// upload. Nothing is sent after an error.
     pub(in super::super) fn commit(&self, session: &mut WriterSession, kind: RecordKind) -> Result<()> {
         let Some(mut batch) = self.take_batch(session.sequence() + 1, kind)? else { return Ok(()) };
-        let checkpoint = session.checkpoint();
+        let (checkpoint, inline) =
+            (session.checkpoint(), batch.inline.iter().map(|run| run.pages.len()).sum::<usize>());
         let sent = self.wait_for_batch(&mut batch);
         let done = sent.and_then(|()| session.commit(batch.map, batch.inline, batch.length, kind));
         let mut state = self.shared.state.lock();
@@ -110,6 +108,7 @@ impl UploadBuffer {
             state.map.reset_changes_to(late);
         }
         state.uploaded.retain(|id| !batch.uploaded.contains(id));
+        state.pace.note_proven(inline / BLOCK as usize);
         self.shared.blocks.sequence.store(session.sequence(), Ordering::Release);
         let is_rebase_due = state.written - state.written_at_rebase >= self.rebase_after && kind == RecordKind::Commit;
         drop(state);
@@ -124,7 +123,7 @@ impl UploadBuffer {
         let _writing = self.writing.lock();
         let is_large = {
             let state = self.shared.state.lock();
-            state.dirty.len() > MAX_INLINE_BLOCKS.min(state.pace.segment_blocks)
+            state.dirty.len() > state.pace.inline_blocks(!state.in_flight.is_empty())
         };
         if is_large {
             self.send_dirty()?;
@@ -215,7 +214,11 @@ impl UploadBuffer {
     pub(in super::super) fn repack_start(&self) -> Result<()> {
         let mut chosen: RangeSet<u64> = RangeSet::new();
         // Writes that exceed a record are uploaded before, without these blocks.
-        if self.shared.state.lock().dirty.len() > MAX_INLINE_BLOCKS / 2 {
+        let is_large = {
+            let state = self.shared.state.lock();
+            state.dirty.len() > state.pace.inline_blocks(false) / 2
+        };
+        if is_large {
             self.send_dirty()?;
         }
         {
