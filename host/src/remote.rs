@@ -15,7 +15,7 @@ use lockbox::storage::{ArchiveSource, Storage};
 use lockbox::{Error, Result};
 pub use lockbox_remote::{Access, Bucket, FetcherReach};
 use lockbox_remote::{
-    Address, ArchiveToCheck, Broker, CacheEntry, CollectReport, DirectoryTrust, ObjectCheck, PendingUpload,
+    Address, ArchiveToCheck, Broker, CacheEntry, CollectReport, DirectoryTrust, MIN_GRACE, ObjectCheck, PendingUpload,
     ProbeFinding, ProgressFn, RemoteOptions, StoredArchive, WholeObjects,
 };
 use lockbox_terminal::quantity;
@@ -37,6 +37,10 @@ pub const REMOTE: &[Row] = &[
     Row::new("cache-size", OptionValue::Text("SIZE", &[]), |o, v| {
         v.parsed(quantity::size(v.text), "a size, such as 4G or 0").map(|size| o.cache_bytes = Some(size))
     }),
+    Row::new("grace", OptionValue::Text("TIME", &["1h", "1d", "7d"]), |o, v| {
+        let time = quantity::time(v.text).filter(|time| *time >= MIN_GRACE);
+        v.parsed(time, "a time of at least an hour, such as 12h").map(|time| o.grace = Some(time))
+    }),
     Row::new("timeout", OptionValue::Text("TIME", &["30s", "5m", "hard"]), |o, v| {
         let time = quantity::time(v.text).filter(|time| !time.is_zero()).map(ServerTimeout::Until);
         let timeout = if v.text == "hard" { Some(ServerTimeout::ForEver) } else { time };
@@ -52,6 +56,9 @@ pub struct Remote {
     allow_private: bool,
     /// Most bytes that are kept on disk.
     cache_bytes: Option<u64>,
+    /// Time that objects stay in the store after the archive stopped needing them.
+    #[serde(default)]
+    grace: Option<Duration>,
     timeout: Option<ServerTimeout>,
     /// True to read the data that this host caches of it.
     #[serde(default)]
@@ -107,6 +114,7 @@ impl Remote {
             allow_private: self.allow_private,
             cache_bytes: self.cache_bytes,
             unsent: self.unsent,
+            grace: self.grace.unwrap_or(default.grace),
             spool_directory: spool_directory(),
             timeout: match self.timeout {
                 None => default.timeout,
@@ -434,11 +442,12 @@ mod tests {
 
     #[test]
     fn lists_say_how_servers_are_asked() {
-        let all = parse_list("allow-http,allow-private,cache-size=4G,timeout=2m").unwrap();
+        let all = parse_list("allow-http,allow-private,cache-size=4G,grace=12h,timeout=2m").unwrap();
         let wanted = Remote {
             allow_http: true,
             allow_private: true,
             cache_bytes: Some(4 << 30),
+            grace: Some(Duration::from_secs(12 * 3600)),
             timeout: Some(ServerTimeout::Until(Duration::from_secs(120))),
             unsent: false,
         };
@@ -446,7 +455,16 @@ mod tests {
         assert!(parse_list("unsent").unwrap().is_unsent());
         assert_eq!(parse_list("timeout=hard").unwrap().timeout, Some(ServerTimeout::ForEver));
         assert_eq!(parse_list("").unwrap(), Remote::default());
-        for wrong in ["allow-all", "unsent=yes", "timeout=0", "timeout=x", "cache-size=-1", "allow-http=yes"] {
+        for wrong in [
+            "allow-all",
+            "unsent=yes",
+            "timeout=0",
+            "timeout=x",
+            "cache-size=-1",
+            "allow-http=yes",
+            "grace=59m",
+            "grace=x",
+        ] {
             assert!(parse_list(wrong).is_err(), "{wrong}");
         }
     }

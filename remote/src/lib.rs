@@ -50,8 +50,8 @@ pub use address::{Address, Cloud};
 pub use broker::Broker;
 use bucket::{AzureStore, BucketWriter, DirectoryStore, Follower, ObjectStore, S3Store};
 pub use bucket::{
-    Bucket, CollectReport, NewestRecord, ObjectCheck, ObjectTotals, PendingUpload, ProgressFn, StoredArchive,
-    WholeObjects,
+    Bucket, CollectReport, GRACE, MIN_GRACE, NewestRecord, ObjectCheck, ObjectTotals, PendingUpload, ProgressFn,
+    StoredArchive, WholeObjects,
 };
 pub use cache::{CacheEntry, cache_entries, remove_cache_entries};
 pub use diagnostics::{ProbeFinding, probe_address};
@@ -77,6 +77,9 @@ pub struct RemoteOptions {
     pub spool_directory: Option<PathBuf>,
     /// Read the latest spooled state on this host instead of the state in the store.
     pub unsent: bool,
+    /// Time that objects stay in the store after the archive stopped needing them, for readers of
+    /// an older version; at least [`MIN_GRACE`].
+    pub grace: Duration,
     /// Allow plain http, which every hop can read and change.
     pub allow_http: bool,
     /// Allow requests to this machine and to private networks.
@@ -94,6 +97,7 @@ impl Default for RemoteOptions {
             cache_directory: cache::directory(),
             spool_directory: None,
             unsent: false,
+            grace: GRACE,
             allow_http: false,
             allow_private: false,
             broker: None,

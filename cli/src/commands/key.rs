@@ -407,7 +407,7 @@ fn rekey(args: &RekeyArgs) -> Result<(), Failure> {
             compact::where_it_is(path),
             out.reader.size(report.sizes.disk_after),
             if place.is_remote() {
-                "Copies made before, its objects of before, which stay for a day, and versions of them that the store keeps"
+                "Copies made before, its objects of before, which stay for the grace period, and versions of them that the store keeps"
             } else {
                 "Copies made before"
             }

@@ -232,7 +232,7 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
         out.json(&json!({"removed": collected.removed, "found": collected.found, "waiting": collected.waiting}))?;
     } else {
         out.line(&format!(
-            "{} removed, {} found unreferenced, {} to be removed after a day",
+            "{} removed, {} found unreferenced, {} to be removed after the grace period",
             objects(collected.removed),
             objects(collected.found),
             objects(collected.waiting)

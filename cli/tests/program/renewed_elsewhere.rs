@@ -92,7 +92,7 @@ fn an_archive_gets_a_new_key_where_it_lives_and_dropped_ones_open_nothing() {
         work_dir.write_passfile("wrong", "wrong");
         assert_eq!(home.run(&["key", "rekey", address, "--passfile=wrong"]).code, 10);
         let told = home.run_ok(&["key", "rekey", address, "--drop=stick"]);
-        assert!(told.contains("in the store before") && told.contains("which stay for a day"), "{told}");
+        assert!(told.contains("in the store before") && told.contains("which stay for the grace period"), "{told}");
         assert_eq!(home.run(&["ls", address, "--keyfile=key"]).code, 10);
         assert_eq!(listed(&home), before);
         assert!(home.found("gone") == noise(9 << 20));

@@ -55,6 +55,7 @@ pub use self::spool::PendingUpload;
 use self::spool::{SpoolOverlay, UploadSpool};
 pub(crate) use self::spool::{discard, pending_uploads};
 use self::store::BucketStore;
+pub use self::store::{GRACE, MIN_GRACE};
 use self::upload::UploadBuffer;
 pub(crate) use self::version::Follower;
 use self::version::{BucketVersion, PartialReader, VersionReader};
@@ -174,7 +175,8 @@ pub(crate) fn collect_garbage(
 
 /// Opens a store for writing, with the spool of this host.
 fn open_store(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOptions) -> Arc<BucketStore> {
-    Arc::new(BucketStore::new(objects, name, options.timeout).with_spool_directory(options.spool_directory.as_deref()))
+    let store = BucketStore::new(objects, name, options.timeout).with_grace(options.grace);
+    Arc::new(store.with_spool_directory(options.spool_directory.as_deref()))
 }
 
 /// Writer of a backup in a bucket: readers see nothing of it before [`Bucket::publish`].

@@ -24,9 +24,6 @@ use super::version::BucketVersion;
 use crate::hex;
 use crate::range_source::RemoteError;
 
-/// Grace period in seconds before dead objects are removed: readers of an older version may use
-/// them.
-pub(crate) const GRACE: u64 = 24 * 3600;
 const HOUR: u64 = 3600;
 /// Maximum objects removed at once: a hostile list may name many millions.
 const MAX_REMOVED: usize = 1 << 20;
@@ -470,8 +467,9 @@ impl WriterSession {
 
     /// Returns the objects to remove now, at most `most`.
     pub(super) fn expired(&self, most: usize) -> Vec<ObjectId> {
-        let Some(now) = self.clock.map(|(date, at)| date + at.elapsed().as_secs()) else { return Vec::new() };
-        let is_due = |dead: &Tombstone| now.checked_sub(dead.since).is_some_and(|age| age >= GRACE);
+        let Some(now) = self.store_time() else { return Vec::new() };
+        let grace = self.store.grace.as_secs();
+        let is_due = |dead: &Tombstone| now.checked_sub(dead.since).is_some_and(|age| age >= grace);
         self.tombstones.iter().filter(|dead| is_due(dead)).flat_map(|dead| dead.ids()).take(most).collect()
     }
 
@@ -494,12 +492,35 @@ impl WriterSession {
         self.tombstones = coalesce_tombstones(self.tombstones.iter().flat_map(stays).collect());
     }
 
-    /// Removes expired objects, declares orphans dead and closes the archive.
+    /// Returns the objects that are dead for the grace period by dates of the store. A writer dates
+    /// the deaths in its records: a thief of a key that may only add objects could write a record
+    /// in which everything died long ago. So an object counts as dead if the newest record with an
+    /// age of the grace period, by the store's list, calls it dead.
+    fn confirmed_dead(&self) -> Result<Vec<ObjectId>> {
+        let mut due = self.expired(MAX_REMOVED);
+        let Some(now) = self.store_time().filter(|_| !due.is_empty()) else { return Ok(Vec::new()) };
+        let before = now.saturating_sub(self.store.grace.as_secs());
+        let sequence = self.store.newest_sequence_before(&self.incarnation, before)?;
+        let record = sequence.map(|sequence| self.store.read_record(&self.incarnation, sequence)).transpose()?;
+        let Some((_, body)) = record.flatten() else { return Ok(Vec::new()) };
+        let dead: HashSet<ObjectId> = body.tombstones.into_iter().flat_map(Tombstone::ids).collect();
+        due.retain(|id| dead.contains(id));
+        Ok(due)
+    }
+
+    /// Returns the time by the store's clock; None if its last response had none.
+    fn store_time(&self) -> Option<u64> {
+        self.clock.map(|(date, at)| date + at.elapsed().as_secs())
+    }
+
+    /// Removes objects that are dead for the grace period, declares orphans dead and closes the
+    /// archive.
     ///
     /// # Errors
     /// As of [`WriterSession::commit`]; errors of listing and removing.
     pub(super) fn collect_garbage(mut self) -> Result<CollectReport> {
-        let (removed, error) = self.remove_expired();
+        let due = self.confirmed_dead();
+        let (removed, error) = due.as_deref().map_or((0, None), |due| self.remove_objects(due));
         let found = self.store.sweep(&self.incarnation).and_then(|()| self.find_orphans());
         // It goes in any case, or would be in the way of the next one.
         if let Ok(found) = &found {
@@ -511,6 +532,7 @@ impl WriterSession {
             self.commit(self.map.clone(), Vec::new(), self.length(), RecordKind::Commit)?;
         }
         self.close()?;
+        due?;
         if let Some(error) = error {
             return Err(self.store.to_error(error));
         }

@@ -43,6 +43,11 @@ const MAX_REMOVE_THREADS: usize = 8;
 const REMOVALS_PER_THREAD: usize = 4;
 
 /// Objects of one archive in a store.
+/// Default grace period before dead objects are removed: readers of an older version may use them.
+pub const GRACE: Duration = Duration::from_secs(24 * 3600);
+/// Minimum grace period: a reader notices a newer version within minutes.
+pub const MIN_GRACE: Duration = Duration::from_secs(3600);
+
 #[derive(Clone)]
 pub(crate) struct BucketStore {
     pub(super) objects: Arc<dyn ObjectStore>,
@@ -54,6 +59,8 @@ pub(crate) struct BucketStore {
     /// Spool, once the archive's incarnation is known.
     spool: Arc<OnceLock<UploadSpool>>,
     spool_directory: Option<PathBuf>,
+    /// Time that a writer of this store leaves dead objects there.
+    pub(super) grace: Duration,
     /// Pages that came with the last record read.
     tail: Arc<Mutex<Option<RecordTail>>>,
     /// The store has no batch removals.
@@ -130,6 +137,7 @@ impl BucketStore {
             clock: Arc::new(HostClock::default()),
             spool,
             spool_directory: None,
+            grace: GRACE,
             tail: Arc::default(),
             lacks_batches: Arc::default(),
         }
@@ -138,6 +146,11 @@ impl BucketStore {
     #[cfg(test)]
     pub(super) fn with_clock(self, clock: Arc<dyn RetryClock>) -> BucketStore {
         BucketStore { clock, ..self }
+    }
+
+    /// Sets the grace period for writers.
+    pub(super) fn with_grace(self, grace: Duration) -> BucketStore {
+        BucketStore { grace: grace.max(MIN_GRACE), ..self }
     }
 
     /// Sets the directory of the spool for writers.
@@ -544,6 +557,29 @@ impl BucketStore {
     /// requests; `Damaged` for an invalid name.
     pub(super) fn newest_sequence(&self, incarnation: &Incarnation) -> Result<Option<u64>> {
         self.request(&mut |objects| find_newest(objects, incarnation)).map_err(|error| self.to_error(error))
+    }
+
+    /// Finds the sequence of the newest record that the store dates at or before `time`, in seconds
+    /// since 1970; None if there is none among the first millions. Errors: failures of requests.
+    pub(super) fn newest_sequence_before(&self, incarnation: &Incarnation, time: u64) -> Result<Option<u64>> {
+        let prefix = format!("{}/log/", hex(incarnation));
+        let mut after = String::new();
+        for _ in 0..MAX_LISTED / MAX_LIST_ENTRIES {
+            let listed = self.list(&prefix, &after, MAX_LIST_ENTRIES)?;
+            let old = listed.iter().filter(|object| object.time.is_some_and(|created| created <= time));
+            let mut records = old.filter_map(|object| match parse_path(incarnation, &object.name)? {
+                ObjectId::Log(sequence) => Some(sequence),
+                ObjectId::Segment(_) | ObjectId::Checkpoint(_) => None,
+            });
+            if let Some(sequence) = records.next() {
+                return Ok(Some(sequence));
+            }
+            match listed.last() {
+                Some(last) if listed.len() == MAX_LIST_ENTRIES => after.clone_from(&last.name),
+                _ => break,
+            }
+        }
+        Ok(None)
     }
 
     /// Reads a record without its pages; None if the number does not exist. Errors: failures of

@@ -12,7 +12,7 @@
 //!     object (BUCKET-1).
 //!
 //! The absence of the next number is conclusive only for a limited time: its record may have been
-//! written and removed again. A follower that last listed an hour ago therefore asks for the newest
+//! written and removed again. A follower that last listed half an hour ago asks for the newest
 //! number. The clock includes suspended time, because a remote writer continues while this machine
 //! sleeps.
 
@@ -30,7 +30,7 @@ use sha2::{Digest, Sha256};
 use super::block_cache::BlockFetcher;
 use super::layout::{BLOCK, Incarnation, RecordBody, Tombstone, Trailer, WriterIdentity};
 use super::map::{BlockMap, Hash, MapEntry, ObjectId, ObjectRef};
-use super::store::BucketStore;
+use super::store::{BucketStore, MIN_GRACE};
 use crate::hex;
 use crate::range_source::{FileVersion, RangeKey, RangeSource, RemoteError, RemoteResult};
 use crate::remote_file::{RemoteFile, START_BYTES};
@@ -338,8 +338,9 @@ impl RangeSource for PartialReader {
     }
 }
 
-/// Interval after which the newest number is listed again.
-const LIST_INTERVAL: Duration = Duration::from_secs(3600);
+/// Interval after which the newest number is listed again: no record is written and removed within
+/// it.
+const LIST_INTERVAL: Duration = Duration::from_secs(MIN_GRACE.as_secs() / 2);
 
 pub(crate) struct Follower {
     store: Arc<BucketStore>,

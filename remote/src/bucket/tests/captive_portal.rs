@@ -9,9 +9,9 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 use url::Url;
 
-use super::super::session::GRACE;
 use super::super::store::ORDER;
 use super::super::{Bucket, BucketWriter, check_objects, collect_garbage, open};
+use super::GRACE;
 use super::clouds::{CLOUDS, Server, objects};
 use super::writable::whole;
 use crate::RemoteOptions;

@@ -9,11 +9,12 @@ use lockbox::storage::Storage;
 use parking_lot::Mutex;
 
 use super::super::objects::{BatchReply, ListedObject, ObjectCreation, ObjectRange, ObjectStore};
-use super::super::session::GRACE;
 use super::super::writable::BucketWriter;
+use super::GRACE;
 use super::options;
 use super::simulated::World;
 use super::writable::{NAME, found, living, made, spent};
+use crate::RemoteOptions;
 use crate::range_source::RemoteResult;
 
 fn acquired(objects: Box<dyn ObjectStore>) -> BucketWriter {
@@ -26,6 +27,11 @@ fn records(world: &World) -> Vec<String> {
 
 /// An archive with so many records that expired.
 fn expired(commits: usize) -> Arc<World> {
+    dead_for(GRACE + 60, commits)
+}
+
+/// An archive with so many records that are dead for this number of seconds.
+fn dead_for(seconds: u64, commits: usize) -> Arc<World> {
     let world = World::new(1, 0);
     made(&world, 3);
     let storage = living(&world, 1).unwrap();
@@ -37,7 +43,7 @@ fn expired(commits: usize) -> Arc<World> {
     storage.barrier().unwrap();
     drop(storage);
     world.with(|state| {
-        state.clock += GRACE + 60;
+        state.clock += seconds;
         state.batches = true;
     });
     spent(&world);
@@ -64,6 +70,23 @@ fn a_mount_answers_before_it_removes_anything_and_asks_for_a_thousand_at_once() 
     storage.barrier().unwrap();
     drop(storage);
     assert_eq!(found(&world)[..4096], [200; 4096]);
+}
+
+/// A user may choose another time than a day, but not less than an hour.
+#[test]
+fn the_grace_period_is_an_option_of_the_writer() {
+    let (day, hours) = (Duration::from_secs(GRACE), |hours: u64| Duration::from_secs(hours * 3600));
+    let removed = |seconds, grace| {
+        let world = dead_for(seconds, 10);
+        let options = RemoteOptions { grace, ..options() };
+        let storage = BucketWriter::acquire(world.store(1), NAME.into(), &options, true).unwrap();
+        spent(&world);
+        assert!(!storage.remove_expired());
+        !removals(&world).is_empty()
+    };
+    assert!(!removed(3 * 3600, day) && removed(3 * 3600, hours(2)));
+    assert!(!removed(GRACE + 60, hours(48)) && removed(GRACE + 60, day));
+    assert!(!removed(1800, Duration::ZERO) && removed(3660, Duration::ZERO));
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use lockbox::Error;
 use lockbox::storage::Storage;
 
-use super::super::session::GRACE;
 use super::super::version::now;
 use super::super::{BucketWriter, Follower, open};
+use super::GRACE;
 use super::nth_request::{How, counting};
 use super::simulated::{Dice, World};
 use super::writable::{self, NAME, published, whole};

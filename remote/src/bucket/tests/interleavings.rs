@@ -6,10 +6,11 @@ use parking_lot::Mutex;
 
 use super::super::layout::{BLOCK, RecordKind};
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
-use super::super::session::{GRACE, InlinePages, WriterSession};
+use super::super::session::{InlinePages, WriterSession};
 use super::super::store::ORDER;
 use super::super::store::{BucketStore, CreateOutcome};
 use super::super::version::{BucketVersion, VersionReader};
+use super::GRACE;
 use super::simulated::World;
 use super::{options, somebody, store};
 use crate::range_source::{RangeSource, RemoteError, RemoteResult};

@@ -8,13 +8,16 @@ use super::super::Bucket;
 use super::super::check_objects;
 use super::super::collect_garbage;
 use super::super::inventory::{CollectReport, ObjectCheck, ObjectTotals, PrefixedStore, StoredArchive};
-use super::super::layout::{BLOCK, RecordKind};
+use super::super::layout::{BLOCK, RecordBody, RecordKind, Tombstone, Trailer, encode_record};
 use super::super::list_archives;
-use super::super::objects::{MAX_LIST_ENTRIES, ObjectStore};
-use super::super::session::{GRACE, WriterSession};
+use super::super::map::ObjectId;
+use super::super::objects::{MAX_LIST_ENTRIES, ObjectStore, object_path};
+use super::super::session::WriterSession;
 use super::super::store::{BucketStore, MARKER};
+use super::super::version::BucketVersion;
+use super::GRACE;
 use super::options;
-use super::simulated::World;
+use super::simulated::{State, World};
 use super::somebody;
 use super::store;
 use crate::hex;
@@ -191,6 +194,45 @@ fn a_collection_removes_what_was_dead_for_a_day_and_finds_what_nobody_named() {
     // It has said that it went all the same.
     world.with(|state| state.keeps = false);
     collected().unwrap();
+}
+
+/// A stolen key that may only add objects writes a record that calls everything dead since 1970. The
+/// store dates that record itself, so a collection leaves what was needed before, and without the
+/// later objects the archive is what it was.
+#[test]
+fn a_collection_does_not_take_dates_from_records() {
+    let world = World::new(1, 0);
+    back_up(&world, "");
+    let whole = examined(&world, true).unwrap();
+    world.with(|state| state.clock += 2 * GRACE);
+    let thief = store(&world, 2);
+    let incarnation = thief.existing_incarnation().unwrap();
+    let before = BucketVersion::load_newest(&thief, &incarnation).unwrap().unwrap();
+    let tombstones = before.map.objects().map(|id| Tombstone::new(id, 1)).collect();
+    let trailer = Trailer {
+        kind: RecordKind::Close,
+        sequence: before.trailer.sequence + 1,
+        previous: before.trailer.hash,
+        checkpoint: None,
+        length: 0,
+        ..before.trailer.clone()
+    };
+    let body = RecordBody { changes: Vec::new(), tombstones, writer: somebody() };
+    let (bytes, _) = encode_record(&trailer, &[], &body);
+    let forged = object_path(&incarnation, &ObjectId::Log(trailer.sequence));
+    thief.create(&forged, &Arc::new(bytes)).unwrap();
+    let begun = world.with(|state| state.clock);
+    let collected = |options| collect_garbage(world.store(1), "s3://b/p".into(), &options, false).unwrap();
+    let report = collected(options());
+    assert!(report.removed == 0 && report.waiting >= whole.needed.objects, "{report:?}");
+    world.with(|state| state.clock += GRACE - 3600);
+    assert_eq!(collected(options()).removed, 0);
+    // The owner deletes what was written since.
+    world.with(|state| {
+        let State { objects, times, .. } = state;
+        objects.retain(|name, _| name != &forged && times[name] < begun);
+    });
+    assert_eq!(examined(&world, true).unwrap().needed, whole.needed);
 }
 
 #[test]

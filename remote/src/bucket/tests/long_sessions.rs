@@ -6,8 +6,8 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 
 use super::super::BucketWriter;
-use super::super::session::GRACE;
 use super::Compared;
+use super::GRACE;
 use super::simulated::World;
 use super::writable::{living, made, published, spent, whole};
 

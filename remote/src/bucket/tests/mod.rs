@@ -36,6 +36,9 @@ use super::layout::WriterIdentity;
 use super::store::BucketStore;
 use crate::RemoteOptions;
 
+/// Default grace period in seconds.
+const GRACE: u64 = super::store::GRACE.as_secs();
+
 fn seed(default: u64) -> u64 {
     let seed = std::env::var("SEED").map_or(default, |seed| seed.parse().unwrap());
     println!("SEED={seed}");

@@ -14,8 +14,9 @@ use super::super::layout::{
 };
 use super::super::map::ObjectId;
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, object_path};
-use super::super::session::{GRACE, InlinePages, WriterSession};
+use super::super::session::{InlinePages, WriterSession};
 use super::super::store::BucketStore;
+use super::GRACE;
 use super::options;
 use super::simulated::World;
 use super::somebody;

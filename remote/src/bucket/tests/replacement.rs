@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
-use super::super::session::GRACE;
 use super::super::writable::BucketWriter;
 use super::super::{ObjectCheck, check_objects, open};
+use super::GRACE;
 use super::nth_request::{How, counting};
 use super::options;
 use super::simulated::World;

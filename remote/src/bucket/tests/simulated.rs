@@ -8,8 +8,8 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use super::super::objects::{BatchRemoval, BatchReply, ListedObject, ObjectCreation, ObjectRange, ObjectStore};
-use super::super::session::GRACE;
 use super::super::store::ORDER;
+use super::GRACE;
 use crate::range_source::{RemoteError, RemoteResult};
 
 /// Chance, the same for a seed.
@@ -46,6 +46,8 @@ pub(super) struct World {
 
 pub(super) struct State {
     pub(super) objects: BTreeMap<String, Vec<u8>>,
+    /// When each of them was created.
+    pub(super) times: BTreeMap<String, u64>,
     /// Creations that are carried out some time.
     late: Vec<(String, Vec<u8>)>,
     pub(super) clock: u64,
@@ -78,6 +80,7 @@ impl World {
     pub(super) fn new(seed: u64, faults: u64) -> Arc<World> {
         let state = State {
             objects: BTreeMap::new(),
+            times: BTreeMap::new(),
             late: Vec::new(),
             clock: 1_700_000_000,
             dice: Dice::of(seed),
@@ -173,6 +176,7 @@ impl State {
         let is_new = !self.objects.contains_key(name);
         if is_new || self.overwrites {
             self.objects.insert(name.to_owned(), bytes.to_vec());
+            self.times.insert(name.to_owned(), self.clock);
         }
         is_new || self.overwrites
     }
@@ -288,7 +292,7 @@ impl ObjectStore for Seen {
             let listed = |(name, bytes): (&String, &Vec<u8>)| ListedObject {
                 name: name.clone(),
                 bytes: bytes.len() as u64,
-                time: None,
+                time: state.times.get(name).copied(),
             };
             Ok(found.take(most).map(listed).collect())
         })

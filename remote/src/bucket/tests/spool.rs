@@ -13,10 +13,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::super::layout::Incarnation;
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
-use super::super::session::GRACE;
 use super::super::spool::{PendingUpload, UploadSpool, discard, pending_uploads};
 use super::super::writable::BucketWriter;
 use super::super::{Bucket, collect_garbage, open_pending_upload};
+use super::GRACE;
 use super::nth_request::{How, counting};
 use super::simulated::World;
 use super::writable::{NAME, found, living, made, whole};

@@ -6,8 +6,9 @@ use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 
 use super::super::layout::WriterIdentity;
-use super::super::session::{GRACE, WriterSession};
+use super::super::session::WriterSession;
 use super::super::{Bucket, open};
+use super::GRACE;
 use super::simulated::{Dice, World};
 use super::{Compared, options, seed, somebody, store};
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 
 use super::super::super::open;
-use super::super::super::session::{GRACE, WriterSession};
+use super::super::super::session::WriterSession;
 use super::super::super::writable::BucketWriter;
+use super::super::GRACE;
 use super::super::simulated::World;
 use super::super::{options, somebody};
 use super::{NAME, found, living, made, spent};

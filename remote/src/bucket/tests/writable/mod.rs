@@ -14,9 +14,10 @@ use lockbox::{Error, Result};
 
 pub(super) use self::crash::overtaken;
 use super::super::objects::ObjectStore;
-use super::super::session::{GRACE, WriterSession};
+use super::super::session::WriterSession;
 use super::super::writable::BucketWriter;
 use super::super::{Bucket, DirectoryStore, open};
+use super::GRACE;
 use super::simulated::{Dice, World};
 use super::{Compared, options, seed, somebody};
 use crate::DirectoryTrust;
