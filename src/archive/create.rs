@@ -61,7 +61,7 @@ impl Archive {
     /// Creates an archive in an empty storage for a user with rollback state, and closes it. Its
     /// durability is that of the storage: the caller calls [`NewArchive::remember`] once the
     /// storage is durable.
-    pub fn create_in_seen(
+    pub fn create_in(
         storage: &Arc<dyn Storage>,
         passphrase: &Passphrase,
         options: &CreateOptions,

@@ -231,7 +231,7 @@ fn make_elsewhere(
     let failed = |error: Error| Failure::at(path, &error);
     let storage = bucket.create_empty().map_err(failed)?;
     let working = Spinner::deriving(args.sources.advises());
-    let created = Archive::create_in_seen(&storage, passphrase, options, &seen(path)).map_err(failed)?;
+    let created = Archive::create_in(&storage, passphrase, options, &seen(path)).map_err(failed)?;
     drop(working);
     let code = args
         .generate_recovery_code

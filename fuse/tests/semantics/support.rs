@@ -83,7 +83,7 @@ impl Mount {
         let create = CreateOptions { kdf, creator: Creator { uid: 0, gid: 0, umask: None } };
         if in_store {
             let mut bucket = remote::write(&made.archive(), &Remote::default(), false, true).unwrap();
-            Archive::create_in_seen(
+            Archive::create_in(
                 &bucket.create_empty().unwrap(),
                 &passphrase,
                 &create,

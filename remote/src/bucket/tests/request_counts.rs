@@ -143,7 +143,7 @@ impl ObjectStore for Together {
 fn archive(world: &Arc<World>, bytes: usize) -> UnlockedKey {
     let mut bucket = Bucket::open(world.store(1), NAME.into(), &options(), true).unwrap();
     let storage = bucket.create_empty().unwrap();
-    Archive::create_in_seen(
+    Archive::create_in(
         &storage,
         &passphrase(),
         &CreateOptions { kdf: KdfCost::FLOOR, creator: CREATOR },

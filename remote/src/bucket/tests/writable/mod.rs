@@ -157,7 +157,7 @@ fn what_an_archive_synced_is_read_by_a_fresh_machine_in_a_directory() {
     let passphrase = || Passphrase::new(b"a passphrase".to_vec());
     let mut bucket = Bucket::open(objects(), NAME.into(), &options(), false).unwrap();
     let storage = bucket.create_empty().unwrap();
-    Archive::create_in_seen(
+    Archive::create_in(
         &storage,
         &passphrase(),
         &CreateOptions { kdf: KdfCost::FLOOR, creator },
@@ -165,7 +165,7 @@ fn what_an_archive_synced_is_read_by_a_fresh_machine_in_a_directory() {
     )
     .unwrap();
     assert!(matches!(
-        Archive::create_in_seen(
+        Archive::create_in(
             &storage,
             &passphrase(),
             &CreateOptions { kdf: KdfCost::FLOOR, creator },
