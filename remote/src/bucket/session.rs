@@ -465,12 +465,18 @@ impl WriterSession {
         self.remove_objects(&self.expired(MAX_REMOVED))
     }
 
-    /// Returns the objects to remove now, at most `most`.
+    /// Returns the objects to remove now, at most `most`. A hostile record may call objects dead
+    /// that it needs: these stay.
     pub(super) fn expired(&self, most: usize) -> Vec<ObjectId> {
         let Some(now) = self.store_time() else { return Vec::new() };
         let grace = self.store.grace.as_secs();
         let is_due = |dead: &Tombstone| now.checked_sub(dead.since).is_some_and(|age| age >= grace);
-        self.tombstones.iter().filter(|dead| is_due(dead)).flat_map(|dead| dead.ids()).take(most).collect()
+        let due = self.tombstones.iter().filter(|dead| is_due(dead)).flat_map(|dead| dead.ids());
+        let checkpoint = self.newest.checkpoint.map(|(hash, _)| ObjectId::Checkpoint(hash));
+        let is_needed = |id: &ObjectId| {
+            self.map.references(id) || Some(*id) == checkpoint || *id == ObjectId::Log(self.newest.sequence)
+        };
+        due.filter(|id| !is_needed(id)).take(most).collect()
     }
 
     /// Removes objects, as in [`WriterSession::remove_expired`].

@@ -196,43 +196,63 @@ fn a_collection_removes_what_was_dead_for_a_day_and_finds_what_nobody_named() {
     collected().unwrap();
 }
 
-/// A stolen key that may only add objects writes a record that calls everything dead since 1970. The
-/// store dates that record itself, so a collection leaves what was needed before, and without the
-/// later objects the archive is what it was.
+/// Adds a record after the newest one, as a thief of a key does that may only add objects: it calls
+/// all needed objects dead since 1970, and needs none of them any more or all. Returns its name.
+fn forge(world: &Arc<World>, needs_all: bool) -> String {
+    let thief = store(world, 2);
+    let incarnation = thief.existing_incarnation().unwrap();
+    let BucketVersion { trailer, map, changes, .. } =
+        BucketVersion::load_newest(&thief, &incarnation).unwrap().unwrap();
+    let tombstones = map.objects().map(|id| Tombstone::new(id, 1)).collect();
+    let (sequence, previous) = (trailer.sequence + 1, trailer.hash);
+    let trailer = Trailer { kind: RecordKind::Close, sequence, previous, ..trailer };
+    let (trailer, changes) = match needs_all {
+        true => (trailer, changes),
+        false => (Trailer { checkpoint: None, length: 0, ..trailer }, Vec::new()),
+    };
+    let (bytes, _) = encode_record(&trailer, &[], &RecordBody { changes, tombstones, writer: somebody() });
+    let name = object_path(&incarnation, &ObjectId::Log(sequence));
+    thief.create(&name, &Arc::new(bytes)).unwrap();
+    name
+}
+
+/// The store dates the record itself, so a collection leaves what was needed before, and without
+/// the later objects the archive is what it was.
 #[test]
 fn a_collection_does_not_take_dates_from_records() {
     let world = World::new(1, 0);
     back_up(&world, "");
-    let whole = examined(&world, true).unwrap();
+    let needed = examined(&world, true).unwrap().needed;
     world.with(|state| state.clock += 2 * GRACE);
-    let thief = store(&world, 2);
-    let incarnation = thief.existing_incarnation().unwrap();
-    let before = BucketVersion::load_newest(&thief, &incarnation).unwrap().unwrap();
-    let tombstones = before.map.objects().map(|id| Tombstone::new(id, 1)).collect();
-    let trailer = Trailer {
-        kind: RecordKind::Close,
-        sequence: before.trailer.sequence + 1,
-        previous: before.trailer.hash,
-        checkpoint: None,
-        length: 0,
-        ..before.trailer.clone()
-    };
-    let body = RecordBody { changes: Vec::new(), tombstones, writer: somebody() };
-    let (bytes, _) = encode_record(&trailer, &[], &body);
-    let forged = object_path(&incarnation, &ObjectId::Log(trailer.sequence));
-    thief.create(&forged, &Arc::new(bytes)).unwrap();
     let begun = world.with(|state| state.clock);
-    let collected = |options| collect_garbage(world.store(1), "s3://b/p".into(), &options, false).unwrap();
-    let report = collected(options());
-    assert!(report.removed == 0 && report.waiting >= whole.needed.objects, "{report:?}");
+    forge(&world, false);
+    let collected = || collect_garbage(world.store(1), "s3://b/p".into(), &options(), false).unwrap();
+    let report = collected();
+    assert!(report.removed == 0 && report.waiting >= needed.objects, "{report:?}");
     world.with(|state| state.clock += GRACE - 3600);
-    assert_eq!(collected(options()).removed, 0);
+    assert_eq!(collected().removed, 0);
     // The owner deletes what was written since.
     world.with(|state| {
         let State { objects, times, .. } = state;
-        objects.retain(|name, _| name != &forged && times[name] < begun);
+        objects.retain(|name, _| times[name] < begun);
     });
-    assert_eq!(examined(&world, true).unwrap().needed, whole.needed);
+    assert_eq!(examined(&world, true).unwrap().needed, needed);
+}
+
+/// However long nobody notices it.
+#[test]
+fn objects_that_are_needed_and_called_dead_stay() {
+    let world = World::new(1, 0);
+    back_up(&world, "");
+    let needed = examined(&world, true).unwrap().needed;
+    forge(&world, true);
+    for _ in 0..3 {
+        world.with(|state| state.clock += GRACE + 60);
+        collect_garbage(world.store(1), "s3://b/p".into(), &options(), false).unwrap();
+        drop(Bucket::open(below(&world, ""), "s3://b/p".into(), &options(), true).unwrap());
+    }
+    let found = examined(&world, true).unwrap();
+    assert!(found.faults.is_empty() && found.needed.bytes >= needed.bytes, "{found:?}");
 }
 
 #[test]
