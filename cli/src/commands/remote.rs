@@ -57,7 +57,7 @@ pub(crate) struct CheckArgs {
     json: bool,
 }
 
-/// Remove objects that an archive has not needed for a day, and find unreferenced ones
+/// Remove objects unneeded for the grace period (a day), and find unreferenced ones
 #[derive(clap::Args)]
 pub(crate) struct CollectArgs {
     /// s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
