@@ -86,16 +86,16 @@ pub(crate) fn open_for_check(
     name: String,
     options: &RemoteOptions,
 ) -> Result<Option<(RemoteFile, Arc<WholeObjects>)>> {
-    let (unnamed, capacity) =
-        cache::unnamed_file(options).map_err(|error| Error::io("cannot create a temporary file", error))?;
     // The store is checked, not the copy on this host.
-    let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
-    let Some(OpenedVersion { mut reader, metrics, .. }) = open_newest(objects, name, &options)? else {
+    let uncached = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
+    let Some(OpenedVersion { mut reader, metrics, .. }) = open_newest(objects, name, &uncached)? else {
         return Ok(None);
     };
+    let (unnamed, capacity) =
+        cache::unnamed_file(options).map_err(|error| Error::io("cannot create a temporary file", error))?;
     let (name, whole) = (reader.blocks.store.name.clone(), Arc::new(WholeObjects::new(unnamed, capacity)));
     reader.blocks.whole = Some(whole.clone());
-    let file = RemoteFile::open_source(Box::new(reader), name, &options, metrics)?;
+    let file = RemoteFile::open_source(Box::new(reader), name, &uncached, metrics)?;
     Ok(Some((file, whole)))
 }
 
