@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -26,6 +26,16 @@ pub(crate) struct RunOutput {
     pub(crate) code: i32,
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: String,
+}
+
+impl RunOutput {
+    fn of(output: Output) -> RunOutput {
+        RunOutput {
+            code: output.status.code().unwrap_or(-1),
+            stdout: output.stdout,
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
 }
 
 impl TestDir {
@@ -86,12 +96,7 @@ impl TestDir {
 }
 
 pub(crate) fn output_of(command: &mut Command) -> RunOutput {
-    let output = command.output().unwrap();
-    RunOutput {
-        code: output.status.code().unwrap_or(-1),
-        stdout: output.stdout,
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
+    RunOutput::of(command.output().unwrap())
 }
 
 /// Runs with `input` on standard input.
@@ -102,12 +107,7 @@ pub(crate) fn output_with_input(command: &mut Command, input: &str) -> RunOutput
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written.unwrap(),
     }
-    let output = child.wait_with_output().unwrap();
-    RunOutput {
-        code: output.status.code().unwrap_or(-1),
-        stdout: output.stdout,
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
+    RunOutput::of(child.wait_with_output().unwrap())
 }
 
 /// What a copy must keep of one object.
