@@ -241,7 +241,7 @@ stage_suites() {
 stage_store() {
     once versitygw true
     once azurite build_azurite || return 1
-    as_root env ROUNDS=1 tests/campaign/versitygw.sh && tests/campaign/append-only.sh && as_root env ROUNDS=1 tests/campaign/azurite.sh
+    as_root env ROUNDS=1 tests/campaign/versitygw.sh && as_root env ROUNDS=1 tests/campaign/azurite.sh
 }
 
 # Packages of the programs that the other stages test (the development profile), installed into a clean system, used and removed again.

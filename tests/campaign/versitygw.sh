@@ -139,4 +139,5 @@ for ((round = 1; round <= ROUNDS; round++)); do
     lockbox check --full "$WORK/back$round.lbx" 2>/dev/null
 done
 ((ROUNDS == 0)) || echo "$NAME: $ROUNDS rounds, $raced writers at once, $killed killed, $ROUNDS uploads cut, $cut times without a server: nothing lost, nothing mixed"
+((ROUNDS == 0)) || VERSITYGW=$VERSITYGW "$TESTS/append-only.sh"
 mount_all
