@@ -2,10 +2,13 @@
 //! benchmark's reference file system.
 
 use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::{fs, io};
 
 use fuser::{Config, InitFlags, KernelConfig};
 use nix::sys::stat::{major, minor};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 /// Size of one READ or WRITE: with 128 KiB requests streaming was 10-20 % slower here.
 const MAX_REQUEST: u32 = 1 << 20;
@@ -109,14 +112,30 @@ fn bdi_setting_path(device: u64, name: &str) -> String {
     format!("/sys/class/bdi/{}:{}/{name}", major(device), minor(device))
 }
 
-/// Opens the file with the number of unanswered requests of a connection. It is missing if fusectl
-/// is not mounted.
+/// Opens the file with the number of unanswered requests of a connection.
 pub(crate) fn open_waiting(device: u64) -> io::Result<fs::File> {
-    fs::File::open(format!("/sys/fs/fuse/connections/{}/waiting", minor(device)))
+    open_connection_file(device, "waiting", OFlags::RDONLY)
 }
 
 /// Opens the file that aborts a connection: every request in flight and every later one then fails
 /// at once.
 pub(crate) fn open_abort(device: u64) -> io::Result<fs::File> {
-    fs::OpenOptions::new().write(true).open(format!("/sys/fs/fuse/connections/{}/abort", minor(device)))
+    open_connection_file(device, "abort", OFlags::WRONLY)
+}
+
+/// Opens a file of fusectl(5), where it is mounted or, as in most containers it is not, on a mount
+/// without a place in the tree. That needs root.
+fn open_connection_file(device: u64, name: &str, access: OFlags) -> io::Result<fs::File> {
+    let path = format!("{}/{name}", minor(device));
+    let open = |directory: BorrowedFd<'_>| openat(directory, &path, access | OFlags::CLOEXEC, Mode::empty());
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mounted = openat(CWD, "/sys/fs/fuse/connections", directory, Mode::empty());
+    if let Ok(file) = mounted.and_then(|mounted| open(mounted.as_fd())) {
+        return Ok(file.into());
+    }
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(context.as_fd())?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let unattached = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    Ok(open(unattached.as_fd())?.into())
 }

@@ -35,6 +35,25 @@ fn fsync_is_durable() {
     mount.check();
 }
 
+/// A mount whose copy in another namespace is in use ends by force when the time of `stop_timeout` has passed. The
+/// archive is closed then as after any other end, and is free when `lockbox umount` returns.
+#[test]
+fn an_end_by_force_closes_the_archive() {
+    let mut mount = Mount::with("stop_timeout=1");
+    fs::write(mount.path("file"), noise(1, 300_000)).unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec cat"]);
+    let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    BufReader::new(holder.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    mount.unmount();
+    assert!(mount.open_archive(true).info().unwrap().closed);
+    drop(holder.stdin.take());
+    assert!(holder.wait().unwrap().success());
+    mount.mount();
+    assert!(fs::read(mount.path("file")).unwrap() == noise(1, 300_000));
+    mount.check();
+}
+
 /// One commit makes all earlier requests to the daemon durable, of any file: when fsync(2) of one file returns, names
 /// that were made, moved or removed before are durable too. fsync(2) of a directory does the same.
 #[test]

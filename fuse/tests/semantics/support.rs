@@ -211,6 +211,13 @@ impl Mount {
         self.mounted = false;
     }
 
+    /// Opens the archive of an ended mount. Its lock is free once the stop was answered.
+    pub(crate) fn open_archive(&self, read_only: bool) -> Archive {
+        let key = keys::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
+        let options = lockbox::archive::OpenOptions { read_only, ..Default::default() };
+        Archive::open(&self.archive(), &key, &options).unwrap()
+    }
+
     pub(crate) fn remount(&mut self) {
         self.unmount();
         self.mount();
@@ -224,8 +231,7 @@ impl Mount {
     /// Unmounts, keeps what is there under the name, and mounts again.
     pub(crate) fn take_snapshot(&mut self, name: &str) {
         self.unmount();
-        let key = keys::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
-        let archive = Archive::open(&self.archive(), &key, &lockbox::archive::OpenOptions::default()).unwrap();
+        let archive = self.open_archive(false);
         archive.snapshot_manager().create(name.as_bytes()).unwrap();
         archive.close().unwrap();
         self.mount();
@@ -253,9 +259,7 @@ impl Mount {
     /// Unmounts, damages the first block for which the archive then answers `is_meant`, and mounts again with the options.
     pub(crate) fn damage(&mut self, options: &str, is_meant: &dyn Fn(&FileSystem) -> bool) {
         self.unmount();
-        let key = keys::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
-        let read = lockbox::archive::OpenOptions { read_only: true, ..Default::default() };
-        let archive = Archive::open(&self.archive(), &key, &read).unwrap();
+        let archive = self.open_archive(true);
         let file = OpenOptions::new().read(true).write(true).open(self.archive()).unwrap();
         let blocks = file.metadata().unwrap().len() / 4096;
         let found = (0..blocks).map(|block| block * 4096 + 2000).find(|at| {
@@ -332,9 +336,7 @@ impl Mount {
         if self.mounted {
             self.unmount();
         }
-        let key = keys::unlock(&self.archive(), &Passphrase::new(PASSPHRASE.as_bytes().to_vec())).unwrap();
-        let read = lockbox::archive::OpenOptions { read_only: true, ..Default::default() };
-        let report = Archive::open(&self.archive(), &key, &read).unwrap().check(true, &mut |_| {}).unwrap();
+        let report = self.open_archive(true).check(true, &mut |_| {}).unwrap();
         assert!(report.findings.is_empty(), "{:?}", report.findings);
     }
 }
