@@ -10,9 +10,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use lockbox::codecs::{
-    InodeValue, Key, LEAF_ENTRY, NO_TRIM, NODE_CAPACITY, NODE_HEAD, NodeHead, decode, encode_leaf, head_length, kind,
-};
+use lockbox::codecs::{data_head_length, leaf_workloads};
 use lockbox::crypto::SecretKey;
 use lockbox::crypto::aead::XaesKey;
 
@@ -31,16 +29,10 @@ fn seal(c: &mut Criterion) {
 }
 
 fn nodes(c: &mut Criterion) {
-    let head = NodeHead { level: 0, tree: 1, lower: Key::MIN, upper: Key::MAX };
-    let value = InodeValue { trim: NO_TRIM, ..InodeValue::default() }.encode();
-    let count = (NODE_CAPACITY - NODE_HEAD) / (LEAF_ENTRY + value.len());
-    let keys: Vec<Key> = (1..=count as u64).map(|ino| Key::new(ino, kind::INODE, 0)).collect();
-    let entries = || keys.iter().map(|key| (*key, &value[..]));
-    let encoded = encode_leaf(&head, entries());
     let mut group = c.benchmark_group("node");
-    group.bench_function("encode a leaf of inodes", |b| b.iter(|| black_box(encode_leaf(&head, entries()))));
-    group.bench_function("decode a leaf of inodes", |b| b.iter(|| decode(black_box(&encoded)).is_ok()));
-    group.bench_function("decode an inode", |b| b.iter(|| InodeValue::decode(black_box(&value)).is_ok()));
+    for (name, run) in leaf_workloads() {
+        group.bench_function(name, |b| b.iter(&run));
+    }
     group.finish();
 }
 
@@ -57,7 +49,7 @@ fn chunks(c: &mut Criterion) {
             for page in data.chunks_exact(PAGE) {
                 let stored: Vec<Vec<u8>> = page.chunks(size).map(|chunk| stored(chunk, level)).collect();
                 let length: usize = stored.iter().map(Vec::len).sum();
-                blocks += (104 + head_length(stored.len(), 0) + length).div_ceil(4096);
+                blocks += (104 + data_head_length(stored.len(), 0) + length).div_ceil(4096);
                 sealed = stored;
             }
             let plain = data.len() / PAGE * PAGE;

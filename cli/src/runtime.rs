@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, ScopedJoinHandle};
 
-use lockbox::control::{self, Status};
+use lockbox_host::control::{self, Status};
 pub(crate) use lockbox_host::located::canonical;
 use lockbox_host::located::{Located, real_path, root_at};
 use lockbox_host::mounts::{self, Mounted};

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use lockbox::Error;
 use lockbox::archive::ArchiveId;
 use lockbox::archive::{Archive, BackupReport, Generation, Snapshot};
-use lockbox::control::{
+use lockbox::error::Timestamp;
+use lockbox::keys::Fingerprint;
+use lockbox_host::control::{
     self, ActionResult, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, SnapshotName, Status,
     TreePath,
 };
-use lockbox::error::Timestamp;
-use lockbox::keys::Fingerprint;
 use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Spinner, code, located, mounts, shown};
 use rustix::fs::{Mode, OFlags, RenameFlags, ResolveFlags};
 use serde_json::json;

@@ -8,10 +8,10 @@ use std::sync::mpsc::{self, Sender};
 use std::time::SystemTime;
 
 use lockbox::archive::{Archive, BackupDestination, BackupReport, Backups, SnapshotManager};
-use lockbox::control::{BackupDone, CacheStatus, ClientConnection, ReplicaStatus, Request, Response, Status};
 use lockbox::error::Timestamp;
 use lockbox::fs::FileSystem;
 use lockbox::{Error, Result};
+use lockbox_host::control::{BackupDone, CacheStatus, ClientConnection, ReplicaStatus, Request, Response, Status};
 use lockbox_host::remote::TrafficQuery;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;

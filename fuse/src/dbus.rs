@@ -18,7 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use lockbox::control;
+use lockbox_host::control;
 use nix::unistd::geteuid;
 use percent_encoding::percent_decode_str;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, recvmsg};

@@ -18,7 +18,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use lockbox::control::{self, Request, Response};
+use lockbox_host::control::{self, Request, Response};
 use lockbox_host::mount_options::MountOptions;
 use lockbox_host::mounts::{Mountpoint, unescape};
 use lockbox_host::{USAGE, daemons};

@@ -24,15 +24,15 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use lockbox::archive::{Archive, Snapshot, SnapshotManager};
-use lockbox::control::{
-    ClientConnection, ExpectedSnapshots, ListedSnapshot, PAGE, PathDifference, RefusalReason, Response, SnapshotName,
-    TreePath,
-};
 use lockbox::error::{Refusal, Timestamp};
 use lockbox::exchange::{LiveNamespace, PathChange, PathChangeKind, Restore, compare};
 use lockbox::fs::Ino;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::{Error, Result};
+use lockbox_host::control::{
+    ClientConnection, ExpectedSnapshots, ListedSnapshot, PAGE, PathDifference, RefusalReason, Response, SnapshotName,
+    TreePath,
+};
 use lockbox_host::mount_options::MountOptions;
 use lockbox_terminal::display;
 use nix::unistd::{getegid, geteuid};

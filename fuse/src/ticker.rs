@@ -28,11 +28,12 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use lockbox::Result;
 use lockbox::archive::{RetentionPolicy, RetentionRule, SnapshotManager};
 use lockbox::error::Timestamp;
 use lockbox::fs::{FileSystem, SyncProfile};
 use lockbox::keys::RollbackGuard;
-use lockbox::{Result, control};
+use lockbox_host::control;
 use lockbox_host::mount_options::format_rules;
 use parking_lot::Mutex;
 

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use lockbox::archive::fuzzing::{FuzzTarget, TARGETS, seeds, target};
-use lockbox::control::{
+use lockbox::archive::fuzzing::{FuzzTarget, TARGETS, seeds};
+use lockbox::error::LogStats;
+use lockbox_host::control::{
     BackupDone, ExpectedSnapshots, ListedSnapshot, PathDifference, RefusalReason, Request, Response, ScheduleStatus,
     SnapshotName, Status, TreePath,
 };
-use lockbox::error::LogStats;
 use lockbox_host::mount_options::MountOptions;
 use lockbox_share::http::fuzzing as http;
 use lockbox_share::store::fuzzing as shares;
@@ -164,8 +164,8 @@ fn run() -> Option<FuzzTarget> {
         return None;
     }
     let name = std::env::var("TARGET").expect("TARGET names what to fuzz");
-    let upper = UPPER.iter().find(|(known, _)| *known == name).map(|(_, entry)| *entry);
-    let entry = target(&name).or(upper).expect("TARGET is not known");
+    let mut targets = TARGETS.iter().chain(&UPPER);
+    let (_, entry) = *targets.find(|(known, _)| *known == name).expect("TARGET is not known");
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let limit = match (number("EXECUTIONS"), number("DURATION")) {
         (Some(executions), _) => mutate::Limit::Executions(executions),

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use lockbox::control::{self, OwnRuntimeDir, Request, Response, RuntimeDir, SocketName, Status};
+use crate::control::{self, OwnRuntimeDir, Request, Response, RuntimeDir, SocketName, Status};
 use nix::unistd::{Uid, User, geteuid, mkdtemp};
 
 use crate::located::{Located, in_time};

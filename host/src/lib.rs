@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)] // but for taking a descriptor over by its number
 
+pub mod control;
 pub mod daemons;
 mod failure;
 pub mod help;

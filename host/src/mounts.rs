@@ -16,7 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use lockbox::control::Status;
+use crate::control::Status;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::makedev;
 use nix::unistd::geteuid;

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockbox::control::RemoteTraffic;
+use crate::control::RemoteTraffic;
 use lockbox::keys::state_directory;
 use lockbox::storage::{ArchiveSource, Storage};
 use lockbox::{Error, Result};

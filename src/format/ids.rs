@@ -32,7 +32,7 @@ pub(crate) const NODE_BLOCKS: u64 = 4;
 /// Maximum level of a node.
 pub(crate) const MAX_LEVEL: u8 = 15;
 /// Maximum length of an encoded node in bytes.
-pub const NODE_CAPACITY: usize = NODE_BLOCKS as usize * BLOCK as usize - PAGE_OVERHEAD;
+pub(crate) const NODE_CAPACITY: usize = NODE_BLOCKS as usize * BLOCK as usize - PAGE_OVERHEAD;
 /// Maximum length of a leaf entry's value in bytes.
 pub(crate) const MAX_VALUE: usize = 3500;
 /// Blocks covered by one space map value.
@@ -87,7 +87,7 @@ pub(crate) type SessionId = [u8; 16];
 
 /// Run of blocks: address (48 bits) and length in blocks (16 bits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Run {
+pub(crate) struct Run {
     pub address: u64,
     pub blocks: u64,
 }
@@ -130,10 +130,10 @@ impl Run {
 
 /// Location and expected tag of a page; `run.blocks == 0` is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Pointer {
-    pub run: Run,
-    pub generation: Generation,
-    pub tag: Tag,
+pub(crate) struct Pointer {
+    pub(crate) run: Run,
+    pub(crate) generation: Generation,
+    pub(crate) tag: Tag,
 }
 
 impl Pointer {
@@ -147,18 +147,18 @@ impl Pointer {
 
 /// Key of every tree, ordered as a tuple.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
-    pub object: u64,
-    pub kind: u8,
-    pub sub: u64,
+pub(crate) struct Key {
+    pub(crate) object: u64,
+    pub(crate) kind: u8,
+    pub(crate) sub: u64,
 }
 
 impl Key {
-    pub const MIN: Key = Key { object: 0, kind: 0, sub: 0 };
+    pub(crate) const MIN: Key = Key { object: 0, kind: 0, sub: 0 };
     /// Greatest key; only an upper fence, never an entry.
-    pub const MAX: Key = Key { object: u64::MAX, kind: u8::MAX, sub: u64::MAX };
+    pub(crate) const MAX: Key = Key { object: u64::MAX, kind: u8::MAX, sub: u64::MAX };
 
-    pub const fn new(object: u64, kind: u8, sub: u64) -> Key {
+    pub(crate) const fn new(object: u64, kind: u8, sub: u64) -> Key {
         Key { object, kind, sub }
     }
 
@@ -175,8 +175,8 @@ impl Key {
 }
 
 /// Record kinds (the `kind` of a key), specification sections 6.2 and 7.
-pub mod kind {
-    pub const INODE: u8 = 1;
+pub(crate) mod kind {
+    pub(crate) const INODE: u8 = 1;
     pub(crate) const INLINE: u8 = 2;
     pub(crate) const XATTR: u8 = 3;
     pub(crate) const XATTR_PIECE: u8 = 4;

@@ -18,7 +18,6 @@ pub(crate) mod tests;
 pub(crate) mod values;
 
 pub use ids::*;
-pub(crate) use page as data_head;
 
 use crate::error::{Error, Result};
 

@@ -4,19 +4,14 @@ use crate::error::{CacheStats, LogStats, SnapshotStats};
 use crate::format::{Ino, Timestamp};
 pub use crate::txn::Compression;
 
-/// File type and permission bits as in POSIX `st_mode`.
+/// File type and permission bits of `st_mode`; the format stores the numbers of Linux.
 pub mod mode {
-    pub const TYPE: u32 = 0o170000;
-    pub const SOCKET: u32 = 0o140000;
-    pub const SYMLINK: u32 = 0o120000;
-    pub const REGULAR: u32 = 0o100000;
-    pub const BLOCK: u32 = 0o060000;
-    pub const DIRECTORY: u32 = 0o040000;
-    pub const CHARACTER: u32 = 0o020000;
-    pub const FIFO: u32 = 0o010000;
-    pub const SET_UID: u32 = 0o4000;
-    pub const SET_GID: u32 = 0o2000;
-    pub const STICKY: u32 = 0o1000;
+    pub use nix::libc::{
+        S_IFBLK as BLOCK, S_IFCHR as CHARACTER, S_IFDIR as DIRECTORY, S_IFIFO as FIFO, S_IFLNK as SYMLINK,
+        S_IFMT as TYPE, S_IFREG as REGULAR, S_IFSOCK as SOCKET, S_ISGID as SET_GID, S_ISUID as SET_UID,
+        S_ISVTX as STICKY,
+    };
+
     pub const PERMISSIONS: u32 = 0o7777;
     /// Bits that a umask clears and an access control list is tied to.
     pub(crate) const ACCESS: u32 = 0o777;

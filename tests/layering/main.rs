@@ -61,7 +61,7 @@ const CRATES: [Crate; 13] = [
 const WAYS: [&str; 1] = ["fs: '.blocks_unless_busy' leads to pager"];
 
 /// Upper bound of the `pub` items of the library, re-exports and modules left out; it may only fall.
-const MAX_PUBLIC: usize = 476;
+const MAX_PUBLIC: usize = 390;
 
 /// All sources of the crates.
 fn all() -> Sources {

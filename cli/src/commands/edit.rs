@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use lockbox::Error;
 use lockbox::archive::Archive;
-use lockbox::control::OwnRuntimeDir;
 use lockbox::exchange::{
     self, CopyDestination, DiffRoot, Filter, ImportOptions, Problem, ProblemCause, compare_trees, components, resolve,
 };
 use lockbox::fs::FileSystem;
+use lockbox_host::control::OwnRuntimeDir;
 use lockbox_host::mounts::others_exchange;
 use lockbox_host::secrets;
 use lockbox_host::{Program, daemons, shown};

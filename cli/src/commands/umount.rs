@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use lockbox::control::{self, Request, Response, Status};
+use lockbox_host::control::{self, Request, Response, Status};
 use lockbox_host::located::{self, in_time};
 use lockbox_host::mounts::PinnedMount;
 use lockbox_host::mounts::{self, Mounted};

@@ -20,7 +20,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use lockbox::archive::Archive;
-use lockbox::control::{self, Response};
+use lockbox_host::control::{self, Response};
 use lockbox_host::remote;
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
@@ -486,11 +486,11 @@ mod tests {
     use std::thread;
 
     use lockbox::archive::{CreateOptions, KdfCost, OpenOptions};
-    use lockbox::control::{Request, SocketName};
     use lockbox::crypto::Passphrase;
     use lockbox::fs::Creator;
     use lockbox::fs::ROOT_INO;
     use lockbox::keys;
+    use lockbox_host::control::{Request, SocketName};
     use nix::unistd::geteuid;
 
     use super::*;

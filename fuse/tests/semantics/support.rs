@@ -11,10 +11,10 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost};
-use lockbox::control::{self, ActionResult, Request, Response, SnapshotName, Status};
 use lockbox::crypto::Passphrase;
 use lockbox::fs::{Creator, FileSystem};
 use lockbox::keys;
+use lockbox_host::control::{self, ActionResult, Request, Response, SnapshotName, Status};
 use lockbox_host::daemons;
 use lockbox_host::remote::{self, Remote};
 use nix::libc;

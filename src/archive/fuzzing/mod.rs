@@ -49,11 +49,6 @@ pub const TARGETS: [(&str, FuzzTarget); 20] = [
     ("operations", operations),
 ];
 
-/// Returns the target of this name.
-pub fn target(name: &str) -> Option<FuzzTarget> {
-    TARGETS.iter().find(|(known, _)| *known == name).map(|(_, entry)| *entry)
-}
-
 /// Maximum operations of one input.
 const MOST: usize = 60;
 /// Maximum bytes of a file: slightly more than three frames.

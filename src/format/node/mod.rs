@@ -8,30 +8,30 @@ use crate::error::{Error, Result};
 /// Length of an encoded key in bytes.
 pub(crate) const KEY: usize = 17;
 /// Bytes before the first entry.
-pub const NODE_HEAD: usize = 42;
+pub(crate) const NODE_HEAD: usize = 42;
 /// Bytes of a leaf entry without its value.
-pub const LEAF_ENTRY: usize = KEY + 2;
+pub(crate) const LEAF_ENTRY: usize = KEY + 2;
 pub(crate) const INTERNAL_ENTRY: usize = KEY + 32;
 
 /// Level, tree and fences of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeHead {
-    pub level: u8,
-    pub tree: u8,
-    pub lower: Key,
-    pub upper: Key,
+pub(crate) struct NodeHead {
+    pub(crate) level: u8,
+    pub(crate) tree: u8,
+    pub(crate) lower: Key,
+    pub(crate) upper: Key,
 }
 
 /// Validated view of an encoded node; entries borrow the bytes.
 #[derive(Debug)]
-pub struct NodeView<'a> {
-    pub head: NodeHead,
-    pub entries: NodeEntries<'a>,
+pub(crate) struct NodeView<'a> {
+    pub(crate) head: NodeHead,
+    pub(crate) entries: NodeEntries<'a>,
 }
 
 /// Entries of a node, in order.
 #[derive(Debug, PartialEq, Eq)]
-pub enum NodeEntries<'a> {
+pub(crate) enum NodeEntries<'a> {
     Leaf(Vec<(Key, &'a [u8])>),
     Internal(Vec<(Key, Pointer)>),
 }
@@ -60,7 +60,7 @@ fn put_head(out: &mut Vec<u8>, head: &NodeHead, count: usize) {
     put_key(out, head.upper);
 }
 
-pub fn encode_leaf<'a>(head: &NodeHead, entries: impl ExactSizeIterator<Item = (Key, &'a [u8])>) -> Vec<u8> {
+pub(crate) fn encode_leaf<'a>(head: &NodeHead, entries: impl ExactSizeIterator<Item = (Key, &'a [u8])>) -> Vec<u8> {
     let mut out = Vec::with_capacity(NODE_CAPACITY);
     put_head(&mut out, head, entries.len());
     for (key, value) in entries {
@@ -86,7 +86,7 @@ pub(crate) fn encode_internal(head: &NodeHead, entries: impl ExactSizeIterator<I
 
 /// Decodes and validates a node: level, count, ascending keys within the fences, first key of an
 /// internal node equal to the lower fence, value lengths, no null pointer, no trailing bytes.
-pub fn decode(bytes: &[u8]) -> Result<NodeView<'_>> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<NodeView<'_>> {
     if bytes.len() > NODE_CAPACITY {
         return Err(Error::damaged(format!("node is too long: bytes={}", bytes.len())));
     }

@@ -194,7 +194,7 @@ const MAX_ITEMS: usize = 4096;
 const RAW_BIT: u32 = 1 << 31;
 
 /// Returns the minimum length of a head in bytes; it is longer where the page must be filled.
-pub const fn head_length(chunks: usize, items: usize) -> usize {
+pub(crate) const fn head_length(chunks: usize, items: usize) -> usize {
     FIXED + ENTRY * chunks + ITEM * items
 }
 

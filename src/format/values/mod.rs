@@ -16,7 +16,7 @@ use super::{array_at, check_zero, exact_array, put, put_time, time_at, u32_at, u
 use crate::error::{Error, Result};
 
 /// `InodeValue::trim` of an inode without a trim offset.
-pub const NO_TRIM: u64 = u64::MAX;
+pub(crate) const NO_TRIM: u64 = u64::MAX;
 
 pub(crate) mod inode_flags {
     pub(crate) const HAS_XATTRS: u32 = 1;
@@ -29,27 +29,27 @@ const INODE_BYTES: usize = 144;
 
 /// Inode value (section 7.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InodeValue {
-    pub mode: u32,
-    pub uid: u32,
-    pub gid: u32,
-    pub links: u32,
-    pub size: u64,
-    pub bytes: u64,
-    pub atime: Timestamp,
-    pub mtime: Timestamp,
-    pub ctime: Timestamp,
-    pub btime: Timestamp,
-    pub rdev: u32,
-    pub flags: u32,
-    pub parent: Ino,
-    pub next_sequence: u64,
-    pub trim: u64,
-    pub next_piece: u32,
+pub(crate) struct InodeValue {
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) links: u32,
+    pub(crate) size: u64,
+    pub(crate) bytes: u64,
+    pub(crate) atime: Timestamp,
+    pub(crate) mtime: Timestamp,
+    pub(crate) ctime: Timestamp,
+    pub(crate) btime: Timestamp,
+    pub(crate) rdev: u32,
+    pub(crate) flags: u32,
+    pub(crate) parent: Ino,
+    pub(crate) next_sequence: u64,
+    pub(crate) trim: u64,
+    pub(crate) next_piece: u32,
 }
 
 impl InodeValue {
-    pub fn encode(&self) -> [u8; 144] {
+    pub(crate) fn encode(&self) -> [u8; 144] {
         let mut out = [0; INODE_BYTES];
         put(&mut out, 0, self.mode.to_le_bytes());
         put(&mut out, 4, self.uid.to_le_bytes());
@@ -73,7 +73,7 @@ impl InodeValue {
     /// # Errors
     /// `Damaged` for another length, unknown flags, a size or parent out of bounds, or a time with
     /// a full second of nanoseconds.
-    pub fn decode(value: &[u8]) -> Result<InodeValue> {
+    pub(crate) fn decode(value: &[u8]) -> Result<InodeValue> {
         let value: &[u8; INODE_BYTES] = exact_array(value, "inode")?;
         check_zero(&value[116..], "inode")?;
         let inode = InodeValue {

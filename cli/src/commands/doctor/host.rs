@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use lockbox::control::{self, OwnRuntimeDir};
 use lockbox::keys::state_directory;
+use lockbox_host::control::{self, OwnRuntimeDir};
 use lockbox_host::help::VERSION;
 use lockbox_host::secrets::Keyring;
 use lockbox_host::{daemons, proc, shown};

@@ -6,9 +6,9 @@ use std::time::SystemTime;
 
 use lockbox::Error;
 use lockbox::archive::Archive;
-use lockbox::control::PathDifference;
 use lockbox::error::Timestamp;
 use lockbox::exchange::{OfflineNamespace, PathChange, PathChangeKind, Restore, compare};
+use lockbox_host::control::PathDifference;
 use lockbox_host::located::real_path;
 use lockbox_host::{Program, Spinner};
 use lockbox_terminal::display;

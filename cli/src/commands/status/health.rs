@@ -2,7 +2,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use lockbox::control::Status;
+use lockbox_host::control::Status;
 use lockbox_host::shown;
 
 use super::{Found, Served, count, find, refusal};
@@ -156,7 +156,7 @@ fn labels_of(served: &Served) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockbox::control::{RemoteTraffic, ScheduleStatus};
+    use lockbox_host::control::{RemoteTraffic, ScheduleStatus};
 
     use super::*;
 

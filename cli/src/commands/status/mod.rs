@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lockbox::control::{self, RemoteTraffic, Status};
 use lockbox::error::{CacheStats, Timestamp};
+use lockbox_host::control::{self, RemoteTraffic, Status};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{daemons, located, shown};
 use nix::unistd::geteuid;
@@ -421,7 +421,7 @@ fn count(number: u64, thing: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockbox::control::ScheduleStatus;
+    use lockbox_host::control::ScheduleStatus;
 
     use super::*;
 

@@ -27,7 +27,7 @@ use lockbox_terminal::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::error::{CacheStats, LogStats};
+use lockbox::error::{CacheStats, LogStats};
 
 /// Longest line that either side reads; bounds memory against a hostile peer.
 const MAX_LINE: u64 = 64 << 10;

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
-use crate::error::{Error, LogStats};
+use lockbox::error::{Error, LogStats};
 
 fn name() -> SocketName {
     SocketName::of_address("https://example.com/a.lbx".as_ref())
@@ -38,7 +38,7 @@ fn serve(
     runtime: &Path,
     name: &SocketName,
     handler: impl Fn(Request) -> Response + Send + Sync + 'static,
-) -> crate::Result<ControlServer> {
+) -> lockbox::Result<ControlServer> {
     listen(runtime, name)?.serve(move |request, _| handler(request))
 }
 
@@ -255,7 +255,7 @@ fn a_file_comes_with_its_request_and_who_leaves_is_gone() {
     });
     let _server = server.unwrap();
     let mut file = tempfile::tempfile().unwrap();
-    let backup = |whole, go_on: &dyn Fn() -> crate::Result<()>| {
+    let backup = |whole, go_on: &dyn Fn() -> lockbox::Result<()>| {
         let request = Request::Backup { whole, verify: false, percent: None };
         send_request_with_file(
             &socket_path(runtime.path(), &name()),
@@ -444,7 +444,7 @@ fn a_daemon_waits_for_no_client_that_went_or_says_nothing() {
     });
     let _server = server.unwrap();
     let socket = socket_path(runtime.path(), &name());
-    let went: crate::Result<()> =
+    let went: lockbox::Result<()> =
         exchange_messages(&socket, me(), &Request::Sync, &|| Ok(()), &mut |_| Err(Error::NotPermitted));
     assert!(matches!(went, Err(Error::NotPermitted)), "{went:?}");
     assert!(matches!(end.recv_timeout(Duration::from_secs(60)), Ok(Err(Error::Interrupted(_)))));
@@ -458,7 +458,7 @@ fn a_daemon_waits_for_no_client_that_went_or_says_nothing() {
     assert!(matches!(silent, Ok(Response::Done)), "{silent:?}");
     assert!(matches!(end.recv_timeout(Duration::from_secs(60)), Ok(Err(Error::Interrupted(_)))));
     // An interrupt ends the wait at once.
-    let left: crate::Result<()> =
+    let left: lockbox::Result<()> =
         exchange_messages(&socket, me(), &Request::Sync, &|| Err(Error::Interrupted(2)), &mut |_| {
             Ok(ControlFlow::Continue(None))
         });

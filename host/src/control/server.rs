@@ -23,7 +23,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlink
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
 
 use super::{ActionResult, MAX_LINE, NOT_UNDERSTOOD, Request, Response, SocketName, directory, socket_path};
-use crate::error::{Error, Result};
+use lockbox::error::{Error, Result};
 
 /// Time for a client to send its line.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

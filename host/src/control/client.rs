@@ -22,7 +22,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use super::{ActionResult, MAX_LINE, Request, Response, RuntimeDir, SnapshotName, Status, directory};
-use crate::error::{Error, Result, Timestamp};
+use lockbox::error::{Error, Result, Timestamp};
 
 /// Time within which a daemon accepts a connection, reads a request, and answers a status request.
 /// Slower daemons are skipped.
