@@ -93,8 +93,11 @@ fn cache_home(home: PathBuf, is_root: bool) -> PathBuf {
     if is_root && !is_owned_by_root(&home) { PathBuf::from("/var/cache") } else { home.join(".cache") }
 }
 
-fn default_bytes(free: u64) -> u64 {
-    (free / 10).min(MAX_DEFAULT_BYTES)
+/// Returns the bytes of a cache in this directory; `own` bytes of it are taken already.
+fn default_bytes(directory: &OwnedFd, own: u64) -> io::Result<u64> {
+    let host = rustix::fs::fstatvfs(directory)?;
+    let free = host.f_bavail.saturating_mul(host.f_frsize).saturating_add(own);
+    Ok((free / 10).min(MAX_DEFAULT_BYTES))
 }
 
 /// Opens an unnamed file in the cache directory, or in memory where there can be no cache. Returns
@@ -105,9 +108,7 @@ pub(crate) fn unnamed_file(options: &RemoteOptions) -> io::Result<(File, u64)> {
         let directory = open_private_dir(path)?;
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = File::from(openat(&directory, ".", flags, Mode::RUSR | Mode::WUSR)?);
-        let host = rustix::fs::fstatvfs(&directory)?;
-        let free = host.f_bavail.saturating_mul(host.f_frsize);
-        io::Result::Ok((file, options.cache_bytes.unwrap_or_else(|| default_bytes(free))))
+        io::Result::Ok((file, options.cache_bytes.map_or_else(|| default_bytes(&directory, 0), Ok)?))
     };
     let wanted = options.cache_directory.as_deref().filter(|_| options.cache_bytes != Some(0));
     match wanted.map(on_disk) {
@@ -153,10 +154,8 @@ impl DiskCache {
         if file.try_lock().is_err() {
             return Ok(None);
         }
-        let host = rustix::fs::fstatvfs(&directory)?;
-        let free = host.f_bavail.saturating_mul(host.f_frsize).saturating_add(metadata.blocks() * 512);
         let positions_for = |bytes: u64| bytes.saturating_sub(HEADER_BYTES) / (SLOT + ENTRY_BYTES) / WAYS * WAYS;
-        let wanted = positions_for(most.unwrap_or_else(|| default_bytes(free)));
+        let wanted = positions_for(most.map_or_else(|| default_bytes(&directory, metadata.blocks() * 512), Ok)?);
         let found = read_head(&file).filter(|(found, _)| *found == key).map(|(_, positions)| positions);
         // The free space varies between mounts and is no reason to discard the cache.
         let found = found.filter(|positions| match most {

@@ -75,42 +75,6 @@ impl Archive {
         Ok(all.map(|(id, value, held)| Snapshot { held_bytes: Some(held), ..Snapshot::of((id, value)) }).collect())
     }
 
-    #[cfg(test)]
-    pub(crate) fn snapshot_view(&self, name: &[u8]) -> Result<Arc<FileSystem>> {
-        self.snapshot_manager().snapshot_view(name)
-    }
-
-    #[cfg(test)]
-    pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<()> {
-        self.snapshot_manager().create(name)
-    }
-
-    /// Removes the snapshots of these names, then frees their exclusive data in steps; `go_on` is
-    /// called before each step. Its error ends the freeing: the snapshots are removed, and a later
-    /// session or purge frees the rest.
-    ///
-    /// The removal is atomic, unless it needs several steps of 128 and a crash or a full host
-    /// interrupts it.
-    ///
-    /// # Errors
-    /// `Refused` when a name does not exist.
-    #[cfg(test)]
-    pub(crate) fn remove_snapshots(&self, names: &[Vec<u8>], go_on: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.snapshot_manager().remove(&mut |all| {
-            let mut ids = Vec::new();
-            for name in names {
-                let same = all.iter().filter(|snapshot| snapshot.name == *name);
-                let before = ids.len();
-                ids.extend(same.map(|snapshot| snapshot.id));
-                if ids.len() == before {
-                    return Err(named(Error::NotFound, name));
-                }
-            }
-            Ok(ids)
-        })?;
-        self.finish_removals(go_on)
-    }
-
     /// Frees the exclusive data of removed snapshots in steps; `go_on` is called before each one.
     ///
     /// # Errors

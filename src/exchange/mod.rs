@@ -69,15 +69,24 @@ impl Problem {
         path: &[u8],
         result: Result<Option<T>>,
     ) -> Result<Option<T>> {
-        match result {
-            Ok(value) => Ok(value),
-            Err(error @ (Error::NoSpace(_) | Error::ReadOnly(_) | Error::Interrupted(_))) => Err(error),
-            Err(error) if error.is_server_unavailable() => Err(error),
-            Err(error) => {
-                problems.push(Problem { path: path.to_vec(), cause: ProblemCause::Failed(error) });
-                Ok(None)
+        let ends = |error: &Error| matches!(error, Error::NoSpace(_) | Error::ReadOnly(_) | Error::Interrupted(_));
+        Problem::tolerate_unless(ends, problems, path, result)
+    }
+
+    /// Like [`Problem::tolerate`]; returns the errors that `ends` matches, and that of a server.
+    fn tolerate_unless<T>(
+        ends: impl Fn(&Error) -> bool,
+        problems: &mut Vec<Problem>,
+        path: &[u8],
+        result: Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        result.or_else(|error| {
+            if ends(&error) || error.is_server_unavailable() {
+                return Err(error);
             }
-        }
+            problems.push(Problem { path: path.to_vec(), cause: ProblemCause::Failed(error) });
+            Ok(None)
+        })
     }
 }
 

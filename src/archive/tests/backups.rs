@@ -470,7 +470,7 @@ fn a_backup_goes_on_over_compactions_of_its_archive() {
             change(fs, &dice);
         }
         if round % 2 == 1 {
-            archive.take_snapshot(format!("round {round}").as_bytes()).unwrap();
+            archive.snapshot_manager().create(format!("round {round}").as_bytes()).unwrap();
         }
         let now = expected(fs);
         archive.close().unwrap();

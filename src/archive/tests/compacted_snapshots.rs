@@ -137,7 +137,7 @@ fn snapshots_show_the_same_in_a_new_file_and_can_be_removed_there() {
         live_on(archive.file_system(), &dice, 4..7);
         let all = archive.snapshots().unwrap();
         let gone = all[(dice.next_u64() % all.len() as u64) as usize].name.clone();
-        archive.remove_snapshots(&[gone], &mut || Ok(())).unwrap();
+        remove_snapshot(&archive, &gone);
         assert_sound(&archive, "changed");
         archive.file_system().sync().unwrap();
         let before = shown(archive.file_system());
@@ -175,12 +175,19 @@ fn assert_found_by_name(fs: &FileSystem, kept: Option<&SnapshotValue>, content: 
 }
 
 /// Removes the snapshots in random order, and checks the archive and the others after each.
+/// Removes a snapshot and frees what only it held.
+fn remove_snapshot(archive: &Archive, name: &[u8]) {
+    let id = archive.snapshots().unwrap().into_iter().find(|snapshot| snapshot.name == name).unwrap().id;
+    archive.snapshot_manager().remove(&mut |_| Ok(vec![id])).unwrap();
+    archive.finish_removals(&mut || Ok(())).unwrap();
+}
+
 fn remove_all(archive: &Archive, mut left: Shown, dice: &SeededEnvironment) {
     while left.len() > 1 {
         let (kept, _) = left.remove((dice.next_u64() % (left.len() - 1) as u64) as usize);
         let name = kept.unwrap().name;
         let told = format!("without {}", String::from_utf8_lossy(&name));
-        archive.remove_snapshots(&[name], &mut || Ok(())).unwrap();
+        remove_snapshot(archive, &name);
         archive.file_system().purge().unwrap();
         assert_same(&shown(archive.file_system()), &left, &told);
         assert_sound(archive, &told);
@@ -236,7 +243,7 @@ fn what_snapshots_share_is_written_once() {
     let archive = case.open();
     let fs = archive.file_system();
     for n in 0..10u64 {
-        archive.take_snapshot(format!("same {n}").as_bytes()).unwrap();
+        archive.snapshot_manager().create(format!("same {n}").as_bytes()).unwrap();
         put(fs, ROOT_INO, format!("new{n}").as_bytes(), b"new");
     }
     let mut name = b"large".to_vec();
@@ -250,7 +257,7 @@ fn what_snapshots_share_is_written_once() {
         }
         fs.zero_range(copy, 500_000 * n + 20_000, 70_000, true, false).unwrap();
         fs.unlink(ROOT_INO, &name).unwrap();
-        archive.take_snapshot(&next).unwrap();
+        archive.snapshot_manager().create(&next).unwrap();
         name = next;
     }
     fs.unlink(ROOT_INO, &name).unwrap();
@@ -276,10 +283,10 @@ fn damage_of_kept(case: &Case) {
     let archive = case.open();
     let fs = archive.file_system();
     let file = put(fs, ROOT_INO, b"file", &noise(1, 200_000));
-    archive.take_snapshot(b"mon\x1bday").unwrap();
+    archive.snapshot_manager().create(b"mon\x1bday").unwrap();
     fs.unlink(ROOT_INO, b"file").unwrap();
     put(fs, ROOT_INO, b"other", &noise(2, 200_000));
-    archive.take_snapshot(b"tuesday").unwrap();
+    archive.snapshot_manager().create(b"tuesday").unwrap();
     let id = fs.snapshot_named(b"mon\x1bday").unwrap();
     let reading = ReadView::of_snapshot(&fs.volume, id.0).unwrap();
     let page = reading.view().get(Key::new(file.0, kind::EXTENT, 0), Extent::decode).unwrap().unwrap().page;
@@ -301,7 +308,7 @@ fn a_damaged_snapshot_is_named_and_nothing_is_changed() {
     assert_eq!(std::fs::read_dir(case.path().parent().unwrap()).unwrap().count(), 1);
     // Without the snapshot there is no conflict.
     let archive = case.open();
-    archive.remove_snapshots(&[b"mon\x1bday".to_vec()], &mut || Ok(())).unwrap();
+    remove_snapshot(&archive, b"mon\x1bday");
     archive.close().unwrap();
     case.compact();
     assert_eq!(case.open().snapshots().unwrap().len(), 1);

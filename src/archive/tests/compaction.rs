@@ -47,7 +47,7 @@ impl Place {
             fs.unlink(ROOT_INO, format!("large{n}").as_bytes()).unwrap();
             fs.unlink(ROOT_INO, format!("small{n}").as_bytes()).unwrap();
         }
-        archive.take_snapshot(b"kept").unwrap();
+        archive.snapshot_manager().create(b"kept").unwrap();
         let kept = expected(fs);
         let cut = fs.lookup(ROOT_INO, b"large1").unwrap().ino;
         fs.write(cut, 30_000, &noise(3, 5000)).unwrap();

@@ -535,12 +535,12 @@ fn moments_of_two_archives_are_not_compared() {
             Archive::create(&path, &passphrase("p"), &CreateOptions { kdf: KdfCost::TEST, creator: OWNER }).unwrap();
             let key = keys::unlock(&path, &passphrase("p")).unwrap();
             let archive = Archive::open(&path, &key, &OpenOptions::default()).unwrap();
-            archive.take_snapshot(b"s").unwrap();
+            archive.snapshot_manager().create(b"s").unwrap();
             archive
         })
         .collect();
-    let moment = archives[0].snapshot_view(b"s").unwrap();
+    let moment = archives[0].snapshot_manager().snapshot_view(b"s").unwrap();
     assert!(compare(&moment, archives[1].file_system(), &mut |_| Ok(())).is_err());
     assert_eq!(compare(&moment, archives[0].file_system(), &mut |_| Ok(())).unwrap(), []);
-    assert!(archives[0].snapshot_view(b"t").is_err());
+    assert!(archives[0].snapshot_manager().snapshot_view(b"t").is_err());
 }

