@@ -240,7 +240,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
         CreatedMountpoint::make(&point).map(drop).map_err(failed)?;
     }
     let (archive, point) = (OsString::from(archive), OsString::from(point));
-    let config = DaemonConfig { archive, point, options, verbose: arguments.verbose, made: creates_point };
+    // A killed `lockbox exec` leaves its directory to the end of the mount.
+    let made = creates_point || arguments.for_program;
+    let config = DaemonConfig { archive, point, options, verbose: arguments.verbose, made };
     let served = serve(&config, &key, namespaces.as_ref());
     match &served {
         Err(_) if creates_point => drop(CreatedMountpoint::of(config.point()).map(|made| made.remove())),
