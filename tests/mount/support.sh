@@ -109,6 +109,13 @@ await() {
     done
 }
 
+# says_nothing COMMAND...: the command succeeds and prints nothing.
+says_nothing() {
+    local said
+    said=$("$@") || fail "exit code $?: $*"
+    same "$said" ''
+}
+
 # has_lines FILE NUMBER: whether it has so many or more.
 has_lines() {
     (($(wc -l <"$1") >= $2))
@@ -161,7 +168,12 @@ kill_daemon() {
 # request that was taken cannot be killed.
 stop_process() {
     kill -STOP "$1"
-    is_stopped() { ! grep -h '^State:' "/proc/$1"/task/*/status | grep -qv 'T (stopped)'; }
+    is_stopped() {
+        local states
+        # A thread may end between the listing and its turn.
+        states=$(grep -hs '^State:' "/proc/$1"/task/*/status || true)
+        ! grep -qv 'T (stopped)' <<<"$states"
+    }
     await is_stopped "$1"
 }
 
@@ -194,7 +206,11 @@ await_looks() {
 
 # stop_clock NAME: the clock of the mount stands still until start_clock or the death of the daemon.
 stop_clock() {
-    in_background clock.py "$(daemon_of "$WORK/$1.lbx")" >"$WORK/clock"
+    stop_clock_of "$(daemon_of "$WORK/$1.lbx")"
+}
+
+stop_clock_of() {
+    in_background clock.py "$1" >"$WORK/clock"
     CLOCK=$!
     stopped_or_over() { grep -q stopped "$WORK/clock" || gone "$CLOCK"; }
     await stopped_or_over

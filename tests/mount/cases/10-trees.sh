@@ -41,7 +41,7 @@ case_tree_copied_by_rsync() {
     synchronise() {
         rsync -aHAX --sparse --super "$1/" "$2/"
         # Nothing is left to do for a second run.
-        same "$(rsync -aHAXni --super "$1/" "$2/" | head -n 5)" '' 'rsync finds differences'
+        says_nothing rsync -aHAXni --super "$1/" "$2/"
     }
     copied synchronise
 }

@@ -25,7 +25,7 @@ case_git_works_and_clones() {
     reattach box
     git -C "$WORK/box/repository" fsck --full
     git -C "$WORK/box/clone" fsck --full
-    same "$(git -C "$WORK/box/repository" status --porcelain)" '' 'git status after the remount'
+    says_nothing git -C "$WORK/box/repository" status --porcelain
     same "$(git -C "$WORK/box/repository" rev-parse HEAD)" "$(git -C "$WORK/box/clone" rev-parse HEAD)"
     git clone --quiet "$WORK/box/repository" "$WORK/outside"
     diff -r --exclude=.git "$WORK/outside" "$WORK/box/repository"
@@ -43,7 +43,7 @@ def tell(place, value):
     struct.pack_into("I", told, 4 * place, value)
 def states():
     return struct.unpack_from("%dI" % (READERS + 1), told)
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 300
 class Base(sqlite3.Connection):
     def execute(self, *statement):
         while True:
@@ -311,21 +311,27 @@ END
 
 # While the daemon stands still, only what the kernel knows can be told. (Attributes are asked for after each close.)
 case_the_kernel_keeps_names_and_missing_ones() {
-    local pid
+    local pid turn missing new
+    # Prints 0 for what exists, 3 for what does not, 124 when the daemon is asked.
     exists() {
-        timeout 60 python3 -c 'import os, sys; sys.exit(0 if os.access(sys.argv[1], os.F_OK) else 3)' "$1"
+        timeout 10 python3 -c 'import os, sys; sys.exit(0 if os.access(sys.argv[1], os.F_OK) else 3)' "$1" && echo 0 || echo $?
     }
     new_archive box
     attach box
-    : >"$WORK/box/new"
-    same "$(exists "$WORK/box/missing" || echo $?)" 3
-    # Creating made the kernel ask for the directory's attributes anew.
-    stat "$WORK/box"
     pid=$(daemon_of "$WORK/box.lbx")
-    stop_process "$pid"
-    same "$(exists "$WORK/box/missing" || echo $?)" 3
-    exists "$WORK/box/new" || fail 'the kernel forgot a new file when it was closed'
-    kill -CONT "$pid"
+    # Other tests may drop the kernel's caches in between.
+    for turn in {1..5}; do
+        : >"$WORK/box/new$turn"
+        same "$(exists "$WORK/box/missing")" 3
+        # Creating made the kernel ask for the directory's attributes anew.
+        stat "$WORK/box"
+        stop_process "$pid"
+        missing=$(exists "$WORK/box/missing")
+        new=$(exists "$WORK/box/new$turn")
+        kill -CONT "$pid"
+        [[ $missing == 124 || $new == 124 ]] || break
+    done
+    same "$missing $new" '3 0' 'what the kernel knows of a missing and of a new file'
     # What was missing is seen when it comes.
     echo content >"$WORK/box/missing"
     same "$(cat "$WORK/box/missing")" content

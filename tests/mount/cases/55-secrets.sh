@@ -144,7 +144,7 @@ case_a_mounted_daemon_is_in_its_sandbox() {
     pid=$(daemon_of "$WORK/box.lbx")
     same "$(awk '$1 == "NoNewPrivs:" { print $2 }' "/proc/$pid/status")" 0
     # Nothing is left to copy. (compare.py opens what it compares, and there is a FIFO.)
-    same "$(rsync -aXHni --delete --modify-window=-1 "$(source_tree)/odd/" "$WORK/box/odd/")" ''
+    says_nothing rsync -aXHni --delete --modify-window=-1 "$(source_tree)/odd/" "$WORK/box/odd/"
     detach box
 }
 
@@ -253,12 +253,12 @@ case_a_daemon_holds_nothing_that_its_caller_had_open() {
     exec 9<"$WORK/open"
     attach box
     pid=$(daemon_of "$WORK/box.lbx")
-    ! find "/proc/$pid/fd" "/proc/$(pgrep -P "$pid")/fd" -lname "$WORK/open" | grep . || fail 'the daemon has it open'
+    same "$(find "/proc/$pid/fd" "/proc/$(pgrep -P "$pid")/fd" -lname "$WORK/open" 2>/dev/null)" '' 'what the daemon has open'
     detach box
     in_background mount.lockbox --foreground "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE" 2>"$WORK/box.log"
     pid=$!
     await mountpoint -q "$WORK/box"
-    ! find "/proc/$pid/fd" -lname "$WORK/open" | grep . || fail 'in the foreground it has'
+    same "$(find "/proc/$pid/fd" -lname "$WORK/open" 2>/dev/null)" '' 'what it has open in the foreground'
     exec 9<&-
     lockbox umount "$WORK/box"
 }

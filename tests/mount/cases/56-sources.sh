@@ -18,7 +18,7 @@ shows_nothing() {
 }
 
 case_every_source_opens_a_mount() {
-    local pid pipe
+    local pid pipe open
     new_archive box
     mkdir "$WORK/credentials"
     install -m 400 "$PASSFILE" "$WORK/credentials/box"
@@ -27,9 +27,10 @@ case_every_source_opens_a_mount() {
         pid=$(daemon_of "$WORK/box.lbx")
         shows_nothing "$pid"
         # What the mounting command read the secret from is not open in the daemon.
-        ! readlink "/proc/$pid"/fd/* | shows -xF "$PASSFILE" || fail 'the daemon holds the passfile open'
+        open=$(readlink "/proc/$pid"/fd/* || true)
+        ! shows -xF "$PASSFILE" <<<"$open" || fail 'the daemon holds the passfile open'
         pipe=$(readlink /proc/self/fd/9 || true)
-        [[ $pipe != pipe:* ]] || ! readlink "/proc/$pid"/fd/* | shows -xF "$pipe" || fail 'the daemon holds the pipe open'
+        [[ $pipe != pipe:* ]] || ! shows -xF "$pipe" <<<"$open" || fail 'the daemon holds the pipe open'
         detach box
     }
     with() {
@@ -107,7 +108,7 @@ while time.time() < deadline:
     for name in glob.glob("/run/systemd/ask-password/ask.*"):
         fields = dict(line.split("=", 1) for line in open(name).read().splitlines() if "=" in line)
         if fields.get("Id") == "lockbox":
-            print(fields["Message"])
+            print(fields["Message"], flush=True)
             answer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             answer.sendto(b"+" + sys.argv[1].encode(), fields["Socket"])
             sys.exit()

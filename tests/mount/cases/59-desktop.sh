@@ -111,8 +111,10 @@ case_windows_ask_three_times_and_tell_what_fails() {
     "$lockbox" mount --passfile "$PASSFILE" -o "log=$WORK/box.log" "$name" box
     # What is busy is told, and stays.
     : >told
-    sleep 600 <box &
+    exec 7<box
+    sleep 600 <&7 7<&- &
     BACKGROUND+=($!)
+    exec 7<&-
     expect 13 'busy' at_desk "$lockbox" umount --desktop box
     grep -Fxq MESSAGE told || fail "$(cat told)"
     kill "${BACKGROUND[0]}"

@@ -54,7 +54,8 @@ case_what_lies_in_the_place_of_roots_mount_is_not_opened() {
     echo more >&5
     await went_on
     exec 5>&-
-    umount -i "$WORK/users/parent.before/point"
+    # Where the clock flushes just then, the mount is busy.
+    await umount -i "$WORK/users/parent.before/point"
     await gone "$pid"
     attach box
     same "$(cat "$WORK/box/file")" $'content\nmore'

@@ -250,9 +250,9 @@ subprocess.run(sys.argv[2], shell=True, check=True)
 sys.exit(waiting.wait())' "$WORK/box" "$1"
     }
     exec 7>&-
-    sleep 600 7>"$WORK/box/file" &
+    sleep 600 7>"$WORK/box/former" &
     BACKGROUND+=($!)
-    await test -e "$WORK/box/file"
+    await test -e "$WORK/box/former"
     wait_on_a_terminal "kill $!" || fail 'the wait did not end well'
     ! mountpoint -q "$WORK/box" || fail 'still mounted'
     attach box
@@ -361,7 +361,7 @@ case_a_mount_waits_for_the_end_of_the_former() {
     for round in 1 2 3 4 5; do
         head -c 3000000 /dev/urandom >"$WORK/box/file$round"
         # As somebody who does not know of the daemon: it closes the archive after this has returned.
-        umount -i "$WORK/box"
+        await umount -i "$WORK/box"
         attach box
     done
     same "$(ls "$WORK/box" | wc -l)" 5

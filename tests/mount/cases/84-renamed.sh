@@ -48,7 +48,7 @@ case_a_mount_below_a_renamed_directory_is_found_and_ended() {
     await 30 gone "$DAEMON"
     ended "$WORK/new/m" "$WORK/new/a.lbx"
     rm -r "$WORK/new"
-    below_old idle=1s
+    below_old idle=5s
     mv "$WORK/old" "$WORK/new"
     await 60 gone "$DAEMON"
     ended "$WORK/new/m" "$WORK/new/a.lbx"

@@ -34,10 +34,12 @@ case_status_tells_holder_use_and_memory() {
     field "$WORK/status" '0 < o["memory_bytes"] <= o["memory_limit"] and o["caches"]["nodes"]["hits"] > 0' | shows -x True
     field "$WORK/status" 'o["options"]' | shows 'rw,.*memory=67108864'
     field "$WORK/status" 'o["since"]' | shows -E "^($day|$(date -u +%F))T"
-    # A small fsync is an entry of the log, and nothing is left that is not durable.
+    # A small fsync is an entry of the log until the clock commits, and nothing is left that is not durable.
+    stop_clock box
     python3 -c 'import os, sys; f = os.open(sys.argv[1], os.O_WRONLY); os.pwrite(f, b"x", 5); os.fsync(f)' "$WORK/box/file"
     lockbox status --json "$WORK/box" >"$WORK/status"
     field "$WORK/status" 'o["log"]["entries"] > 0 and o["log"]["bytes"] >= o["log"]["used_bytes"] >= 4096 and o["dirty_bytes"] == 0' | shows -x True
+    start_clock
     same "$(lockbox status "$WORK/box.lbx")" "$WORK/box  $WORK/box.lbx  mounted, busy"
     exec 7<&-
     # The kernel tells the daemon a moment later.
