@@ -620,13 +620,15 @@ mod tests {
             handshake(&control, &address, &options, Access::Read).unwrap();
         assert!(ordered);
         let borrowed = IpcStorage::new(sockets, false).unwrap();
-        let before = client.stats().unwrap();
+        // The process answers within a limit or not at all.
+        let stats = || (0..200).find_map(|_| client.stats()).unwrap();
+        let before = stats();
         // The newest record's number by a list; the marker, the record, and what the file begins
         // with.
         assert!(before.lists == 1 && before.reads >= 3 && before.offline_since.is_none(), "{before:?}");
         borrowed.read_at(8 << 20, &mut [0; 4096]).unwrap();
         borrowed.read_at(8 << 20, &mut [0; 4096]).unwrap();
-        let after = client.stats().unwrap();
+        let after = stats();
         assert!(after.reads > before.reads && after.bytes >= before.bytes + (256 << 10), "{after:?}");
         assert!(after.memory_hits > before.memory_hits && after.disk_hits == 0, "{after:?}");
         // Whoever asks is not what keeps the process.

@@ -9,7 +9,7 @@ use lockbox::fs::Creator;
 use lockbox::fs::ROOT_INO;
 use lockbox::keys;
 
-use crate::support::{PASSPHRASE, TestDir, describe, noise};
+use crate::support::{PASSPHRASE, TestDir, await_free, describe, noise};
 
 const B: usize = 4096;
 
@@ -85,6 +85,7 @@ fn spoil_the_last_commit(work_dir: &TestDir, rests: usize) {
         archive.file_system().maintain().unwrap();
     }
     drop(archive);
+    await_free(&path);
     let now = fs::read(&path).unwrap();
     let pages = (65..bytes.len() / B).filter(|block| !(320..353).contains(block)).map(|block| block * B..block * B + B);
     let came: Vec<_> = pages.filter(|page| before.get(page.clone()) != Some(&bytes[page.clone()])).collect();

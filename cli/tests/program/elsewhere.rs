@@ -136,7 +136,7 @@ fn serve(answer: impl Fn(std::ops::Range<usize>, bool) -> (String, Vec<u8>) + Se
 
 /// What is found, by name: its state.
 fn states(work_dir: &TestDir, address: &str) -> (i32, BTreeMap<String, String>, String) {
-    let output = run(work_dir, &["doctor", "--json", "--remote", "allow-http,allow-private,timeout=1s", address]);
+    let output = run(work_dir, &["doctor", "--json", "--remote", "allow-http,allow-private,timeout=60s", address]);
     let told = String::from_utf8(output.stdout).unwrap();
     let object: Value = serde_json::from_str(&told).unwrap_or_else(|_| panic!("{told}{}", output.stderr));
     assert_eq!(object["ok"], output.code == 0, "{told}");

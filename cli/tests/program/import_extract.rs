@@ -16,7 +16,7 @@ use lockbox::keys;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 
-use crate::support::{PASSPHRASE, TestDir, describe, names, noise};
+use crate::support::{PASSPHRASE, TestDir, await_free, describe, names, noise};
 
 fn set_time(path: &Path, seconds: i64, nanos: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: nanos };
@@ -237,6 +237,7 @@ fn a_file_that_changes_meanwhile_is_reported() {
     assert!(report.problems[0].path.ends_with(b"tree/log"));
     assert!(matches!(report.problems[0].cause, ProblemCause::Changed));
     archive.close().unwrap();
+    await_free(&path);
     assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/log"]), vec![b'a'; 3 << 20]);
     assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/other"]), b"other");
 }

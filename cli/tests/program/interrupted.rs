@@ -61,10 +61,11 @@ fn what_a_killed_extraction_left_goes_with_the_next_one() {
     let work_dir = filled();
     for _ in 0..200 {
         let _ = fs::remove_dir_all(work_dir.path("out"));
-        if stopped(&work_dir, &["extract", "a.lbx", "--to", "out"], "out", Signal::SIGKILL).is_none() {
+        let killed = stopped(&work_dir, &["extract", "a.lbx", "--to", "out"], "out", Signal::SIGKILL);
+        // It may have put everything in its place by then.
+        if killed.is_none() || !begun(&work_dir, "out") {
             continue;
         }
-        assert!(begun(&work_dir, "out"), "nothing was left");
         work_dir.run_ok(&["extract", "a.lbx", "small", "--to", "out"]);
         assert_eq!(names(&work_dir.path("out")), ["small"]);
         return;

@@ -14,7 +14,7 @@ use nix::sys::stat::{Mode, SFlag, mknod};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 use serde_json::Value;
 
-use crate::support::{Dice, PASSPHRASE, TestDir, describe};
+use crate::support::{Dice, PASSPHRASE, TestDir, await_free, describe};
 
 fn set_time(path: &Path, seconds: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: 7 };
@@ -271,6 +271,7 @@ fn a_directory_goes_only_when_that_was_planned() {
     assert!(told[0].ends_with("its type changed after the plan was made"), "{told:?}");
     assert_eq!(report.deleted, 0);
     archive.close().unwrap();
+    await_free(&path);
     assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/dir/sub/file"]), b"kept");
     work_dir.run_ok(&["add", "a.lbx", "tree", "--mirror", "--delete-most"]);
     assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/dir"]), b"a file now");
@@ -292,6 +293,7 @@ fn nothing_is_deleted_when_something_of_the_source_cannot_be_read() {
     let report = mirrored(&archive, &[tree.clone(), other.clone()], || fs::remove_file(&other).unwrap());
     assert_eq!((report.problems.len(), report.deleted, report.deletions_skipped), (1, 0, 1));
     archive.close().unwrap();
+    await_free(&path);
     assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/gone", "other"]), b"goneother");
     // What only changed while it was read, and the archive itself, are no reason to keep anything.
     fs::rename(&path, tree.join("a.lbx")).unwrap();

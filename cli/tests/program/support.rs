@@ -9,11 +9,23 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
 pub(crate) const PASSPHRASE: &str = "correct horse";
+
+/// Waits until nobody has the archive open: a program that another test starts has what this process opened, and its
+/// lock, until it executes.
+pub(crate) fn await_free(archive: &Path) {
+    let file = fs::File::options().read(true).write(true).open(archive).unwrap();
+    let mut whole = libc::flock { l_type: libc::F_WRLCK as libc::c_short, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(&file, FcntlArg::F_OFD_SETLKW(&whole)).unwrap();
+    whole.l_type = libc::F_UNLCK as libc::c_short;
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&whole)).unwrap();
+}
 
 /// A directory with a passfile; archives and trees go beside it.
 pub(crate) struct TestDir {

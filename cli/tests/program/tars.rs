@@ -12,7 +12,7 @@ use lockbox::fs::ROOT_INO;
 use lockbox::fs::{Creator, XattrMode};
 use lockbox::keys;
 
-use crate::support::{PASSPHRASE, RunOutput, TestDir, describe};
+use crate::support::{PASSPHRASE, RunOutput, TestDir, await_free, describe};
 
 fn tar(arguments: &[&str], directory: &Path) -> Vec<u8> {
     let output = Command::new("tar").args(arguments).current_dir(directory).env("TZ", "UTC").output().unwrap();
@@ -210,6 +210,7 @@ fn stage(path: &Path, is_marked: bool) {
         fs.set_xattr(stage, b"user.lockbox.import-tar", b"", XattrMode::Set).unwrap();
     }
     archive.close().unwrap();
+    await_free(path);
 }
 
 #[test]

@@ -510,7 +510,7 @@ impl Handle {
     }
 
     pub(crate) fn open(&self, mount: &File, flags: i32) -> io::Result<File> {
-        let mut handle = self.clone();
+        let (mut handle, flags) = (self.clone(), flags | libc::O_CLOEXEC);
         // SAFETY: as in `of`; the kernel only reads it.
         let descriptor =
             unsafe { libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast::<libc::file_handle>(), flags) };

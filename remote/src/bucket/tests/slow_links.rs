@@ -53,7 +53,7 @@ fn a_server_that_takes_no_more_of_a_body_ends_the_request() {
     let (over, is_over) = mpsc::channel::<()>();
     let body = vec![7; 8 << 20];
     let hash = hex(&Md5::digest(&body));
-    let store = store(&options(Duration::from_millis(100)), move |stream| {
+    let store = store(&options(Duration::from_secs(2)), move |stream| {
         let mut taken = vec![0; 1 << 20];
         stream.read_exact(&mut taken).unwrap();
         hold(&is_over);

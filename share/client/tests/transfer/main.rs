@@ -359,6 +359,8 @@ fn a_daemon_that_is_started_anew_behind_a_claim_does_not_burn_the_link() {
             }
         }
     }));
+    // With one subscriber alone, another test's thread could switch the message off for all.
+    let _second = tracing::dispatcher::Dispatch::new(Messages(Box::new(|_| ())));
     let receipt = tracing::subscriber::with_default(subscriber, || place.receive(&link, false));
     holds(&receipt.unwrap().path.unwrap(), 100);
     assert_eq!(attempts.load(Ordering::Relaxed), 2);

@@ -370,7 +370,7 @@ mod tests {
         held.extend((0..3).map(|_| slots.take(client(1)).unwrap()));
         let busy = held[0].request().unwrap();
         let proxy = slots.take(SlotOwner::Proxy).unwrap();
-        slots.end_slow(Instant::now() + Duration::from_millis(1900));
+        slots.end_slow(Instant::now() + Duration::from_millis(1100));
         assert!(!held.iter().any(|slot| is_gone(slot)));
         slots.end_slow(Instant::now() + Duration::from_millis(2100));
         assert!(held[1..].iter().all(|slot| is_gone(slot)) && !is_gone(&held[0]) && !is_gone(&proxy));
