@@ -193,7 +193,7 @@ mkdir -p "$here/results"
     echo
     echo "- commit $(git -C "$repository" describe --always --dirty 2>/dev/null || echo unknown)"
     echo "- $(nproc) processors ($(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)), $(awk '/MemTotal/ { print int($2 / 1048576) }' /proc/meminfo) GiB, kernel $(uname -r), disk $(stat -f -c %T "$scratch")"
-    echo "- $(gocryptfs -version | head -n 1); $(fio --version); $(rustc --version)"
+    echo "- $(! command -v gocryptfs >/dev/null || gocryptfs -version | head -n 1 | sed 's/$/; /')$(fio --version); $(rustc --version)"
     echo "- SIZE=$SIZE FILES=$FILES ROUNDS=$ROUNDS OPTIONS=${OPTIONS-}"
     echo
     printf '%s\n' "${measurements[@]}" | python3 "$here/table.py" "$scratch" "$here/results/latest.json" "${candidates[@]}"
