@@ -229,6 +229,8 @@ impl FileSystem {
         while self.reclaim.step()? {
             self.shutdown_gate.check_open()?;
         }
+        // Another thread may still run a step for an inode that was unlinked before the call.
+        self.reclaim.run_queued(&|| self.shutdown_gate.check_open())?;
         self.finish_removals_in(&mut || Ok(()))?;
         self.commit_all()?;
         let repacked = self.repack.run_all(Some(&self.shutdown_gate));

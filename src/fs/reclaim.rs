@@ -7,9 +7,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::types::mode;
 use super::write_buffer::{DirtyFile, LockedFile, WriteBuffer};
@@ -27,11 +26,19 @@ const RECLAIM_RECORDS: (Key, Key) =
 /// Inodes with content to be reclaimed.
 #[derive(Default)]
 struct ReclaimQueue {
-    waiting: Mutex<BTreeSet<Ino>>,
+    state: Mutex<QueueState>,
+    step_ended: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    waiting: BTreeSet<Ino>,
     /// Number of the last inode dequeued; the next greater one follows, so that an inode that
     /// always fails does not block the others.
-    last: Mutex<Option<Ino>>,
-    in_step: AtomicUsize,
+    last: Option<Ino>,
+    /// Inodes that a thread runs a step for, each as often as threads do. Work that is left is
+    /// queued before the step ends, so it is always in the queue or here.
+    in_step: Vec<Ino>,
 }
 
 struct DequeuedInode<'a> {
@@ -41,28 +48,42 @@ struct DequeuedInode<'a> {
 
 impl Drop for DequeuedInode<'_> {
     fn drop(&mut self) {
-        self.queue.in_step.fetch_sub(1, Ordering::AcqRel);
+        let mut state = self.queue.state.lock();
+        if let Some(at) = state.in_step.iter().position(|ino| *ino == self.ino) {
+            state.in_step.swap_remove(at);
+        }
+        self.queue.step_ended.notify_all();
     }
 }
 
 impl ReclaimQueue {
     fn dequeue(&self) -> Option<DequeuedInode<'_>> {
-        let mut last = self.last.lock();
-        let mut waiting = self.waiting.lock();
+        let mut state = self.state.lock();
+        let QueueState { waiting, last, .. } = &mut *state;
         let next = waiting.iter().find(|ino| last.is_none_or(|last| **ino > last)).or(waiting.first()).copied();
         *last = next;
-        next.and_then(|ino| self.remove_from(&mut waiting, ino))
+        next.and_then(|ino| self.remove_from(&mut state, ino))
     }
 
     fn dequeue_inode(&self, ino: Ino) -> Option<DequeuedInode<'_>> {
-        self.remove_from(&mut self.waiting.lock(), ino)
+        self.remove_from(&mut self.state.lock(), ino)
     }
 
-    fn remove_from(&self, waiting: &mut BTreeSet<Ino>, ino: Ino) -> Option<DequeuedInode<'_>> {
-        waiting.remove(&ino).then(|| {
-            // Under the lock, so that a thread that misses the inode in the queue sees it counted
-            // here.
-            self.in_step.fetch_add(1, Ordering::AcqRel);
+    /// Like [`Self::dequeue_inode`], after the steps of other threads for this inode.
+    fn dequeue_after_steps(&self, ino: Ino) -> Option<DequeuedInode<'_>> {
+        let mut state = self.state.lock();
+        loop {
+            let taken = self.remove_from(&mut state, ino);
+            if taken.is_some() || !state.in_step.contains(&ino) {
+                return taken;
+            }
+            self.step_ended.wait(&mut state);
+        }
+    }
+
+    fn remove_from(&self, state: &mut QueueState, ino: Ino) -> Option<DequeuedInode<'_>> {
+        state.waiting.remove(&ino).then(|| {
+            state.in_step.push(ino);
             DequeuedInode { queue: self, ino }
         })
     }
@@ -142,7 +163,7 @@ impl Reclaim {
     }
 
     pub(super) fn enqueue(&self, ino: Ino) {
-        self.queue.waiting.lock().insert(ino);
+        self.queue.state.lock().waiting.insert(ino);
     }
 
     /// Drops handles that were never released because the mount ended without the last RELEASE, and
@@ -155,9 +176,9 @@ impl Reclaim {
     /// Queues the orphans and trims of the last session; none of them can be open.
     pub(super) fn queue_leftovers(&self) -> Result<()> {
         let state = self.volume.state();
-        let mut queue = self.queue.waiting.lock();
+        let mut queue = self.queue.state.lock();
         self.volume.view(&state).scan(RECLAIM_RECORDS.0, RECLAIM_RECORDS.1, &mut |key, _| {
-            queue.insert(Ino(key.sub));
+            queue.waiting.insert(Ino(key.sub));
             Ok(ControlFlow::Continue(()))
         })
     }
@@ -178,13 +199,17 @@ impl Reclaim {
         self.run_step(&taken, |file| Some(file.lock())).map(|_| true)
     }
 
-    /// Reclaims the inodes that are queued now; later ones are left to others. Inodes that cannot
-    /// be reclaimed, because of damage or a full host, are left too, and background work reports
-    /// them. `go_on` runs before each step. Errors of `go_on`, `WriteFailed`.
+    /// Reclaims the inodes that are queued or in a step of another thread now; later ones are left
+    /// to others. Inodes that cannot be reclaimed, because of damage or a full host, are left too,
+    /// and background work reports them. `go_on` runs before each step. Errors of `go_on`,
+    /// `WriteFailed`.
     pub(super) fn run_queued(&self, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
-        let waiting = self.queue.waiting.lock().clone();
-        for ino in waiting {
-            while let Some(taken) = self.queue.dequeue_inode(ino) {
+        let now: BTreeSet<Ino> = {
+            let state = self.queue.state.lock();
+            state.waiting.iter().chain(&state.in_step).copied().collect()
+        };
+        for ino in now {
+            while let Some(taken) = self.queue.dequeue_after_steps(ino) {
                 go_on().inspect_err(|_| self.enqueue(ino))?;
                 match self.run_step(&taken, |file| Some(file.lock())) {
                     // Blocked for now, or finished.
@@ -204,7 +229,7 @@ impl Reclaim {
     /// Runs one step for the first queued inode that no other thread uses, else for a removed
     /// snapshot; returns whether there was one. The caller may have files locked.
     pub(super) fn step_for_space(&self) -> Result<bool> {
-        let waiting = self.queue.waiting.lock().len();
+        let waiting = self.queue.state.lock().waiting.len();
         for _ in 0..waiting {
             let Some(taken) = self.queue.dequeue() else { break };
             if self.run_step(&taken, |file| file.try_lock())? {
@@ -217,7 +242,7 @@ impl Reclaim {
     /// Returns whether [`Self::step_for_space`] may find more soon: a step is in progress, or an
     /// orphan is open or its file locked.
     pub(super) fn has_blocked_work(&self) -> Result<bool> {
-        let mut held = self.queue.in_step.load(Ordering::Acquire) > 0;
+        let mut held = !self.queue.state.lock().in_step.is_empty();
         let state = self.volume.state();
         self.volume.view(&state).scan(orphan_key(Ino(0)), orphan_key(Ino(u64::MAX)), &mut |key, _| {
             let ino = Ino(key.sub);
@@ -244,7 +269,7 @@ impl Reclaim {
     }
 
     pub(super) fn is_pending(&self) -> bool {
-        !self.queue.waiting.lock().is_empty()
+        !self.queue.state.lock().waiting.is_empty()
     }
 
     fn try_step(&self, ino: Ino, lock: impl Fn(&Arc<DirtyFile>) -> Option<LockedFile<'_>>) -> Result<ReclaimStep> {
@@ -542,6 +567,25 @@ fn orphan_step(op: &mut Operation<'_>, ino: Ino) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A purge promises that what was deleted before is gone, also what another thread just reclaims.
+    #[test]
+    fn the_steps_of_other_threads_are_waited_for() {
+        let queue = ReclaimQueue::default();
+        let (one, other) = (Ino(5), Ino(6));
+        queue.state.lock().waiting.extend([one, other]);
+        let (first, second) = (queue.dequeue_inode(one).unwrap(), queue.dequeue_inode(one));
+        assert!(second.is_none());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| queue.dequeue_after_steps(one).map(|taken| taken.ino));
+            assert!(queue.dequeue_after_steps(other).is_some(), "those of other inodes are not waited for");
+            // What is left of the work is queued before the step ends.
+            queue.state.lock().waiting.insert(one);
+            drop(first);
+            assert_eq!(waiting.join().unwrap(), Some(one));
+        });
+        assert!(queue.dequeue_after_steps(one).is_none() && queue.state.lock().in_step.is_empty());
+    }
 
     #[test]
     fn a_retired_inode_cannot_be_opened_and_an_open_one_not_retired() {
