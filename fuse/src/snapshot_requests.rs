@@ -324,14 +324,7 @@ pub(crate) mod tests {
         let passphrase = Passphrase::new(b"a passphrase".to_vec());
         Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator: CREATOR }).unwrap();
         let key = keys::unlock(&path, &passphrase).unwrap();
-        let archive = loop {
-            match Archive::open(&path, &key, &OpenOptions::default()) {
-                // A child process of a concurrent test inherits open descriptors, with their lock,
-                // until it executes.
-                Err(Error::InUse(_)) => std::thread::yield_now(),
-                opened => break opened.unwrap(),
-            }
-        };
+        let archive = crate::open_when_free(&path, &key, &OpenOptions::default());
         (directory, archive)
     }
 

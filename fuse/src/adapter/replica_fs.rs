@@ -400,14 +400,7 @@ mod tests {
     }
 
     fn opened(path: &Path, key: &UnlockedKey, read_only: bool) -> Archive {
-        loop {
-            match Archive::open(path, key, &OpenOptions { read_only, ..OpenOptions::default() }) {
-                // A child process of a concurrent test inherits open descriptors, with their lock,
-                // until it executes.
-                Err(Error::InUse(_)) => std::thread::yield_now(),
-                opened => return opened.unwrap(),
-            }
-        }
+        crate::open_when_free(path, key, &OpenOptions { read_only, ..OpenOptions::default() })
     }
 
     impl Written {

@@ -432,14 +432,7 @@ mod tests {
         let kdf = KdfCost { memory_kib: 1024, passes: 1, lanes: 1 };
         Archive::create(&path, &passphrase, &CreateOptions { kdf, creator }).unwrap();
         let key = keys::unlock(&path, &passphrase).unwrap();
-        let archive = loop {
-            match Archive::open(&path, &key, &OpenOptions::default()) {
-                // A child process of a concurrent test inherits open descriptors, with their lock,
-                // until it executes.
-                Err(lockbox::Error::InUse(_)) => std::thread::yield_now(),
-                opened => break opened.unwrap(),
-            }
-        };
+        let archive = crate::open_when_free(&path, &key, &OpenOptions::default());
         let (fs, cache) = (archive.file_system(), KernelCache::default());
         let ino = fs.create_and_open(lockbox::fs::ROOT_INO, b"file", 0o600, creator).unwrap().ino;
         cache.writers.add(ino.0);

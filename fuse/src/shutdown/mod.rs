@@ -707,14 +707,7 @@ mod tests {
             let path = mount.path().join(format!("{number}.lbx"));
             Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
             let key = keys::unlock(&path, &passphrase).unwrap();
-            let archive = loop {
-                match Archive::open(&path, &key, &OpenOptions::default()) {
-                    // A child process of a concurrent test inherits open descriptors, with their
-                    // lock, until it executes.
-                    Err(lockbox::Error::InUse(_)) => thread::yield_now(),
-                    opened => break opened.unwrap(),
-                }
-            };
+            let archive = crate::open_when_free(&path, &key, &OpenOptions::default());
             let fs = archive.file_system();
             let file = fs.create_and_open(ROOT_INO, b"file", 0o644, creator).unwrap().ino;
             fs.write(file, 0, &vec![1; 4 << 20]).unwrap();
