@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Measures fsync of a small file while another program streams into a large one, for the host's disk, gocryptfs and lockbox.
+# Measures fsync of small files by one and by four writers, alone and while another program streams into a large file, for
+# the host's disk, gocryptfs and lockbox.
 #
 #   bench/fsync_latency.sh     needs root and gocryptfs; prints a table in milliseconds
 #
-#   STREAM    MiB written beside (default 4096)       PROGRAMS  directory with the programs (default target/release, built)
-#   DISK      directory on the disk to measure         OPTIONS   mount options for lockbox
-#   ONLY      candidates, such as "disk lockbox"
+#   STREAM    MiB of the stream (default 4096)         PROGRAMS  directory with the programs (default target/release, built)
+#   ALONE     seconds without a stream (default 5)     DISK      directory on the disk to measure
+#   ONLY      candidates, such as "disk lockbox"       OPTIONS   mount options for lockbox
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -15,44 +16,60 @@ source "$here/environment.sh"
 take_place fsync_latency gocryptfs
 mount_side_by_side
 STREAM=${STREAM:-4096}
+ALONE=${ALONE:-5}
 
-echo "load before: $(cut -d' ' -f1-3 /proc/loadavg); $STREAM MiB beside; $(nproc) processors"
-printf '| fsync of 4 KiB, ms | alone p50 | count | p50 | p99 | max | stream MiB/s |\n|---|---:|---:|---:|---:|---:|---:|\n'
+echo "load before: $(cut -d' ' -f1-3 /proc/loadavg); $STREAM MiB streamed; $(nproc) processors"
+printf '| fsync of 4 KiB, ms | writers | stream MiB/s | count | p50 | p90 | p99 | p99.9 | max |\n'
+printf '|---|---:|---:|---:|---:|---:|---:|---:|---:|\n'
 for name in ${ONLY:-disk gocryptfs lockbox}; do
     sync
-    python3 - "$name" "$scratch/$name" "$STREAM" <<'END'
-import os, sys, threading, time
-name, root, mib = sys.argv[1], sys.argv[2], int(sys.argv[3])
-def once(file, latencies):
-    os.pwrite(file, os.urandom(4096), 0)
-    began = time.monotonic()
-    os.fsync(file)
-    latencies.append((time.monotonic() - began) * 1000)
-def at(latencies, share):
-    return sorted(latencies)[min(len(latencies) - 1, int(len(latencies) * share))]
-small = os.open(root + "/small", os.O_CREAT | os.O_RDWR, 0o600)
-alone = []
-for _ in range(200):
-    once(small, alone)
-rate = []
-def stream():
+    python3 - "$name" "$scratch/$name" "$ALONE" "$STREAM" <<'END'
+import multiprocessing, os, sys, time
+name, root, alone, mib = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+
+def stream(ended, rate):
     block = os.urandom(1 << 20)
     file = os.open(root + "/large", os.O_CREAT | os.O_WRONLY, 0o600)
     began = time.monotonic()
     for _ in range(mib):
         os.write(file, block)
-    rate.append(mib / (time.monotonic() - began))
+    rate.value = mib / (time.monotonic() - began)
+    ended.set()
     os.close(file)
-writer = threading.Thread(target=stream)
-writer.start()
-beside = []
-while writer.is_alive():
-    once(small, beside)
-    time.sleep(0.005)
-writer.join()
-os.unlink(root + "/large")
-print("| %s | %.2f | %d | %.2f | %.2f | %.2f | %.0f |" % (
-    name, at(alone, .5), len(beside), at(beside, .5), at(beside, .99), max(beside), rate[0]))
+
+def write(number, ended, latencies):
+    file = os.open(f"{root}/small{number}", os.O_CREAT | os.O_RDWR, 0o600)
+    mine = []
+    while not ended.is_set():
+        os.pwrite(file, os.urandom(4096), 0)
+        began = time.monotonic()
+        os.fsync(file)
+        mine.append((time.monotonic() - began) * 1000)
+    latencies.put(mine)
+
+def measure(writers, streamed):
+    ended, latencies, rate = multiprocessing.Event(), multiprocessing.Queue(), multiprocessing.Value("d")
+    started = [multiprocessing.Process(target=write, args=(number, ended, latencies)) for number in range(writers)]
+    started += [multiprocessing.Process(target=stream, args=(ended, rate))] if streamed else []
+    for process in started:
+        process.start()
+    if not streamed:
+        time.sleep(alone)
+        ended.set()
+    merged = sorted(sum((latencies.get() for _ in range(writers)), []))
+    for process in started:
+        process.join()
+    if any(process.exitcode for process in started):
+        sys.exit("a writer failed")
+    at = [merged[min(len(merged) - 1, int(len(merged) * share))] for share in (.5, .9, .99, .999, 1)]
+    print(f"| {name} | {writers} | {f'{rate.value:.0f}' if streamed else '-'} | {len(merged)} | "
+          + " | ".join(f"{value:.2f}" for value in at) + " |", flush=True)
+
+for streamed in False, True:
+    for writers in 1, 4:
+        measure(writers, streamed)
+        if streamed:
+            os.unlink(root + "/large")
 END
 done
 echo "load after: $(cut -d' ' -f1-3 /proc/loadavg)"
