@@ -110,15 +110,11 @@ pub(crate) struct SuspendTarget {
     pub(crate) events: Sender<MountEvent>,
 }
 
-/// Subscription to logind, with the inhibitor lock that delays the next sleep.
-struct SleepSubscription {
-    login: SleepClient,
-    lock: OwnedFd,
-}
-
-fn subscribe(mount: &MountHandle) -> io::Result<SleepSubscription> {
+/// Subscribes to logind, and takes the inhibitor lock that delays the next sleep.
+fn subscribe(mount: &MountHandle) -> io::Result<(SleepClient, OwnedFd)> {
     let mut login = mount.watch_sleeps()?;
-    Ok(SleepSubscription { lock: login.delay_sleep()?, login })
+    let lock = login.delay_sleep()?;
+    Ok((login, lock))
 }
 
 /// Starts the waiting thread. Returns a sentence for the user if this machine does not announce its
@@ -137,16 +133,15 @@ pub(crate) fn lock_on_suspend(target: SuspendTarget) -> Option<String> {
     started.err().map(|error| format!("lock-on-suspend has no effect: {error}"))
 }
 
-fn run(target: &SuspendTarget, mut subscribed: SleepSubscription) {
+fn run(target: &SuspendTarget, (mut login, mut lock): (SleepClient, OwnedFd)) {
     loop {
-        let SleepSubscription { mut login, lock } = subscribed;
         let Err(error) = serve(target, &mut login, Some(lock));
         // The relay ends with the agent, which ends before this process.
         if target.mount.is_dismissed() {
             return;
         }
         tracing::warn!("logind was lost, so the archive stays mounted when the machine sleeps: {error}");
-        subscribed = loop {
+        (login, lock) = loop {
             thread::sleep(RECONNECT_PERIOD);
             if let Ok(again) = subscribe(&target.mount) {
                 tracing::warn!("logind is available again");

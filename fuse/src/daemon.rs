@@ -68,6 +68,8 @@ pub fn close_inherited() {
     let _ = unsafe { nix::libc::syscall(nix::libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
 }
 
+const UNRESPONSIVE: &str = "the archive that is mounted there does not answer: the process that serves it is stopped or stuck; 'lockbox umount --lazy' detaches that mount";
+
 /// Returns the mount point as an absolute path without links. A dead lockbox mount on it is
 /// detached first.
 pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
@@ -81,7 +83,7 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
     };
     // Only an archive's daemon must answer promptly.
     let answer = match Located::of(path).is_ok_and(|located| located.mount().is_some()) {
-        true => in_time(question).unwrap_or_else(|| Err(unresponsive())),
+        true => in_time(question).unwrap_or_else(|| Err(io::Error::new(io::ErrorKind::TimedOut, UNRESPONSIVE))),
         false => question(),
     };
     match answer {
@@ -106,11 +108,6 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
         return Err(Failure::mount(format!("cannot unmount the dead mount at {}: {error:?}", point.display())));
     }
     prepare_point(&point)
-}
-
-fn unresponsive() -> io::Error {
-    let why = "the archive that is mounted there does not answer: the process that serves it is stopped or stuck; 'lockbox umount --lazy' detaches that mount";
-    io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 /// Starts the daemon and returns, with notices for the user, when the mount answers. With

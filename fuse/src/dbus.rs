@@ -21,6 +21,7 @@ use std::time::Duration;
 use lockbox_host::control;
 use nix::unistd::geteuid;
 use percent_encoding::percent_decode_str;
+use rustix::io::retry_on_intr;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, recvmsg};
 
 use crate::mount::{receive_descriptor, send_descriptor};
@@ -192,10 +193,8 @@ impl Bus {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC;
-            let received = match recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
-                Err(rustix::io::Errno::INTR) => continue,
-                received => received?,
-            };
+            let received =
+                retry_on_intr(|| recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, flags))?;
             for part in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = part {
                     descriptor = descriptors.into_iter().next().or(descriptor);
@@ -374,23 +373,17 @@ pub(crate) struct LogindClient {
 }
 
 /// Subscribes to logind at the system bus. Fails if no bus answers, or it has no logind.
-pub(crate) fn subscribe_to_sleeps() -> io::Result<LogindClient> {
-    connect_system_bus().and_then(LogindClient::subscribe)
-}
-
-fn connect_system_bus() -> io::Result<UnixStream> {
+fn subscribe_to_sleeps() -> io::Result<LogindClient> {
     let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").ok().filter(|address| !address.is_empty());
-    connect(address.as_deref().unwrap_or(SYSTEM_BUS))
+    connect(address.as_deref().unwrap_or(SYSTEM_BUS)).and_then(LogindClient::subscribe)
 }
 
 impl LogindClient {
-    /// Wraps a connection that was authenticated and subscribed.
     #[cfg(test)]
     pub(crate) fn subscribed(stream: UnixStream) -> LogindClient {
         LogindClient { bus: Bus { stream, serial: 0, queued_signals: VecDeque::new() } }
     }
 
-    /// Subscribes over a new connection.
     fn subscribe(stream: UnixStream) -> io::Result<LogindClient> {
         let mut bus = Bus::handshake(stream)?;
         let BusObject { name, path, interface } = LOGIND;
@@ -437,13 +430,9 @@ const NEXT_SIGNAL: u8 = b'n';
 const MAX_ERROR: u64 = 4096;
 
 /// Client of the relay, used by the daemon.
-pub(crate) struct SleepClient(UnixStream);
+pub(crate) struct SleepClient(pub(crate) UnixStream);
 
 impl SleepClient {
-    pub(crate) fn new(relay: UnixStream) -> SleepClient {
-        SleepClient(relay)
-    }
-
     /// Takes an inhibitor lock: the machine delays its sleep while the descriptor is open. Errors:
     /// failures of the bus and of logind, and the end of the agent.
     pub(crate) fn delay_sleep(&mut self) -> io::Result<OwnedFd> {
@@ -605,7 +594,7 @@ mod tests {
     fn a_daemon_gets_the_reason_for_which_logind_is_missing() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let serving = thread::spawn(move || serve(&ours, Err(io::Error::other("no\nbus"))));
-        let mut client = SleepClient::new(theirs);
+        let mut client = SleepClient(theirs);
         assert_eq!(client.delay_sleep().unwrap_err().to_string(), "no bus");
         serving.join().unwrap().unwrap();
         assert!(client.delay_sleep().is_err() && client.next_sleep_signal().is_err());

@@ -70,7 +70,8 @@ pub fn run() -> io::Result<()> {
         return remote::fetch(control, None, |_| {});
     }
     let brokerage = Brokerage::start(&log)?;
-    let served = remote::fetch(control, Some(brokerage.questions()?), |reach| confine(reach, &brokerage.refusals));
+    let questions = brokerage.questions.try_clone()?;
+    let served = remote::fetch(control, Some(questions), |reach| confine(reach, &brokerage.refusals));
     brokerage.end();
     served
 }
@@ -134,10 +135,6 @@ impl Brokerage {
         command.stdin(OwnedFd::from(their_questions)).stdout(OwnedFd::from(their_refusals));
         let child = command.spawn()?;
         Ok(Brokerage { child, questions, refusals })
-    }
-
-    fn questions(&self) -> io::Result<UnixStream> {
-        self.questions.try_clone()
     }
 
     /// Ends the process and waits for it: a container may have no process that reaps it.

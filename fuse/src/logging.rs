@@ -10,12 +10,12 @@ use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use lockbox_host::Program;
 use lockbox_host::mount_options::MountOptions;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
-use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -91,9 +91,12 @@ pub fn start(target: &LogTarget<'_>, verbose: bool) -> Result<Option<File>, Fail
             log = Some(again);
             builder.with_writer(std::sync::Mutex::new(file)).finish().with(IgnoreLostReplies).try_init()
         }
-        LogTarget::System => {
-            builder.with_writer(Syslog(connect_syslog())).without_time().finish().with(IgnoreLostReplies).try_init()
-        }
+        LogTarget::System => builder
+            .with_writer(Arc::new(Syslog(connect_syslog())))
+            .without_time()
+            .finish()
+            .with(IgnoreLostReplies)
+            .try_init(),
     };
     started.map_err(|e| Failure::other(format!("cannot start logging: {e}")))?;
     if !matches!(target, LogTarget::Terminal) {
@@ -144,19 +147,9 @@ fn connect_syslog() -> Option<UnixDatagram> {
 /// Writes each event as one datagram to /dev/log; without a system log events are lost.
 struct Syslog(Option<UnixDatagram>);
 
-impl<'a> MakeWriter<'a> for Syslog {
-    type Writer = SyslogLine<'a>;
-
-    fn make_writer(&'a self) -> SyslogLine<'a> {
-        SyslogLine(self.0.as_ref())
-    }
-}
-
-struct SyslogLine<'a>(Option<&'a UnixDatagram>);
-
-impl Write for SyslogLine<'_> {
+impl Write for &Syslog {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        if let Some(socket) = self.0 {
+        if let Some(socket) = &self.0 {
             let mut datagram = format!("<{PRIORITY}>mount.lockbox[{}]: ", std::process::id()).into_bytes();
             datagram.extend_from_slice(event.trim_ascii_end());
             let _ = socket.send(&datagram);

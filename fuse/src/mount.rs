@@ -27,12 +27,12 @@
 //! directory (`file:///`) the owner is that of the path. The mount command also checks by path
 //! before it asks for a passphrase; that check only gives an early message.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -46,9 +46,12 @@ use lockbox_host::mounts::{self, Mounted, Mountpoint, Numbers, PinnedMount};
 use lockbox_host::remote;
 use nix::errno::Errno;
 use nix::mount::MsFlags;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 use nix::unistd::{getegid, geteuid};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 use rustix::thread::CapabilitySet;
 
 use crate::{Failure, MountProgram};
@@ -113,16 +116,14 @@ impl Mount<'_> {
         let point = Mountpoint::of(self.point).and_then(|point| Ok((point.mode()?, point)));
         let (mode, point) = point.map_err(|e| failed(format!("cannot read {}", self.point.display()), e))?;
         self.check_owner(&point).map_err(AttachError::Failed)?;
-        let mut data = format!(
-            "fd={},rootmode={mode:o},user_id={},group_id={},default_permissions,subtype={}",
+        let allow_other = if self.allow_other { ",allow_other" } else { "" };
+        let data = format!(
+            "fd={},rootmode={mode:o},user_id={},group_id={},default_permissions,subtype={}{allow_other}",
             device.as_raw_fd(),
             geteuid(),
             getegid(),
             self.subtype
         );
-        if self.allow_other {
-            data.push_str(",allow_other");
-        }
         match nix::mount::mount(Some(self.source), &point.link(), Some("fuse"), self.flags, Some(data.as_str())) {
             Ok(()) => Ok(device),
             Err(Errno::EPERM) => Err(AttachError::NotPermitted),
@@ -179,31 +180,25 @@ impl Mount<'_> {
         }
     }
 
-    fn fusermount_options(&self) -> std::ffi::OsString {
-        let mut options = Vec::new();
-        for (flag, set, clear) in [
+    fn fusermount_options(&self) -> OsString {
+        let flags = [
             (MsFlags::MS_RDONLY, "ro", "rw"),
             (MsFlags::MS_NOSUID, "nosuid", "suid"),
             (MsFlags::MS_NODEV, "nodev", "dev"),
             (MsFlags::MS_NOEXEC, "noexec", "exec"),
             (MsFlags::MS_NOATIME, "noatime", "atime"),
-        ] {
-            options.extend_from_slice(if self.flags.contains(flag) { set } else { clear }.as_bytes());
-            options.push(b',');
-        }
-        if self.allow_other {
-            options.extend_from_slice(b"allow_other,");
-        }
-        options.extend_from_slice(b"default_permissions,subtype=");
-        options.extend_from_slice(self.subtype.as_bytes());
-        options.extend_from_slice(b",fsname=");
+        ];
+        let flags = flags.map(|(flag, set, clear)| if self.flags.contains(flag) { set } else { clear }).join(",");
+        let allow_other = if self.allow_other { ",allow_other" } else { "" };
+        let options = format!("{flags}{allow_other},default_permissions,subtype={},fsname=", self.subtype);
+        let mut options = options.into_bytes();
         for &byte in self.source.as_bytes() {
             if matches!(byte, b',' | b'\\') {
                 options.push(b'\\');
             }
             options.push(byte);
         }
-        std::ffi::OsString::from_vec(options)
+        OsString::from_vec(options)
     }
 }
 
@@ -220,26 +215,15 @@ enum AttachError {
 
 /// Receives the descriptor that is attached to the next byte.
 pub(crate) fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
-    let mut byte = [0u8];
-    let mut parts = [IoSliceMut::new(&mut byte)];
-    let mut space = nix::cmsg_space!(std::os::fd::RawFd);
-    let message = loop {
-        match recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
-            Ok(message) => break message,
-            Err(Errno::EINTR) => {}
-            Err(_) => return None,
-        }
-    };
-    for control in message.cmsgs().ok()? {
-        if let ControlMessageOwned::ScmRights(descriptors) = control
-            && let Some(&descriptor) = descriptors.first()
-        {
-            // SAFETY: the kernel has just installed this descriptor for this message, so it has no
-            // other owner; the space above has room for one, so there is no second one to lose.
-            return Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
-        }
-    }
-    None
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)).ok()?;
+    control.drain().find_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    })
 }
 
 /// Sends a descriptor with a byte without meaning.

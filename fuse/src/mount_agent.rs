@@ -21,6 +21,7 @@
 //!   process left to log that the archive was not closed.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -72,7 +73,7 @@ pub(crate) enum UnmountOutcome {
 
 /// Unmounts the mount with these numbers, at whatever path it is now; with `detach` also if it is
 /// busy.
-pub(crate) fn unmount(mount: Numbers, detach: bool) -> UnmountOutcome {
+fn unmount(mount: Numbers, detach: bool) -> UnmountOutcome {
     let top = match find_topmost(mounts::table(), mount) {
         Ok(top) => top,
         Err(unmounted) => return unmounted,
@@ -116,17 +117,12 @@ fn find_topmost(table: io::Result<Vec<Mounted>>, mount: Numbers) -> Result<Mount
 }
 
 /// Makes the kernel write the dirty pages of the mount. Returns whether it is the topmost mount at
-/// its path.
-pub(crate) fn flush(mount: Numbers) -> bool {
-    let Ok(root) = mount::open_root(mount) else { return false };
-    flush_open(&root);
-    true
-}
-
-/// Errors are not reported: the caller is the daemon, which writes the data and meets them itself.
+/// its path. Errors are not reported: the daemon writes the data and meets them itself.
 #[expect(clippy::disallowed_methods, reason = "the mount of this daemon, not its host")]
-fn flush_open(root: impl AsFd) {
+fn flush(mount: Numbers) -> bool {
+    let Ok(root) = mount::open_root(mount) else { return false };
     let _ = rustix::io::retry_on_intr(|| rustix::fs::syncfs(&root));
+    true
 }
 
 /// Checks that the mount is the topmost one at its path and answers.
@@ -149,8 +145,7 @@ pub(crate) struct AgentTasks {
 /// Daemon's side of the connection to the agent.
 pub(crate) struct MountAgent {
     child: Child,
-    /// None once the agent was dismissed.
-    orders: Option<BufReader<UnixStream>>,
+    orders: BufReader<UnixStream>,
 }
 
 impl MountAgent {
@@ -169,11 +164,9 @@ impl MountAgent {
             .stdin(OwnedFd::from(their_orders))
             .stdout(OwnedFd::from(their_questions))
             .spawn()?;
-        let mut agent = MountAgent { child, orders: Some(BufReader::new(orders)) };
+        let mut agent = MountAgent { child, orders: BufReader::new(orders) };
         let mut ready = String::new();
-        if let Some(orders) = &mut agent.orders {
-            orders.read_line(&mut ready)?;
-        }
+        agent.orders.read_line(&mut ready)?;
         if ready != "ready\n" {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -182,8 +175,7 @@ impl MountAgent {
 
     /// Tells the agent the numbers of the mount; it executes no order before that.
     pub(crate) fn set_mount(&mut self, mount: Numbers) -> io::Result<()> {
-        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        orders.get_ref().write_all(&[mount.id.to_le_bytes(), mount.device.to_le_bytes()].concat())
+        self.orders.get_ref().write_all(&[mount.id.to_le_bytes(), mount.device.to_le_bytes()].concat())
     }
 
     /// Checks that the mount answers. Errors: the kernel's error, or that another mount is there.
@@ -212,25 +204,24 @@ impl MountAgent {
 
     /// Connects to the agent's relay of sleep signals.
     pub(crate) fn watch_sleeps(&mut self) -> io::Result<SleepClient> {
-        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
-        (&mut &*orders).write_all(&[OPEN_RELAY])?;
+        let mut orders = self.orders.get_ref();
+        orders.write_all(&[OPEN_RELAY])?;
         let relay = mount::receive_descriptor(orders).ok_or(io::ErrorKind::NotConnected)?;
-        Ok(SleepClient::new(relay.into()))
+        Ok(SleepClient(relay.into()))
     }
 
     /// Sends the listener of the daemon's system call filter. The agent answers and logs refused
     /// calls.
     pub(crate) fn send_filter_listener(&mut self, listener: &OwnedFd) -> io::Result<()> {
-        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.get_ref();
-        (&mut &*orders).write_all(&[FILTER_LISTENER])?;
+        let mut orders = self.orders.get_ref();
+        orders.write_all(&[FILTER_LISTENER])?;
         mount::send_descriptor(orders, listener.as_fd())
     }
 
     fn ask(&mut self, order: u8) -> io::Result<UnmountOutcome> {
-        let orders = self.orders.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        orders.get_ref().write_all(&[order])?;
+        self.orders.get_ref().write_all(&[order])?;
         let mut line = String::new();
-        if orders.read_line(&mut line)? == 0 {
+        if self.orders.read_line(&mut line)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(serde_json::from_str(&line)?)
@@ -239,10 +230,9 @@ impl MountAgent {
 
 impl Drop for MountAgent {
     fn drop(&mut self) {
-        if let Some(orders) = self.orders.take() {
-            // The agent may be gone already. An agent without a mount takes this for its end.
-            let _ = orders.get_ref().write_all(&[GOODBYE]);
-        }
+        // The agent may be gone already. An agent without a mount takes this for its end.
+        let _ = self.orders.get_ref().write_all(&[GOODBYE]);
+        let _ = self.orders.get_ref().shutdown(Shutdown::Both);
         let _ = self.child.wait();
     }
 }
@@ -480,7 +470,7 @@ mod tests {
         assert_eq!(peer_exit(under_way), (PeerExit::Lost, vec![FLUSH]), "the answer cannot be sent");
         let orderly = |orders: UnixStream| {
             let child = Command::new("true").spawn().unwrap();
-            drop(MountAgent { child, orders: Some(BufReader::new(orders)) });
+            drop(MountAgent { child, orders: BufReader::new(orders) });
         };
         assert_eq!(peer_exit(orderly), (PeerExit::Orderly, vec![]));
     }

@@ -30,9 +30,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd,
-    RestrictionStatus, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
-    make_bitflags,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, make_bitflags,
 };
 use lockbox_host::remote::FetcherReach;
 use rustix::io::Errno;
@@ -60,8 +59,7 @@ const SCOPES: ABI = ABI::V6;
 /// Restricts this thread and its descendants. Returns whether the kernel enforces the rules.
 /// Fails if the kernel has Landlock and refuses the rules: nothing is restricted then.
 pub(crate) fn enter(paths: &SandboxPaths<'_>) -> Result<bool, RulesetError> {
-    let status: RestrictionStatus = build_rules(paths)?.restrict_self()?;
-    Ok(status.ruleset != RulesetStatus::NotEnforced)
+    Ok(build_rules(paths)?.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
 }
 
 /// Denies all files, these uses of the network, and abstract sockets and processes outside.
@@ -104,13 +102,11 @@ const KEPT_FILES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 pub(crate) fn enter_fetcher(paths: &FetcherReach) -> Result<bool, RulesetError> {
     let network = if paths.ports.is_some() { AccessNet::from_all(NETWORK) } else { AccessNet::BindTcp.into() };
     let mut rules = deny_all(network)?;
-    for path in &paths.written {
-        if let Ok(opened) = PathFd::new(path) {
-            rules = rules.add_rule(PathBeneath::new(opened, KEPT_FILES))?;
-        }
-    }
-    for path in &paths.read {
-        let access = if path.is_dir() { AccessFs::ReadFile | AccessFs::ReadDir } else { AccessFs::ReadFile.into() };
+    let written = paths.written.iter().map(|path| (path, KEPT_FILES));
+    let read = paths.read.iter().map(|path| {
+        (path, if path.is_dir() { AccessFs::ReadFile | AccessFs::ReadDir } else { AccessFs::ReadFile.into() })
+    });
+    for (path, access) in written.chain(read) {
         if let Ok(opened) = PathFd::new(path) {
             rules = rules.add_rule(PathBeneath::new(opened, access))?;
         }

@@ -132,17 +132,13 @@ fn window_message(message: &str, archive: &Path) -> String {
 }
 
 fn finish(result: &Result<(), Failure>, speak: bool) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            // A user who cancelled the prompt needs no message.
-            if speak && !failure.message.is_empty() {
-                print_message(&failure.message);
-            }
-            let for_mount_8 = mount8::is_caller(std::env::args_os().next().as_deref());
-            ExitCode::from(if for_mount_8 { mount8::exit_code(failure) } else { failure.code })
-        }
+    let Err(failure) = result else { return ExitCode::SUCCESS };
+    // A user who cancelled the prompt needs no message.
+    if speak && !failure.message.is_empty() {
+        print_message(&failure.message);
     }
+    let for_mount_8 = mount8::is_caller(std::env::args_os().next().as_deref());
+    ExitCode::from(if for_mount_8 { mount8::exit_code(failure) } else { failure.code })
 }
 
 fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {

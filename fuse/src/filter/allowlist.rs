@@ -15,6 +15,8 @@
 
 use nix::libc::{self, c_long};
 
+use ArgumentRule::{Always, Bits, Both, Null, OneOf, OwnPid, Without};
+
 /// Condition on the arguments of an allowed call.
 pub(super) enum ArgumentRule {
     Always,
@@ -37,7 +39,6 @@ const FUTEX_WAKE: c_long = 454;
 const FUTEX_WAIT: c_long = 455;
 const FUTEX_REQUEUE: c_long = 456;
 
-/// Allowed without conditions.
 const UNCONDITIONAL: &[c_long] = &[
     // Open descriptors.
     libc::SYS_read,
@@ -223,28 +224,24 @@ const SOL_SOCKET: u32 = 1;
 /// SO_SNDBUF, SO_RCVBUF, SO_RCVTIMEO and SO_SNDTIMEO with both of their numbers.
 const SOCKET_OPTIONS: &[u32] = &[7, 8, 20, 21, 66, 67];
 
-/// Allowed with conditions on arguments.
 const CONDITIONAL: &[(c_long, ArgumentRule)] = &[
-    (libc::SYS_mmap, ArgumentRule::Without(2, PROT_EXEC)),
-    (libc::SYS_mprotect, ArgumentRule::Without(2, PROT_EXEC)),
+    (libc::SYS_mmap, Without(2, PROT_EXEC)),
+    (libc::SYS_mprotect, Without(2, PROT_EXEC)),
     // A thread of this process, not a new process.
-    (libc::SYS_clone, ArgumentRule::Bits(0, THREAD | NEW_NAMESPACES, THREAD)),
+    (libc::SYS_clone, Bits(0, THREAD | NEW_NAMESPACES, THREAD)),
     // Signals to the process itself, for abort(3).
-    (libc::SYS_kill, ArgumentRule::OwnPid(0)),
-    (libc::SYS_tgkill, ArgumentRule::OwnPid(0)),
+    (libc::SYS_kill, OwnPid(0)),
+    (libc::SYS_tgkill, OwnPid(0)),
     // Reading the process's own limits.
-    (libc::SYS_prlimit64, ArgumentRule::Both(&ArgumentRule::OneOf(0, &[0]), &ArgumentRule::Null(2))),
-    (libc::SYS_fcntl, ArgumentRule::OneOf(1, FCNTL)),
-    (libc::SYS_ioctl, ArgumentRule::OneOf(1, IOCTL)),
-    (libc::SYS_prctl, ArgumentRule::OneOf(0, PRCTL)),
+    (libc::SYS_prlimit64, Both(&OneOf(0, &[0]), &Null(2))),
+    (libc::SYS_fcntl, OneOf(1, FCNTL)),
+    (libc::SYS_ioctl, OneOf(1, IOCTL)),
+    (libc::SYS_prctl, OneOf(0, PRCTL)),
     // By descriptor, not by path.
-    (libc::SYS_utimensat, ArgumentRule::Null(1)),
+    (libc::SYS_utimensat, Null(1)),
     // To the peer of a connection, not to an address.
-    (libc::SYS_sendto, ArgumentRule::Null(4)),
-    (
-        libc::SYS_setsockopt,
-        ArgumentRule::Both(&ArgumentRule::OneOf(1, &[SOL_SOCKET]), &ArgumentRule::OneOf(2, SOCKET_OPTIONS)),
-    ),
+    (libc::SYS_sendto, Null(4)),
+    (libc::SYS_setsockopt, Both(&OneOf(1, &[SOL_SOCKET]), &OneOf(2, SOCKET_OPTIONS))),
 ];
 
 /// Process that the lists are for.
@@ -281,19 +278,13 @@ const FETCHER_LEGACY_CALLS: &[c_long] = &[libc::SYS_mkdir, libc::SYS_readlink];
 const FETCHER_LEGACY_CALLS: &[c_long] = &[];
 
 const FETCHER_CONDITIONAL: &[(c_long, ArgumentRule)] = &[
-    (
-        libc::SYS_socket,
-        ArgumentRule::Both(
-            &ArgumentRule::OneOf(0, NETWORKS),
-            &ArgumentRule::Both(&ArgumentRule::OneOf(1, STREAM), &ArgumentRule::OneOf(2, TCP)),
-        ),
-    ),
+    (libc::SYS_socket, Both(&OneOf(0, NETWORKS), &Both(&OneOf(1, STREAM), &OneOf(2, TCP)))),
     // A datagram socket of a pair could be connected to any Unix socket with a path.
-    (libc::SYS_socketpair, ArgumentRule::Both(&ArgumentRule::OneOf(0, UNIX), &ArgumentRule::OneOf(1, STREAM))),
-    (libc::SYS_sendmsg, ArgumentRule::Without(2, FAST_OPEN)),
-    (libc::SYS_setsockopt, ArgumentRule::OneOf(1, LEVELS)),
+    (libc::SYS_socketpair, Both(&OneOf(0, UNIX), &OneOf(1, STREAM))),
+    (libc::SYS_sendmsg, Without(2, FAST_OPEN)),
+    (libc::SYS_setsockopt, OneOf(1, LEVELS)),
     // Checks without a signal that a process exists: it may be another writer on this machine.
-    (libc::SYS_kill, ArgumentRule::Both(&ArgumentRule::OneOf(1, &[0]), &ArgumentRule::Without(0, NEGATIVE))),
+    (libc::SYS_kill, Both(&OneOf(1, &[0]), &Without(0, NEGATIVE))),
 ];
 
 /// Refused with the same error and without a log line: the C library tries it first, and falls back
@@ -309,8 +300,7 @@ impl ConfinedProcess {
             true => (FETCHER_UNCONDITIONAL, FETCHER_LEGACY_CALLS, FETCHER_CONDITIONAL),
             false => (&[][..], &[][..], &[][..]),
         };
-        let plain =
-            UNCONDITIONAL.iter().chain(LEGACY_CALLS).chain(plain).chain(old).map(|&call| (call, &ArgumentRule::Always));
+        let plain = UNCONDITIONAL.iter().chain(LEGACY_CALLS).chain(plain).chain(old).map(|&call| (call, &Always));
         plain.chain(CONDITIONAL.iter().chain(conditional).map(|(call, when)| (*call, when)))
     }
 }
