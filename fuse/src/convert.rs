@@ -4,8 +4,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    FileAttr, FileType, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, ReplyData, ReplyEmpty, ReplyWrite,
-    ReplyXattr, TimeOrNow,
+    FileAttr, FileType, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, ReplyData, ReplyEmpty, ReplyLseek,
+    ReplyWrite, ReplyXattr, TimeOrNow,
 };
 use lockbox::error::Timestamp;
 use lockbox::exchange::{device_number, split_device_number};
@@ -219,7 +219,6 @@ pub(crate) fn reply_empty(result: Result<()>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies with a part of a file.
 pub(crate) fn reply_content(fs: &FileSystem, number: Ino, offset: u64, size: usize, reply: ReplyData) {
     fs.with_read_buffer(|buffer| match fs.read_into(number, offset, size, buffer) {
         Ok(count) => reply.data(&buffer[..count]),
@@ -233,6 +232,13 @@ pub(crate) const MAX_COPY: u32 = 1 << 31;
 pub(crate) fn reply_copied(result: Result<u64>, reply: ReplyWrite) {
     match result {
         Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(MAX_COPY)),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+pub(crate) fn reply_offset(result: Result<i64>, reply: ReplyLseek) {
+    match result {
+        Ok(offset) => reply.offset(offset),
         Err(error) => reply.error(errno(&error)),
     }
 }

@@ -107,7 +107,6 @@ pub(crate) fn bound_write_back(device: u64) -> io::Result<()> {
     fs::write(bdi_setting_path(device, "max_bytes"), WRITE_BACK.to_string())
 }
 
-/// Path of a setting of the kernel's cache of a mount.
 fn bdi_setting_path(device: u64, name: &str) -> String {
     format!("/sys/class/bdi/{}:{}/{name}", major(device), minor(device))
 }

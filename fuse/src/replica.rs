@@ -80,7 +80,7 @@ fn run(
     // A request since the last poll counts for the next one.
     let mut used = false;
     loop {
-        let is_requested = current.idle().wait_for_request((*every).min(Duration::from_secs(1)));
+        let is_requested = current.idle.wait_for_request((*every).min(Duration::from_secs(1)));
         used |= activity.take_replica_flag() || activity.open_files() > 0;
         if !is_requested && !timer.is_due(time_since_boot(), used) {
             continue;
@@ -89,8 +89,8 @@ fn run(
         used = false;
         let result = fetcher(&mut |place| publish_version(place, key, (options, seen), current, slot));
         match was_idle {
-            true => current.idle().close(),
-            false if is_requested => current.idle().open(),
+            true => current.idle.close(),
+            false if is_requested => current.idle.open(),
             false => {}
         }
         if slot.lock().is_none() {

@@ -50,7 +50,7 @@ pub(crate) fn open_snapshots(slot: &ArchiveSlot) -> Option<SnapshotManager> {
 /// Returns when earlier writes of programs have arrived. Without a writer the kernel has none
 /// (KERNEL-3). Fails if the mount agent is gone.
 pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> Result<()> {
-    if cache.has_any_writer() { mount.collect() } else { Ok(()) }
+    if cache.writers.has_any() { mount.collect() } else { Ok(()) }
 }
 
 pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {

@@ -102,7 +102,6 @@ impl Ticker {
         Ok(ticker)
     }
 
-    /// Starts one thread that runs `step` each second.
     pub(crate) fn start_each_second(name: &str, step: impl FnMut() + Send + 'static) -> std::io::Result<Ticker> {
         let mut ticker = Ticker { threads: Vec::new() };
         ticker.spawn_each_second(name, step)?;
@@ -194,7 +193,7 @@ impl BackgroundWork {
     fn flush(&self) -> Result<()> {
         // Without a writer the kernel has none (KERNEL-3), and opening the root would make
         // `umount` fail as busy.
-        if self.cache.has_any_writer() {
+        if self.cache.writers.has_any() {
             self.mount.flush()?;
             tracing::debug!("flushed dirty pages of the kernel");
         }

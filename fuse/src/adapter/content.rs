@@ -10,12 +10,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use fuser::{FileHandle, INodeNo, OpenFlags, ReplyDirectory, ReplyDirectoryPlus, ReplyLseek, Request, WriteFlags};
-use lockbox::fs::{FileSystem, SetAttributes};
+use lockbox::fs::SetAttributes;
 use lockbox::{Error, Result};
 
 use super::context::Adapter;
-use crate::convert::{self, Allocation, GENERATION, MAX_COPY, errno, ino, updates_atime};
-use crate::kernel_cache::KernelCache;
+use crate::convert::{self, Allocation, GENERATION, MAX_COPY, ino, reply_offset, updates_atime};
 
 impl Adapter {
     /// Accepts the data of a WRITE. After replying, the caller starts early writeback of dirty
@@ -91,44 +90,32 @@ pub(super) fn resolve_seek(
     Ok(i64::try_from(found).unwrap_or(i64::MAX))
 }
 
-pub(super) struct SeekRequest {
-    pub(super) number: INodeNo,
-    pub(super) offset: i64,
-    pub(super) whence: i32,
-}
-
-impl SeekRequest {
-    fn reply(&self, fs: &FileSystem, reply: ReplyLseek) {
-        let file = ino(self.number);
-        let found =
-            resolve_seek(self.offset, self.whence, &|from| fs.next_data(file, from), &|from| fs.next_hole(file, from));
-        match found {
-            Ok(found) => reply.offset(found),
-            Err(error) => reply.error(errno(&error)),
-        }
-    }
-
-    /// Replies after writeback. The kernel seeks without writing its dirty pages first, so a
-    /// copying program would skip their data. Only an inode with a writer has dirty pages
+impl Adapter {
+    /// Replies to lseek(2) after writeback. The kernel seeks without writing its dirty pages first,
+    /// so a copying program would skip their data. Only an inode with a writer has dirty pages
     /// (KERNEL-3). Dropping its cached pages writes them, by WRITE requests that the event loops
     /// answer; hence the thread.
-    pub(super) fn serve(self, fs: &Arc<FileSystem>, cache: &Arc<KernelCache>, reply: ReplyLseek) {
-        if !cache.has_writer(self.number.0) {
-            return self.reply(fs, reply);
+    pub(super) fn seek_content(&self, number: INodeNo, offset: i64, whence: i32, reply: ReplyLseek) {
+        let (fs, file) = (Arc::clone(&self.fs), ino(number));
+        let seek = move || {
+            let found =
+                resolve_seek(offset, whence, &|from| fs.next_data(file, from), &|from| fs.next_hole(file, from));
+            reply_offset(found, reply);
+        };
+        if !self.cache.writers.has_writer(number.0) {
+            return seek();
         }
-        let (fs, cache) = (Arc::clone(fs), Arc::clone(cache));
+        let cache = Arc::clone(&self.cache);
         let job = move || {
-            cache.drop_pages(self.number, self.offset.max(0));
-            self.reply(&fs, reply);
+            cache.drop_pages(number, offset.max(0));
+            seek();
         };
         if let Err(error) = std::thread::Builder::new().name("seek".into()).spawn(job) {
             // The reply was dropped with the closure, which reported a failure to the kernel.
             tracing::error!(%error, "cannot start a thread for a seek");
         }
     }
-}
 
-impl Adapter {
     pub(super) fn begin_listing(&self, directory: INodeNo, flags: OpenFlags) -> Result<FileHandle> {
         let bound = self.current_bound(directory)?;
         self.activity.directory_opened();
@@ -201,7 +188,7 @@ impl Adapter {
             any = true;
             // The reply has one timeout for name and attributes, and names never expire. The
             // kernel drops attributes that it requested before an invalidation.
-            if self.cache.has_writer(a.ino.0) {
+            if self.cache.writers.has_writer(a.ino.0) {
                 self.cache.invalidate_attributes(INodeNo(a.ino.0));
             }
             let name = OsStr::from_bytes(entry.name);

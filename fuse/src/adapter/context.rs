@@ -47,9 +47,7 @@ pub struct Adapter {
     /// mount itself. None for a remote archive, which needs no space of the host.
     pub(super) host: Option<OwnedFd>,
     pub(super) process_info: Arc<ProcessInfoClient>,
-    pub(super) profile: SyncProfile,
-    pub(super) access_times: bool,
-    pub(super) snapshot_dir: SnapshotDir,
+    pub(super) options: ServeOptions,
     pub(super) open_directories: Arc<OpenDirectories>,
     pub(super) scheduler: Arc<LoopScheduler>,
     pub(super) reads: Arc<ReadQueue>,
@@ -70,7 +68,6 @@ impl Adapter {
         options: ServeOptions,
         scheduler: LoopScheduler,
     ) -> std::io::Result<Adapter> {
-        let open_directories = Arc::default();
         let scheduler = Arc::new(scheduler);
         let process_info = Arc::new(process_info);
         let sync_queue = match fs.read_only() {
@@ -80,17 +77,14 @@ impl Adapter {
                 Some(SyncQueue::start(Arc::clone(&fs), Arc::clone(&scheduler), callers)?)
             }
         };
-        let ServeOptions { profile, access_times, snapshot_dir } = options;
         Ok(Adapter {
             fs,
             cache,
             activity,
             host,
             process_info,
-            profile,
-            access_times,
-            snapshot_dir,
-            open_directories,
+            options,
+            open_directories: Arc::default(),
             scheduler,
             reads: Arc::default(),
             sync_queue,
@@ -98,26 +92,19 @@ impl Adapter {
         })
     }
 
-    /// Returns the inode to change.
-    ///
-    /// # Errors
-    /// `ReadOnly` for inodes in `.snapshots`.
+    /// Returns the inode to change. Errors: `ReadOnly` for inodes in `.snapshots`.
     pub(super) fn live_inode(&self, number: INodeNo) -> Result<Ino> {
         if is_live(number.0) { Ok(Ino(number.0)) } else { Err(Error::ReadOnly("the content of a snapshot".into())) }
     }
 
-    /// Returns the directory in which a name is to be created.
-    ///
-    /// # Errors
-    /// As [`Adapter::live_inode`]; `Exists` for `.snapshots`.
+    /// Returns the directory in which a name is to be created. Errors: as of
+    /// [`Adapter::live_inode`]; `Exists` for `.snapshots`.
     pub(super) fn create_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
         if self.is_snapshot_dir(parent, name) { Err(Error::Exists) } else { self.live_inode(parent) }
     }
 
-    /// Returns the directory in which a name is to be removed or replaced.
-    ///
-    /// # Errors
-    /// As [`Adapter::live_inode`], also for `.snapshots`.
+    /// Returns the directory in which a name is to be removed or replaced. Errors: as of
+    /// [`Adapter::live_inode`], also for `.snapshots`.
     pub(super) fn change_parent(&self, parent: INodeNo, name: &OsStr) -> Result<Ino> {
         if self.is_snapshot_dir(parent, name) {
             return Err(Error::ReadOnly("the directory of the snapshots".into()));
@@ -127,7 +114,7 @@ impl Adapter {
 
     /// Returns whether the name is `.snapshots` of the root.
     pub(super) fn is_snapshot_dir(&self, parent: INodeNo, name: &OsStr) -> bool {
-        parent.0 == ROOT_INO.0 && self.snapshot_dir != SnapshotDir::Off && name.as_bytes() == SNAPSHOT_DIR_NAME
+        parent.0 == ROOT_INO.0 && self.options.snapshot_dir != SnapshotDir::Off && name.as_bytes() == SNAPSHOT_DIR_NAME
     }
 
     /// Opens a file of the live tree for open(2).
@@ -187,7 +174,7 @@ impl Adapter {
     /// Updates atime. Reading continues if that fails (full disk, latch); damage is logged by
     /// `errno`.
     pub(super) fn note_access(&self, number: INodeNo) {
-        if !self.access_times {
+        if !self.options.access_times {
             return;
         }
         match self.fs.note_access(ino(number)) {
@@ -272,28 +259,22 @@ impl Activity {
     }
 }
 
-const SHARDS: u64 = 16;
+const SHARDS: usize = 16;
 
 /// End of the listing of each open directory, by handle.
+#[derive(Default)]
 pub(crate) struct OpenDirectories {
-    next: AtomicU64,
-    shards: Vec<Mutex<HashMap<u64, u64>>>,
-}
-
-impl Default for OpenDirectories {
-    fn default() -> OpenDirectories {
-        OpenDirectories { next: AtomicU64::new(1), shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
-    }
+    last: AtomicU64,
+    shards: [Mutex<HashMap<u64, u64>>; SHARDS],
 }
 
 impl OpenDirectories {
     fn shard(&self, handle: u64) -> &Mutex<HashMap<u64, u64>> {
-        &self.shards[(handle % SHARDS) as usize]
+        &self.shards[handle as usize % SHARDS]
     }
 
-    /// Opens a listing that ends before `bound`.
     pub(crate) fn open(&self, bound: u64) -> u64 {
-        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.shard(handle).lock().insert(handle, bound);
         handle
     }
@@ -367,7 +348,6 @@ impl RemovedCapabilities {
         (found.thread == thread && thread != 0).then_some(found.value)
     }
 
-    /// Forgets the file's value after another change of the file.
     pub(super) fn forget(&self, file: Ino) {
         drop(self.take(file, 0));
     }

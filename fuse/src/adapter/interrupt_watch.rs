@@ -146,12 +146,10 @@ fn watch(shared: &SharedState, times: WatchTimes, has_signal: &impl Fn(u32) -> b
     let mut state = shared.state.lock();
     loop {
         state.is_idle = true;
-        while watched.is_empty() && state.arrived.is_empty() && !state.ended {
-            shared.changed.wait(&mut state);
-        }
+        let has_no_caller = |state: &mut State| watched.is_empty() && state.arrived.is_empty() && !state.ended;
+        shared.changed.wait_while(&mut state, has_no_caller);
         state.is_idle = false;
-        let until = Instant::now() + times.interval;
-        while !state.ended && !shared.changed.wait_until(&mut state, until).timed_out() {}
+        shared.changed.wait_while_for(&mut state, |state| !state.ended, times.interval);
         if state.ended {
             return;
         }

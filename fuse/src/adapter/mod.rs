@@ -83,11 +83,11 @@ impl fuser::Filesystem for Adapter {
             return inode.getattr(reply);
         }
         if handle == Some(ONLY_WRITES)
-            && let bytes @ 1.. = self.cache.refused_bytes(number)
+            && let bytes @ 1.. = self.cache.writers.refused(number.0)
         {
             in_flight.mark_long();
             match self.fs.check_room(bytes as u64) {
-                Ok(()) => self.cache.clear_refused_write(number),
+                Ok(()) => self.cache.writers.set_refused(number.0, 0),
                 Err(error) => return reply.error(errno(&error)),
             }
         }
@@ -163,7 +163,7 @@ impl fuser::Filesystem for Adapter {
             let mode = self.creation_mode(request, parent, mode)?;
             self.fs.make_node(parent, name.as_bytes(), mode, rdev, creator(request, umask))
         });
-        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.options.profile, &created, &[(parent, name)]);
         self.reply_entry(created, reply);
     }
 
@@ -173,7 +173,7 @@ impl fuser::Filesystem for Adapter {
         let created = self
             .create_parent(parent, name)
             .and_then(|parent| self.fs.make_directory(parent, name.as_bytes(), mode, creator(request, umask)));
-        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.options.profile, &created, &[(parent, name)]);
         self.reply_entry(created, reply);
     }
 
@@ -183,14 +183,14 @@ impl fuser::Filesystem for Adapter {
         let created = self
             .create_parent(parent, name)
             .and_then(|parent| self.fs.make_symlink(parent, name.as_bytes(), target, creator(request, 0)));
-        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.options.profile, &created, &[(parent, name)]);
         self.reply_entry(created, reply);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _in_flight = self.begin_change();
         let removed = self.change_parent(parent, name).and_then(|parent| self.fs.unlink(parent, name.as_bytes()));
-        self.cache.invalidate_uncertain_names(self.profile, &removed, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.options.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
@@ -199,7 +199,7 @@ impl fuser::Filesystem for Adapter {
         let removed = self
             .change_parent(parent, name)
             .and_then(|parent| self.cache.unlinked.remove_directory(&self.fs, parent, name));
-        self.cache.invalidate_uncertain_names(self.profile, &removed, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.options.profile, &removed, &[(parent, name)]);
         reply_empty(removed, reply);
     }
 
@@ -218,7 +218,8 @@ impl fuser::Filesystem for Adapter {
             let (from, to) = (self.change_parent(parent, name)?, self.change_parent(new_parent, new_name)?);
             self.cache.unlinked.rename(&self.fs, (from, name), (to, new_name), how)
         });
-        self.cache.invalidate_uncertain_names(self.profile, &renamed, &[(parent, name), (new_parent, new_name)]);
+        let names = [(parent, name), (new_parent, new_name)];
+        self.cache.invalidate_uncertain_names(self.options.profile, &renamed, &names);
         reply_empty(renamed, reply);
     }
 
@@ -240,7 +241,7 @@ impl fuser::Filesystem for Adapter {
             Ok(parent) => self.fs.link(ino(number), parent, name.as_bytes()),
             Err(error) => Err(error),
         };
-        self.cache.invalidate_uncertain_names(self.profile, &linked, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.options.profile, &linked, &[(parent, name)]);
         self.reply_entry(linked, reply);
     }
 
@@ -262,7 +263,7 @@ impl fuser::Filesystem for Adapter {
             let mode = self.creation_mode(request, parent, mode)?;
             self.fs.create_and_open(parent, name.as_bytes(), mode, creator(request, umask))
         });
-        self.cache.invalidate_uncertain_names(self.profile, &created, &[(parent, name)]);
+        self.cache.invalidate_uncertain_names(self.options.profile, &created, &[(parent, name)]);
         match created {
             Ok(a) => {
                 self.activity.file_opened();
@@ -344,7 +345,7 @@ impl fuser::Filesystem for Adapter {
     /// Replies ENOSYS unless `sync=always`: the kernel then stops sending FLUSH, and still writes
     /// its pages before close(2) returns.
     fn flush(&self, request: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        match self.profile {
+        match self.options.profile {
             SyncProfile::Always => self.reply_fsync(request, number, reply),
             SyncProfile::Never | SyncProfile::Periodic => {
                 let _in_flight = self.begin_request();
@@ -502,7 +503,7 @@ impl fuser::Filesystem for Adapter {
         if let Some(inode) = self.snapshot_inode(number) {
             return inode.lseek(offset, whence, reply);
         }
-        content::SeekRequest { number, offset, whence }.serve(&self.fs, &self.cache, reply);
+        self.seek_content(number, offset, whence, reply);
     }
 
     fn copy_file_range(

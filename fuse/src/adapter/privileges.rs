@@ -57,9 +57,7 @@ impl Adapter {
         }
         Ok(SetAttributes { kill_set_id: true, kill_set_gid: bits_to_clear & mode::SET_GID != 0, ..set })
     }
-}
 
-impl Adapter {
     /// Removes an attribute. Capabilities that the kernel removes before a change of the inode are
     /// remembered until that change.
     pub(super) fn remove_attribute(&self, request: &Request, number: Ino, name: &[u8]) -> Result<()> {

@@ -32,7 +32,7 @@ use lockbox::fs::FileSystem;
 use lockbox_host::mount_options::SnapshotDir;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::context::{Adapter, RemovedCapabilities};
+use super::context::{Adapter, RemovedCapabilities, ServeOptions};
 use super::snapshots::effective_snapshot_dir;
 use crate::convert::{errno, ino};
 use crate::kernel;
@@ -47,7 +47,7 @@ const FIRST_ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Holds requests after an idle period until the store was polled (VERSION-4).
 #[derive(Default)]
-pub struct IdleGate {
+pub(crate) struct IdleGate {
     /// Set in all phases but [`IdlePhase::Open`], so that requests of a mount in use take no lock.
     is_closed: AtomicBool,
     phase: Mutex<IdlePhase>,
@@ -74,7 +74,7 @@ impl IdleGate {
     }
 
     /// Has the next request wait.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut phase = self.phase.lock();
         if *phase == IdlePhase::Open {
             self.set(&mut phase, IdlePhase::Closed);
@@ -93,7 +93,7 @@ impl IdleGate {
     }
 
     /// Ends the wait after the requested poll, also after a failed one.
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         self.set(&mut self.phase.lock(), IdlePhase::Open);
     }
 
@@ -117,7 +117,7 @@ impl Adapter {
     /// shared; only for read-only remote archives.
     fn with_file_system(&self, fs: Arc<FileSystem>, option: SnapshotDir) -> Adapter {
         Adapter {
-            snapshot_dir: effective_snapshot_dir(&fs, option),
+            options: ServeOptions { snapshot_dir: effective_snapshot_dir(&fs, option), ..self.options },
             fs,
             cache: Arc::clone(&self.cache),
             activity: Arc::clone(&self.activity),
@@ -128,7 +128,6 @@ impl Adapter {
             reads: Arc::clone(&self.reads),
             sync_queue: None,
             removed_capabilities: RemovedCapabilities::default(),
-            ..*self
         }
     }
 }
@@ -139,6 +138,7 @@ struct Version {
     number: u64,
 }
 
+#[derive(Default)]
 struct OpenInode {
     handles: u64,
     /// Last version that had the inode; None after it was evicted.
@@ -159,18 +159,14 @@ pub struct CurrentVersion {
     open: Mutex<HashMap<u64, OpenInode>>,
     /// Value of the mount option.
     snapshot_dir: SnapshotDir,
-    idle: IdleGate,
+    /// Holds the first request after an idle period.
+    pub(crate) idle: IdleGate,
 }
 
 impl CurrentVersion {
     pub fn new(adapter: Adapter, snapshot_dir: SnapshotDir) -> CurrentVersion {
         let newest = RwLock::new(Arc::new(Version { adapter, number: 0 }));
         CurrentVersion { newest, open: Mutex::default(), snapshot_dir, idle: IdleGate::default() }
-    }
-
-    /// Returns the gate that holds the first request after an idle period.
-    pub fn idle(&self) -> &IdleGate {
-        &self.idle
     }
 
     /// Returns the version that answers a request of the kernel about this inode (VERSION-4).
@@ -237,7 +233,7 @@ impl CurrentVersion {
 
     fn add_handle(&self, number: INodeNo, version: &Arc<Version>) {
         let mut open = self.open.lock();
-        let opened = open.entry(number.0).or_insert_with(|| OpenInode { handles: 0, last: None });
+        let opened = open.entry(number.0).or_default();
         opened.handles += 1;
         opened.set_last(version);
     }

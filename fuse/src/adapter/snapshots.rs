@@ -23,10 +23,10 @@ use lockbox_host::mount_options::SnapshotDir;
 
 use super::content::{self, stop_if_full, tolerate_damage};
 use super::context::{Adapter, SNAPSHOT_DIR_NAME};
-use crate::convert::{self, GENERATION, errno, may_write, reply_xattr};
+use crate::convert::{self, GENERATION, errno, may_write, reply_offset, reply_xattr};
 use crate::kernel_cache::FOR_EVER;
 use crate::kernel_cache::snapshot_inodes::{
-    InodeKind, MountedView, SNAPSHOT_CONTENT_TIMEOUT, SNAPSHOT_NAME_TIMEOUT, ViewTable, is_live, snapshot_dir_number,
+    InodeKind, MountedView, SNAPSHOT_CONTENT_TIMEOUT, SNAPSHOT_NAME_TIMEOUT, is_live, snapshot_dir_number,
 };
 
 /// Directory offset of `.snapshots`: `i64::MAX`, after all entries.
@@ -126,21 +126,16 @@ impl Adapter {
     }
 
     fn must_list_snapshot_dir(&self, directory: INodeNo, offset: u64) -> bool {
-        directory.0 == ROOT_INO.0 && self.snapshot_dir == SnapshotDir::Shown && offset < LAST_COOKIE
-    }
-
-    fn views(&self) -> &ViewTable {
-        &self.cache.views
+        directory.0 == ROOT_INO.0 && self.options.snapshot_dir == SnapshotDir::Shown && offset < LAST_COOKIE
     }
 }
 
 impl<'a> SnapshotInode<'a> {
-    /// # Errors
-    /// `Stale` for an inode that is not part of this mount.
+    /// Errors: `Stale` for an inode that is not part of this mount.
     fn resolve_object(&self) -> Result<SnapshotObject<'a>> {
-        let Adapter { fs, snapshot_dir, .. } = self.adapter;
-        match self.adapter.views().resolve(self.number)? {
-            _ if *snapshot_dir == SnapshotDir::Off => Err(Error::Stale),
+        let Adapter { fs, options, .. } = self.adapter;
+        match self.adapter.cache.views.resolve(self.number)? {
+            _ if options.snapshot_dir == SnapshotDir::Off => Err(Error::Stale),
             InodeKind::Live => Err(Error::Stale),
             InodeKind::Directory => Ok(SnapshotObject::Directory),
             InodeKind::View(view, ino) => {
@@ -149,8 +144,7 @@ impl<'a> SnapshotInode<'a> {
         }
     }
 
-    /// # Errors
-    /// `Invalid` for `.snapshots`, which does not support the request.
+    /// Errors: `Invalid` for `.snapshots`, which does not support the request.
     fn view_inode(&self) -> Result<ViewInode<'a>> {
         match self.resolve_object()? {
             SnapshotObject::Inode(view_inode) => Ok(view_inode),
@@ -189,7 +183,7 @@ impl<'a> SnapshotInode<'a> {
             }
             (SnapshotObject::Inode(view_inode), name) => {
                 let attributes = view_inode.to_file_attr(&view_inode.snapshot.lookup(view_inode.ino, name)?)?;
-                self.adapter.views().add_lookup(view_inode.view, attributes.ino.0)?;
+                self.adapter.cache.views.add_lookup(view_inode.view, attributes.ino.0)?;
                 Ok((attributes, view_inode.view.generation()))
             }
         }
@@ -211,7 +205,7 @@ impl<'a> SnapshotInode<'a> {
 
     pub(super) fn readlink(&self, reply: ReplyData) {
         let read = |view_inode: ViewInode<'_>| {
-            self.adapter.views().mark_read(view_inode.view);
+            self.adapter.cache.views.mark_read(view_inode.view);
             view_inode.snapshot.read_link(view_inode.ino)
         };
         match self.view_inode().and_then(read) {
@@ -226,7 +220,7 @@ impl<'a> SnapshotInode<'a> {
             self.view_inode().and_then(|view_inode| match may_write(flags) || flags.0 & nix::libc::O_TRUNC != 0 {
                 true => Err(Error::ReadOnly("the content of a snapshot".into())),
                 false => {
-                    self.adapter.views().mark_read(view_inode.view);
+                    self.adapter.cache.views.mark_read(view_inode.view);
                     view_inode.snapshot.attributes(view_inode.ino)
                 }
             });
@@ -262,10 +256,7 @@ impl<'a> SnapshotInode<'a> {
                 snapshot.next_hole(ino, from)
             })
         });
-        match found {
-            Ok(found) => reply.offset(found),
-            Err(error) => reply.error(errno(&error)),
-        }
+        reply_offset(found, reply);
     }
 
     pub(super) fn getxattr(&self, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -325,7 +316,7 @@ impl<'a> SnapshotInode<'a> {
             SnapshotObject::Directory => return self.list_snapshots_plus(offset, reply),
             SnapshotObject::Inode(view_inode) => view_inode,
         };
-        let (views, generation) = (self.adapter.views(), view_inode.view.generation());
+        let (views, generation) = (&self.adapter.cache.views, view_inode.view.generation());
         let (mut any, mut failed, mut lookups) = (false, Ok(()), views.begin_lookups());
         let listed =
             view_inode.snapshot.list_directory(view_inode.ino, offset, bound, true, &mut |entry, attributes| {
@@ -378,15 +369,10 @@ impl<'a> SnapshotInode<'a> {
             }
         }
         for (cookie, snapshot) in self.snapshots_after(offset)? {
-            let view = match self.adapter.views().open(snapshot.id) {
-                Err(error) => {
-                    skip_unreadable(error, snapshot.id)?;
-                    continue;
-                }
-                Ok(view) => view,
-            };
+            let view = self.adapter.cache.views.open(snapshot.id);
+            let Some(view) = skip_unreadable(view, snapshot.id)? else { continue };
             // A listing without attributes creates no inode in the kernel.
-            self.adapter.views().remove_lookup(view);
+            self.adapter.cache.views.remove_lookup(view);
             let number = INodeNo(view.kernel_number(ROOT_INO)?);
             if reply.add(number, cookie, fuser::FileType::Directory, OsStr::from_bytes(&snapshot.name)) {
                 return Ok(());
@@ -406,15 +392,10 @@ impl<'a> SnapshotInode<'a> {
                 }
             }
         }
-        let mut lookups = self.adapter.views().begin_lookups();
+        let mut lookups = self.adapter.cache.views.begin_lookups();
         for (cookie, snapshot) in self.snapshots_after(offset)? {
-            let (attributes, generation) = match self.adapter.lookup_snapshot_root(snapshot.id) {
-                Err(error) => {
-                    skip_unreadable(error, snapshot.id)?;
-                    continue;
-                }
-                Ok(found) => found,
-            };
+            let found = self.adapter.lookup_snapshot_root(snapshot.id);
+            let Some((attributes, generation)) = skip_unreadable(found, snapshot.id)? else { continue };
             lookups.adopt(attributes.ino.0);
             let name = OsStr::from_bytes(&snapshot.name);
             // The reply has one timeout for name and attributes.
@@ -428,16 +409,17 @@ impl<'a> SnapshotInode<'a> {
     }
 }
 
-/// Skips a snapshot that cannot be shown, with a log line; looking up its name reports the error.
-fn skip_unreadable(error: Error, id: SnapshotId) -> Result<()> {
-    match error {
+/// Returns None for a snapshot that cannot be shown, with a log line; looking up its name reports
+/// the error.
+fn skip_unreadable<T>(found: Result<T>, id: SnapshotId) -> Result<Option<T>> {
+    match found {
         // It was removed meanwhile.
-        Error::Stale => Ok(()),
-        Error::Damaged(_) | Error::Unsupported(_) => {
+        Err(Error::Stale) => Ok(None),
+        Err(error @ (Error::Damaged(_) | Error::Unsupported(_))) => {
             tracing::warn!(snapshot = id.0, %error, "a listing of the snapshots leaves out an unreadable snapshot");
-            Ok(())
+            Ok(None)
         }
-        error => Err(error),
+        found => found.map(Some),
     }
 }
 
@@ -445,12 +427,12 @@ impl Adapter {
     /// Looks up the root of a snapshot and counts the lookup.
     fn lookup_snapshot_root(&self, id: SnapshotId) -> Result<EntryAttributes> {
         let attributes = self.fs.snapshot_view(id).attributes(ROOT_INO)?;
-        let view = self.views().open(id)?;
+        let view = self.cache.views.open(id)?;
         let view_inode = ViewInode { view, snapshot: self.fs.snapshot_view(id), ino: ROOT_INO };
         view_inode
             .to_file_attr(&attributes)
             .map(|attributes| (attributes, view.generation()))
-            .inspect_err(|_| self.views().remove_lookup(view))
+            .inspect_err(|_| self.cache.views.remove_lookup(view))
     }
 }
 

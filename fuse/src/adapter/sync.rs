@@ -148,11 +148,9 @@ impl SyncQueue {
 fn serve(fs: &FileSystem, queue: &SharedQueue, scheduler: &LoopScheduler) {
     let mut state = queue.state.lock();
     loop {
-        while state.leader != Leader::Thread {
-            if state.ended {
-                return;
-            }
-            queue.called.wait(&mut state);
+        queue.called.wait_while(&mut state, |state| state.leader != Leader::Thread && !state.ended);
+        if state.leader != Leader::Thread {
+            return;
         }
         if state.waiting.is_empty() {
             state.leader = Leader::Idle;

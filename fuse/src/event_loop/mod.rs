@@ -28,7 +28,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -106,12 +106,6 @@ impl LoopScheduler {
         InFlight { scheduler: self, long: Cell::new(false) }
     }
 
-    /// Returns the number of loops that serve no request.
-    pub(crate) fn free_loops(&self) -> usize {
-        let state = self.state.lock();
-        state.loops.saturating_sub(state.working)
-    }
-
     /// Announces long work that no request in flight announces, until the guard is dropped: on
     /// another thread, or for a request without a reply.
     pub(crate) fn begin_long_work(&self) -> LongWork<'_> {
@@ -158,11 +152,7 @@ impl Drop for InFlight<'_> {
         // This loop already counts as being at the queue; park only if there is another.
         if state.at_queue() > 1 {
             state.parked += 1;
-            let until = Instant::now() + PARK_TIME;
-            let mut in_time = true;
-            while state.woken == 0 && in_time {
-                in_time = !scheduler.wake_up.wait_until(&mut state, until).timed_out();
-            }
+            scheduler.wake_up.wait_while_for(&mut state, |state| state.woken == 0, PARK_TIME);
             state.woken = state.woken.saturating_sub(1);
             state.parked -= 1;
         }
@@ -218,7 +208,8 @@ pub(crate) struct ReadQueue(Arc<SharedReads>);
 impl ReadQueue {
     /// Returns whether a read that the caller has begun has to leave its loop.
     pub(crate) fn has_to_leave(scheduler: &LoopScheduler) -> bool {
-        scheduler.free_loops() < SPARE_LOOPS
+        let state = scheduler.state.lock();
+        state.loops.saturating_sub(state.working) < SPARE_LOOPS
     }
 
     /// Runs `job` on a thread; on the caller's if there is no other one.
@@ -267,9 +258,7 @@ impl Drop for ReadQueue {
         let mut state = self.0.state.lock();
         state.ended = true;
         self.0.called.notify_all();
-        while state.threads > 0 {
-            self.0.called.wait(&mut state);
-        }
+        self.0.called.wait_while(&mut state, |state| state.threads > 0);
     }
 }
 

@@ -115,7 +115,7 @@ const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 /// State of one mount's caches in the kernel, and the channel that invalidates them.
 #[derive(Default)]
 pub struct KernelCache {
-    writers: Writers,
+    pub(crate) writers: Writers,
     pub(crate) unlinked: UnlinkedInodes,
     pub(crate) views: ViewTable,
     /// Directory that rejects all requests; 0 for none (KERNEL-11).
@@ -142,16 +142,6 @@ impl KernelCache {
 
     pub(crate) fn set_notifier(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
-    }
-
-    /// Returns whether any inode has a writable handle: without one the kernel holds no dirty pages
-    /// (KERNEL-3).
-    pub(crate) fn has_any_writer(&self) -> bool {
-        self.writers.has_any()
-    }
-
-    pub(crate) fn has_writer(&self, ino: u64) -> bool {
-        self.writers.has_writer(ino)
     }
 
     /// Converts attributes for a reply (KERNEL-7).
@@ -216,17 +206,6 @@ impl KernelCache {
         self.invalidate_blocks(Ino(ino.0));
     }
 
-    /// Returns the size of the last failed WRITE, or 0 if there is none or it would succeed now
-    /// (KERNEL-12). A smaller one may find space where the kernel's do not.
-    pub(crate) fn refused_bytes(&self, ino: INodeNo) -> usize {
-        self.writers.refused(ino.0)
-    }
-
-    /// Records that the failed WRITE would succeed now.
-    pub(crate) fn clear_refused_write(&self, ino: INodeNo) {
-        self.writers.set_refused(ino.0, 0);
-    }
-
     /// Invalidates block counts changed by WRITEs since the last call. Call it without a lock of
     /// the file system, as `invalidate_blocks`.
     pub(crate) fn invalidate_written(&self, fs: &FileSystem) {
@@ -287,18 +266,6 @@ impl KernelCache {
         });
         if let Err(error) = spawned {
             tracing::warn!(%error, "the kernel may keep a stale name in its cache");
-        }
-    }
-
-    /// Returns the inodes of which the kernel may hold dirty pages (KERNEL-3).
-    pub(crate) fn dirty_inodes(&self) -> Vec<u64> {
-        self.writers.inodes()
-    }
-
-    /// Makes the kernel write the pages of these inodes and drop them.
-    pub(crate) fn write_back(&self, inodes: &[u64]) {
-        for &ino in inodes {
-            self.drop_pages(INodeNo(ino), 0);
         }
     }
 

@@ -33,12 +33,13 @@ pub(super) type NewestCtime = Mutex<Option<Timestamp>>;
 const MIN_BLOCKS: u64 = 1;
 
 /// Number of shards, so that event loops seldom contend.
-const SHARDS: u64 = 16;
+const SHARDS: usize = 16;
 
 /// Inodes with writers: only their block counts may change, and only of them the kernel can hold
 /// dirty pages.
-pub(super) struct Writers {
-    shards: Vec<Mutex<HashMap<u64, WrittenInode>>>,
+#[derive(Default)]
+pub(crate) struct Writers {
+    shards: [Mutex<HashMap<u64, WrittenInode>>; SHARDS],
     open: AtomicUsize,
 }
 
@@ -83,15 +84,9 @@ impl WrittenInode {
     }
 }
 
-impl Default for Writers {
-    fn default() -> Writers {
-        Writers { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), open: AtomicUsize::new(0) }
-    }
-}
-
 impl Writers {
     fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, WrittenInode>> {
-        &self.shards[(ino % SHARDS) as usize]
+        &self.shards[ino as usize % SHARDS]
     }
 
     /// Adds a writer and returns whether it is the inode's first.
@@ -133,16 +128,19 @@ impl Writers {
         (was_requested && wrong).then_some(cached)
     }
 
-    pub(super) fn has_writer(&self, ino: u64) -> bool {
+    pub(crate) fn has_writer(&self, ino: u64) -> bool {
         self.has_any() && self.shard(ino).lock().contains_key(&ino)
     }
 
-    pub(super) fn has_any(&self) -> bool {
+    /// Returns whether any inode has a writer: without one the kernel holds no dirty pages
+    /// (KERNEL-3).
+    pub(crate) fn has_any(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns the inodes with writers, in no order.
-    pub(super) fn inodes(&self) -> Vec<u64> {
+    /// Returns the inodes with writers, of which the kernel may hold dirty pages (KERNEL-3), in no
+    /// order.
+    pub(crate) fn inodes(&self) -> Vec<u64> {
         self.shards.iter().flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>()).collect()
     }
 
@@ -196,11 +194,13 @@ impl Writers {
     }
 
     /// Records the size of a failed WRITE; 0 if it would succeed now.
-    pub(super) fn set_refused(&self, ino: u64, bytes: usize) {
+    pub(crate) fn set_refused(&self, ino: u64, bytes: usize) {
         self.with(ino, |written| written.refused = bytes);
     }
 
-    pub(super) fn refused(&self, ino: u64) -> usize {
+    /// Returns the size of the last failed WRITE, or 0 if there is none or it would succeed now
+    /// (KERNEL-12). A smaller one may find space where the kernel's do not.
+    pub(crate) fn refused(&self, ino: u64) -> usize {
         self.with(ino, |written| written.refused).unwrap_or(0)
     }
 

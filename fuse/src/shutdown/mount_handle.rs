@@ -15,6 +15,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fuser::INodeNo;
 use lockbox_host::mounts::{Mountpoint, Numbers};
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
@@ -234,12 +235,12 @@ impl KernelWriteback {
     /// Returns whether all data written before the call has arrived within `limit`. Not to be
     /// called from an event loop.
     pub(crate) fn run(&self, limit: Duration) -> bool {
-        let inodes = self.cache.dirty_inodes();
+        let inodes = self.cache.writers.inodes();
         if inodes.is_empty() {
             return true;
         }
         let cache = Arc::clone(&self.cache);
-        self.run_job(limit, move || cache.write_back(&inodes))
+        self.run_job(limit, move || inodes.into_iter().for_each(|ino| cache.drop_pages(INodeNo(ino), 0)))
     }
 
     fn run_job(&self, limit: Duration, job: impl FnOnce() + Send + 'static) -> bool {
