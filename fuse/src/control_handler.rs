@@ -183,7 +183,7 @@ impl ControlHandler {
         let usage = fs.usage();
         let generation = fs.generation().0;
         let DaemonConfig { archive: path, point, options, .. } = &self.config;
-        let mount = self.state.mount.numbers();
+        let mount = self.state.mount.numbers;
         let mut status = Status {
             pid: std::process::id(),
             uid: geteuid().as_raw(),

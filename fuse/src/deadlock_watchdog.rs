@@ -53,11 +53,12 @@ const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 const STACKED: [u64; 2] = [0x794c_7630, 0xf15f];
 
 pub(crate) struct DeadlockWatchdog {
-    tasks: OwnedFd,
+    /// Directory in /proc that the sandbox must leave accessible.
+    pub(crate) tasks: OwnedFd,
     /// Files with the number of requests in flight, one for each FUSE connection that holds files
     /// of the daemon.
     hosts: Vec<File>,
-    foreign_files: ForeignFileUse,
+    pub(crate) foreign_files: ForeignFileUse,
     blocked: HashMap<String, BlockedThread>,
 }
 
@@ -72,18 +73,13 @@ impl ForeignFileUse {
         self.0.fetch_add(1, Ordering::SeqCst);
         ForeignFileGuard(self.clone())
     }
-
-    fn is_active(&self) -> bool {
-        self.0.load(Ordering::SeqCst) > 0
-    }
 }
 
 pub(crate) struct ForeignFileGuard(ForeignFileUse);
 
 impl Drop for ForeignFileGuard {
     fn drop(&mut self) {
-        let ForeignFileUse(count) = &self.0;
-        count.fetch_sub(1, Ordering::SeqCst);
+        self.0.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -138,16 +134,6 @@ impl DeadlockWatchdog {
         Ok(DeadlockWatchdog { tasks, hosts, foreign_files: ForeignFileUse::default(), blocked: HashMap::new() })
     }
 
-    /// Directory in /proc that the sandbox must leave accessible.
-    pub(crate) fn tasks(&self) -> &OwnedFd {
-        &self.tasks
-    }
-
-    /// Returns the counter that requests with foreign files report to.
-    pub(crate) fn foreign_files(&self) -> ForeignFileUse {
-        self.foreign_files.clone()
-    }
-
     /// Starts the thread, which samples until the process ends or is deadlocked. Fails if
     /// the thread cannot be started.
     pub(crate) fn start(mut self, mount: Arc<MountHandle>, events: Sender<MountEvent>) -> io::Result<()> {
@@ -173,7 +159,7 @@ impl DeadlockWatchdog {
 
     /// Takes a sample and returns whether this process is deadlocked.
     fn check(&mut self) -> bool {
-        let threads: Vec<(String, u64)> = self.blocked_threads().unwrap_or_default();
+        let threads = self.blocked_threads().unwrap_or_default();
         if threads.is_empty() {
             self.blocked.clear();
             return false;
@@ -191,7 +177,7 @@ impl DeadlockWatchdog {
     /// Returns whether no connection that this process may use has a request in flight, except its
     /// own.
     fn hosts_idle(&self) -> bool {
-        !self.foreign_files.is_active() && self.hosts.iter().all(is_idle)
+        self.foreign_files.0.load(Ordering::SeqCst) == 0 && self.hosts.iter().all(is_idle)
     }
 
     /// Returns the threads of this process that wait for a FUSE reply, with their context switches.
@@ -255,7 +241,7 @@ mod tests {
         let home = File::open("/proc").unwrap();
         let watchdog = DeadlockWatchdog::prepare([home.as_fd()]).unwrap();
         assert!(watchdog.hosts_idle());
-        let foreign_files = watchdog.foreign_files();
+        let foreign_files = watchdog.foreign_files.clone();
         let (one, other) = (foreign_files.track(), foreign_files.track());
         assert!(!watchdog.hosts_idle());
         drop(one);

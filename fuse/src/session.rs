@@ -266,11 +266,11 @@ fn start(
         flags: config.options.mount_flags(),
         point_owner,
     };
-    let AttachedMount { handle, connection, read_ahead } = MountHandle::attach(&attachment, agent, Arc::clone(&cache))?;
-    let mount = handle;
-    end.set_mount(Arc::clone(&mount));
+    let AttachedMount { handle: mount, connection, read_ahead } =
+        MountHandle::attach(&attachment, agent, Arc::clone(&cache))?;
+    end.mount = Some(Arc::clone(&mount));
     if config.options.sandbox {
-        let tasks = watchdog.as_ref().map(DeadlockWatchdog::tasks);
+        let tasks = watchdog.as_ref().map(|watchdog| &watchdog.tasks);
         confine(&SandboxPaths { sockets: listening.directory(), seen: seen.as_ref(), tasks }, &mount);
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
@@ -287,7 +287,7 @@ fn start(
             namespace,
             remote_status,
             replica_failure: replica_failure.clone(),
-            foreign_files: watchdog.as_ref().map(DeadlockWatchdog::foreign_files).unwrap_or_default(),
+            foreign_files: watchdog.as_ref().map(|watchdog| watchdog.foreign_files.clone()).unwrap_or_default(),
         };
         let handler = ControlHandler::new(config.clone(), Arc::clone(slot), state, events.clone(), own_status);
         listening.serve(move |request, client| handler.handle(&request, client))?
@@ -347,7 +347,7 @@ fn serve_requests(
     let session = fuser::Session::from_fd(filesystem, connection, SessionACL::All, fuse_config)
         .map_err(|e| Failure::mount(format!("the kernel did not accept the connection: {e}")))?;
     cache.set_notifier(session.notifier());
-    end.set_loops_started();
+    end.loops_started = true;
     thread::Builder::new()
         .name("session".into())
         .spawn(move || {
@@ -377,10 +377,7 @@ fn confine(reach: &SandboxPaths<'_>, mount: &MountHandle) {
 /// Blocks signals before any thread starts, so that all threads inherit the mask and one can wait
 /// for them.
 fn block_signals() -> Result<SigSet, Failure> {
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-        signals.add(signal);
-    }
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|e| Failure::other(format!("cannot block signals: {e}")))?;
     Ok(signals)
 }

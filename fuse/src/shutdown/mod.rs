@@ -83,9 +83,9 @@ pub(crate) struct Shutdown {
     slot: ArchiveSlot,
     inbox: Receiver<MountEvent>,
     /// None before the mount exists.
-    mount: Option<Arc<MountHandle>>,
+    pub(crate) mount: Option<Arc<MountHandle>>,
     /// Event loops were started and use the archive until they have ended.
-    loops_started: bool,
+    pub(crate) loops_started: bool,
     remote: Option<RemoteShutdown>,
 }
 
@@ -102,15 +102,6 @@ pub(crate) struct RemoteShutdown {
 impl Shutdown {
     pub(crate) fn new(slot: ArchiveSlot, inbox: Receiver<MountEvent>, remote: Option<RemoteShutdown>) -> Shutdown {
         Shutdown { slot, inbox, mount: None, loops_started: false, remote }
-    }
-
-    pub(crate) fn set_mount(&mut self, mount: Arc<MountHandle>) {
-        self.mount = Some(mount);
-    }
-
-    /// Records that event loops use the archive from now on.
-    pub(crate) fn set_loops_started(&mut self) {
-        self.loops_started = true;
     }
 
     /// Serves until the event loops have ended. After a stop request the mount is ended by force
@@ -177,7 +168,6 @@ impl Shutdown {
         self.slot.lock().as_ref().is_some_and(Archive::is_unlinked)
     }
 
-    /// Ends all waits for a remote store.
     fn stop_waiting(&self, is_forced: bool) {
         if let Some(remote) = &self.remote {
             (remote.stop_waiting)(is_forced);
@@ -273,8 +263,7 @@ fn serve_events(
             None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         if let Some(ended) = state.handle_event(event) {
-            let ShutdownState { stopped, sleeping, abandoned, forced, .. } = state;
-            return ServeOutcome { stopped, sleeping, aborted: matches!(ended, LoopState::Unknown), abandoned, forced };
+            return ServeOutcome { aborted: ended == LoopState::Unknown, ..state.outcome };
         }
     }
 }
@@ -295,12 +284,8 @@ struct ShutdownState<'a, M> {
     ordered: bool,
     /// The mount was removed while it was busy, and its users are still served.
     detached: bool,
-    stopped: Vec<Sender<Response>>,
-    sleeping: Vec<Sender<SuspendReply>>,
-    /// The user gave up the content of a removed archive.
-    abandoned: bool,
-    /// The end was ordered by force.
-    forced: bool,
+    /// `aborted` is set at the end.
+    outcome: ServeOutcome,
     /// Result of the last attempt of `idle=`; a repeated result is not logged again.
     last_idle: Option<UnmountOutcome>,
     hooks: ArchiveHooks<'a>,
@@ -317,17 +302,13 @@ struct ArchiveHooks<'a> {
 
 impl<'a, M> ShutdownState<'a, M> {
     fn new(mount: &'a M, timeout: Duration, hooks: ArchiveHooks<'a>) -> ShutdownState<'a, M> {
-        let (stopped, sleeping) = (Vec::new(), Vec::new());
         ShutdownState {
             mount,
             timeout,
             deadline: None,
             ordered: false,
             detached: false,
-            stopped,
-            sleeping,
-            abandoned: false,
-            forced: false,
+            outcome: ServeOutcome::default(),
             last_idle: None,
             hooks,
         }
@@ -362,7 +343,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
             // No deadline for either: a mount that lives on as a bind mount is still served.
             Ok(MountEvent::Idle) => self.handle_idle(),
             Ok(MountEvent::Sleep(answer)) => match self.unmount_unless_last_copy() {
-                UnmountOutcome::Gone => self.sleeping.push(answer),
+                UnmountOutcome::Gone => self.outcome.sleeping.push(answer),
                 UnmountOutcome::Busy | UnmountOutcome::Detached => drop(answer.send(SuspendReply::Busy)),
                 UnmountOutcome::Failed(message) => {
                     tracing::error!("the archive is not locked before the machine sleeps: {message}");
@@ -371,12 +352,12 @@ impl<M: MountControl> ShutdownState<'_, M> {
             },
             Err(RecvTimeoutError::Timeout) => {
                 let (grace, writeback) =
-                    if self.forced { (FORCED_GRACE, FORCED_GRACE) } else { (self.timeout, WRITEBACK_TIME) };
+                    if self.outcome.forced { (FORCED_GRACE, FORCED_GRACE) } else { (self.timeout, WRITEBACK_TIME) };
                 tracing::warn!("files still open after {} s; forcing unmount", grace.as_secs());
                 let cut = force_end(self.mount, writeback);
                 // If the connection cannot be aborted, waits for the remote store end with the
                 // data kept on this machine; otherwise the mount would never end.
-                (self.hooks.stop_waiting)(self.forced);
+                (self.hooks.stop_waiting)(self.outcome.forced);
                 if cut.is_err() {
                     return Some(LoopState::Unknown);
                 }
@@ -441,15 +422,15 @@ impl<M: MountControl> ShutdownState<'_, M> {
                 drop(answer.send(Response::Failed { message: LAST_COPY.into() }));
                 return;
             }
-            self.abandoned = true;
+            self.outcome.abandoned = true;
         }
         if force {
             tracing::warn!("an end by force was ordered: stopping");
-            self.forced = true;
+            self.outcome.forced = true;
             self.detach();
             let until = Instant::now() + FORCED_GRACE;
             self.deadline = Some(self.deadline.map_or(until, |at| at.min(until)));
-            self.stopped.push(answer);
+            self.outcome.stopped.push(answer);
             return;
         }
         match self.unmount(lazy) {
@@ -464,7 +445,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
             }
             UnmountOutcome::Gone | UnmountOutcome::Detached => {
                 self.deadline.get_or_insert(Instant::now() + self.timeout);
-                self.stopped.push(answer);
+                self.outcome.stopped.push(answer);
             }
         }
     }
@@ -657,7 +638,7 @@ mod tests {
         let (answer, answered) = mpsc::channel();
         let stop = |lazy| Ok(MountEvent::Stop { lazy, abandon: false, force: false, answer: answer.clone() });
         assert_eq!(state.handle_event(stop(true)), None);
-        assert_eq!((state.deadline, state.stopped.len()), (None, 0));
+        assert_eq!((state.deadline, state.outcome.stopped.len()), (None, 0));
         assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
         assert_eq!(state.handle_event(Ok(MountEvent::Signal(Signal::SIGTERM))), None);
         let deadline = state.deadline.unwrap();
@@ -665,7 +646,7 @@ mod tests {
         assert_eq!(state.handle_event(stop(true)), None);
         assert!(matches!(answered.try_recv(), Ok(Response::Detached)));
         assert_eq!(state.handle_event(stop(false)), None);
-        assert_eq!((state.deadline, state.stopped.len()), (Some(deadline), 1));
+        assert_eq!((state.deadline, state.outcome.stopped.len()), (Some(deadline), 1));
         assert!(answered.try_recv().is_err(), "who wants an end is answered when the archive is closed");
     }
 
@@ -691,7 +672,7 @@ mod tests {
         assert_eq!(state.handle_event(Ok(MountEvent::Idle)), None);
         assert!(mount.calls.borrow().is_empty(), "nothing was taken away");
         assert_eq!(state.handle_event(stop(false, true)), None);
-        assert_eq!((mount.calls.borrow().clone(), state.stopped.len()), (vec!["unmount"], 1));
+        assert_eq!((mount.calls.borrow().clone(), state.outcome.stopped.len()), (vec!["unmount"], 1));
         assert_eq!(state.handle_event(Ok(MountEvent::Signal(Signal::SIGTERM))), None);
         assert_eq!(*mount.calls.borrow(), ["unmount", "detach"], "a machine that goes down is not held up");
     }

@@ -42,7 +42,7 @@ const DISMISS_TIME: Duration = Duration::from_secs(2);
 /// State of the mount and access to its connection. The lock also prevents the periodic flush,
 /// which opens the root briefly, from making the mount look busy.
 pub(crate) struct MountHandle {
-    numbers: Numbers,
+    pub(crate) numbers: Numbers,
     /// The kernel's file that aborts the connection, opened while no other connection can have its
     /// number.
     abort: Option<File>,
@@ -106,17 +106,10 @@ impl MountHandle {
         Ok(AttachedMount { handle, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
-    pub(crate) fn numbers(&self) -> Numbers {
-        self.numbers
-    }
-
     /// Checks that the mount answers. The agent does this: this process would deadlock while all
     /// event loops are busy. Fails if the mount does not answer or the agent is gone.
     pub(crate) fn probe(&self) -> io::Result<()> {
-        match &mut self.state.lock().agent {
-            Some(agent) => agent.probe(),
-            None => Err(io::ErrorKind::NotConnected.into()),
-        }
+        self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.probe()
     }
 
     /// Connects to the agent's relay of logind's sleep signals. Fails if the agent is gone
@@ -125,7 +118,6 @@ impl MountHandle {
         self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.watch_sleeps()
     }
 
-    /// Returns whether the agent was dismissed, or is about to be.
     pub(crate) fn is_dismissed(&self) -> bool {
         self.state.lock().agent.is_none()
     }
@@ -167,10 +159,7 @@ impl MountHandle {
         if !state.is_mounted {
             return Ok(false);
         }
-        match &mut state.agent {
-            Some(agent) => agent.flush(),
-            None => Ok(false),
-        }
+        state.agent.as_mut().map_or(Ok(false), MountAgent::flush)
     }
 
     /// Dismisses the agent after the archive was closed.
@@ -202,10 +191,7 @@ impl super::MountControl for MountHandle {
         if !state.is_mounted {
             return UnmountOutcome::Gone;
         }
-        let unmounted = match &mut state.agent {
-            Some(agent) => agent.unmount(detach),
-            None => UnmountOutcome::Gone,
-        };
+        let unmounted = state.agent.as_mut().map_or(UnmountOutcome::Gone, |agent| agent.unmount(detach));
         state.is_mounted = !matches!(unmounted, UnmountOutcome::Gone | UnmountOutcome::Detached);
         unmounted
     }
