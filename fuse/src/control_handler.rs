@@ -22,7 +22,7 @@ use crate::deadlock_watchdog::ForeignFileUse;
 use crate::kernel_cache::KernelCache;
 use crate::replica::ReplicaFailure;
 use crate::shutdown::{ArchiveSlot, MountEvent, MountHandle};
-use crate::snapshot_requests::{self, OperationLocks, RestoreRequest};
+use crate::snapshot_requests::{self, OperationLocks};
 use crate::ticker::SnapshotSchedule;
 
 /// State of a running mount, as far as control requests need it.
@@ -97,53 +97,40 @@ impl ControlHandler {
             Request::Sync => self.run(FileSystem::make_durable),
             Request::Purge => self.run(FileSystem::purge),
             Request::SnapshotCreate { name } => self.with_snapshots(true, |snapshots| {
-                let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
-                snapshot_requests::to_response(collected.and_then(|()| snapshots.create(&name.0)))
+                self.collect_writes()?;
+                snapshots.create(&name.0).map(|()| Response::Done)
             }),
-            Request::SnapshotList { after, held } => self.with_snapshots(false, |all| {
-                snapshot_requests::list_page(all, *after, *held)
-                    .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
-            }),
+            Request::SnapshotList { after, held } => {
+                self.with_snapshots(false, |snapshots| snapshot_requests::list_page(snapshots, *after, *held))
+            }
             Request::SnapshotHeld { ranges } => {
-                self.with_snapshots(false, |snapshots| snapshot_requests::held_bytes(snapshots, ranges))
+                self.with_snapshots(false, |snapshots| Ok(snapshot_requests::held_bytes(snapshots, ranges)))
             }
             Request::SnapshotRemove { ids, among } => {
-                self.with_snapshots(true, |snapshots| snapshot_requests::remove_snapshots(snapshots, ids, *among))
+                self.with_snapshots(true, |snapshots| Ok(snapshot_requests::remove_snapshots(snapshots, ids, *among)))
             }
             Request::SnapshotDiff { older, newer } => {
                 let Some(fs) = self.file_system() else { return closing_response() };
                 self.with_snapshots(false, |snapshots| {
-                    let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
-                    let send = || {
-                        snapshot_requests::send_differences(
-                            (&fs, snapshots),
-                            &self.locks,
-                            &client,
-                            older,
-                            newer.as_ref(),
-                        )
-                    };
-                    collected.and_then(|()| send()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
+                    self.collect_writes()?;
+                    snapshot_requests::send_differences((&fs, snapshots), &self.locks, &client, older, newer.as_ref())
                 })
             }
             Request::SnapshotRestore { name, paths, to } => {
                 let Some(fs) = self.file_system() else { return closing_response() };
                 self.with_snapshots(true, |snapshots| {
-                    let request = RestoreRequest { name, paths, to: to.as_ref() };
                     let now = Timestamp::from_system(SystemTime::now());
-                    let cache = &self.state.cache;
-                    let restore =
-                        || snapshot_requests::restore((&fs, snapshots), (&self.locks, cache), &client, &request, now);
-                    let collected = snapshot_requests::collect_writes(&self.state.mount, cache);
-                    collected.and_then(|()| restore()).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
+                    self.collect_writes()?;
+                    let shared = (&self.locks, &*self.state.cache);
+                    snapshot_requests::restore((&fs, snapshots), shared, &client, name, paths, to.as_ref(), now)
                 })
             }
             Request::Backup { whole, verify, percent } => {
                 let backups = self.slot.lock().as_ref().map(Archive::backups);
                 let Some(backups) = backups else { return closing_response() };
-                let mode = BackupMode { whole: *whole, verify: verify.then(|| percent.unwrap_or(100)) };
-                snapshot_requests::collect_writes(&self.state.mount, &self.state.cache)
-                    .and_then(|()| run_backup(backups, mode, client))
+                let verify = verify.then(|| percent.unwrap_or(100));
+                self.collect_writes()
+                    .and_then(|()| run_backup(backups, *whole, verify, client))
                     .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
             }
             Request::Stop { lazy, abandon, force } => {
@@ -169,12 +156,16 @@ impl ControlHandler {
         self.slot.lock().as_ref().map(|archive| Arc::clone(archive.file_system()))
     }
 
-    fn with_snapshots(&self, changes: bool, work: impl FnOnce(&SnapshotManager) -> Response) -> Response {
-        match snapshot_requests::read_only_refusal(&self.config.options).filter(|_| changes) {
-            Some(refused) => refused,
-            None => snapshot_requests::open_snapshots(&self.slot)
-                .map_or_else(closing_response, |snapshots| work(&snapshots)),
+    fn with_snapshots(&self, changes: bool, work: impl FnOnce(&SnapshotManager) -> Result<Response>) -> Response {
+        if let Some(refused) = snapshot_requests::read_only_refusal(&self.config.options).filter(|_| changes) {
+            return refused;
         }
+        let Some(snapshots) = snapshot_requests::open_snapshots(&self.slot) else { return closing_response() };
+        work(&snapshots).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
+    }
+
+    fn collect_writes(&self) -> Result<()> {
+        snapshot_requests::collect_writes(&self.state.mount, &self.state.cache)
     }
 
     /// Never queries the host: the status of a mount must be available when its host hangs.
@@ -212,7 +203,6 @@ impl ControlHandler {
             schedule: self.state.schedule.as_ref().map(|schedule| schedule.describe()),
             latched: usage.latched,
             fallback: usage.fallback,
-            remote: None,
             follows: self.state.replica_failure.as_ref().map(|replica_failure| ReplicaStatus {
                 committed: fs.commit_time().seconds,
                 failure: replica_failure.lock().clone(),
@@ -238,15 +228,9 @@ fn peak_resident_bytes(own_status: &File) -> u64 {
     lockbox_host::proc::kib(&text, "VmHWM").unwrap_or(0) << 10
 }
 
-struct BackupMode {
-    whole: bool,
-    /// Percentage of the file data to read back.
-    verify: Option<u8>,
-}
-
 /// Backs up a running mount into a file that the client opened, so that the daemon neither resolves
-/// the client's paths nor uses its own rights.
-fn run_backup(backups: Backups, mode: BackupMode, mut client: ClientConnection) -> Result<Response> {
+/// the client's paths nor uses its own rights. `verify`: percentage of the file data to read back.
+fn run_backup(backups: Backups, whole: bool, verify: Option<u8>, mut client: ClientConnection) -> Result<Response> {
     let Some(file) = client.file.take() else {
         return Err(Error::invalid("the backup request has no file descriptor"));
     };
@@ -254,11 +238,11 @@ fn run_backup(backups: Backups, mode: BackupMode, mut client: ClientConnection) 
     // A backup without a waiting client must not keep blocks from being freed.
     let watch = &mut |_| if client.is_gone() { Err(Error::Interrupted(0)) } else { Ok(()) };
     let source = backups.pin()?;
-    let done = match mode.whole {
+    let done = match whole {
         true => Some(source.fill(&file, watch)?),
         false => source.bring_up_to_date(&file, watch)?,
     };
-    let verified = mode.verify.filter(|_| done.is_some()).map(|percent| source.verify(&file, percent, watch));
+    let verified = verify.filter(|_| done.is_some()).map(|percent| source.verify(&file, percent, watch));
     let verified_bytes = verified.transpose()?;
     let report = |BackupReport { time, generation, copied_bytes, .. }| BackupDone {
         seconds: time.seconds,

@@ -171,9 +171,25 @@ pub(crate) fn send_differences(
     older: &SnapshotName,
     newer: Option<&SnapshotName>,
 ) -> Result<Response> {
-    let found = differences((fs, snapshots), locks, client, older, newer)?;
-    // The client may read slowly: only the differences themselves are still held.
     let go_on = &|| fs.check_closing().and_then(|()| check_client(client));
+    let found = {
+        let _turn = acquire(&locks.comparison, client)?;
+        // Not closed before the end of this block: snapshots pinned here could not be erased.
+        let _work = fs.hold_open()?;
+        // Taken before the lookup: a concurrent removal then frees nothing that is read here.
+        let now = snapshots.pin_current()?;
+        let older = snapshots.snapshot_view(&older.0)?;
+        let newer = newer.map(|newer| snapshots.snapshot_view(&newer.0)).transpose()?;
+        let newer = newer.as_ref().unwrap_or(now.file_system());
+        let watch = &mut |held| match held > MAX_HELD {
+            true => {
+                Err(Error::invalid("too many differences to list from a mount: unmount the archive, and try again"))
+            }
+            false => go_on(),
+        };
+        compare(&older, newer, watch)?.into_iter().map(to_difference).collect::<Result<Vec<_>>>()?
+    };
+    // The client may read slowly: only the differences themselves are still held.
     let mut found = found.into_iter().peekable();
     while found.peek().is_some() {
         let mut bytes = 0;
@@ -191,70 +207,43 @@ fn encoded_length(difference: &PathDifference) -> usize {
     96 + 2 * difference.path.0.len() + difference.from.as_ref().map_or(0, |from| 2 * from.0.len())
 }
 
-/// Returns all differences. The archive is not closed before this returns, because snapshots pinned
-/// for it could not be erased.
-fn differences(
-    (fs, snapshots): (&FileSystem, &SnapshotManager),
-    locks: &OperationLocks,
-    client: &ClientConnection,
-    older: &SnapshotName,
-    newer: Option<&SnapshotName>,
-) -> Result<Vec<PathDifference>> {
-    let _turn = acquire(&locks.comparison, client)?;
-    let _work = fs.hold_open()?;
-    // Taken before the lookup: a concurrent removal then frees nothing that is read here.
-    let now = snapshots.pin_current()?;
-    let older = snapshots.snapshot_view(&older.0)?;
-    let newer = newer.map(|newer| snapshots.snapshot_view(&newer.0)).transpose()?;
-    let newer = newer.as_ref().unwrap_or(now.file_system());
-    let go_on = &mut |held| match held > MAX_HELD {
-        true => Err(Error::invalid("too many differences to list from a mount: unmount the archive, and try again")),
-        false => fs.check_closing().and_then(|()| check_client(client)),
-    };
-    let to_difference = |PathChange { path, kind, from }| {
-        let (path, from) = (TreePath(path), from.map(TreePath));
-        if ![Some(&path), from.as_ref()].into_iter().flatten().all(TreePath::fits) {
-            return Err(Error::invalid("a path that differs is too long to list from a mount"));
-        }
-        let changed = matches!(kind, PathChangeKind::Renamed { changed: true });
-        Ok(PathDifference { path, from, change: kind.name().to_owned(), changed })
-    };
-    compare(&older, newer, go_on)?.into_iter().map(to_difference).collect()
+fn to_difference(PathChange { path, kind, from }: PathChange) -> Result<PathDifference> {
+    let (path, from) = (TreePath(path), from.map(TreePath));
+    if ![Some(&path), from.as_ref()].into_iter().flatten().all(TreePath::fits) {
+        return Err(Error::invalid("a path that differs is too long to list from a mount"));
+    }
+    let changed = matches!(kind, PathChangeKind::Renamed { changed: true });
+    Ok(PathDifference { path, from, change: kind.name().to_owned(), changed })
 }
 
-/// Paths to restore, and their source and destination.
-pub(crate) struct RestoreRequest<'a> {
-    pub(crate) name: &'a SnapshotName,
-    pub(crate) paths: &'a [TreePath],
-    pub(crate) to: Option<&'a TreePath>,
-}
-
-/// Restores the paths; `now` is part of the name of the snapshot that is taken first.
+/// Restores these paths of the snapshot `name`; `now` is part of the name of the snapshot that is
+/// taken first.
 pub(crate) fn restore(
     (fs, snapshots): (&FileSystem, &SnapshotManager),
     (locks, cache): (&OperationLocks, &KernelCache),
     client: &ClientConnection,
-    request: &RestoreRequest<'_>,
+    SnapshotName(name): &SnapshotName,
+    paths: &[TreePath],
+    to: Option<&TreePath>,
     now: Timestamp,
 ) -> Result<Response> {
     let _turn = acquire(&locks.restore, client)?;
-    let view = snapshots.snapshot_view(&request.name.0)?;
-    let paths: Vec<Vec<u8>> = request.paths.iter().map(|path| path.0.clone()).collect();
-    let to = request.to.map(|to| &to.0[..]);
+    let view = snapshots.snapshot_view(name)?;
+    let paths: Vec<Vec<u8>> = paths.iter().map(|path| path.0.clone()).collect();
+    let to = to.map(|to| &to.0[..]);
     let mut names = ClientRenames { client, cache };
     let restored = Restore::prepare(fs, &view, &paths, to, &mut names).and_then(|restore| {
         // A restore to another directory replaces nothing.
         if to.is_none() {
-            client
-                .send(&Response::Kept { name: SnapshotName(snapshots.create_before_restore(&request.name.0, now)?) })?;
+            client.send(&Response::Kept { name: SnapshotName(snapshots.create_before_restore(name, now)?) })?;
         }
         restore.run(&mut || check_client(client))
     });
     match restored {
         Ok(_) => Ok(Response::Done),
         // A concurrently removed snapshot is not damage.
-        Err(Error::Damaged(_) | Error::Stale) if snapshots.snapshot_view(&request.name.0).is_err() => {
-            Err(Error::Refused(Refusal::NoSnapshot { name: display(&request.name.0) }))
+        Err(Error::Damaged(_) | Error::Stale) if snapshots.snapshot_view(name).is_err() => {
+            Err(Error::Refused(Refusal::NoSnapshot { name: display(name) }))
         }
         Err(error) => Err(error),
     }
