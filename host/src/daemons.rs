@@ -19,7 +19,7 @@ fn given() -> Option<OsString> {
 
 /// Returns the directory of the socket of this user's next mount.
 pub fn directory() -> OwnRuntimeDir {
-    control::own_runtime_dir(given().as_deref(), geteuid().as_raw())
+    control::own_runtime_dir_below(Path::new("/"), given().as_deref(), geteuid().as_raw())
 }
 
 /// Returns the same as a path, and creates it if it does not exist.
@@ -52,7 +52,7 @@ pub fn ready_directory<P>() -> Result<PathBuf, Failure<P>> {
 
 /// Returns the directories that may hold daemons of users whose daemons this user may ask.
 pub fn all_places() -> Vec<RuntimeDir> {
-    control::runtime_dirs(given().as_deref(), geteuid().as_raw())
+    control::runtime_dirs_below(Path::new("/"), given().as_deref(), geteuid().as_raw())
 }
 
 /// Returns the directories that may hold daemons of this user; those of other users are not asked.

@@ -11,9 +11,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::libc::pid_t;
-use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{UnixCredentials, getsockopt};
 use nix::unistd::geteuid;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -80,7 +79,8 @@ pub fn send_request_with_file(
     file: BorrowedFd<'_>,
     go_on: &dyn Fn() -> Result<()>,
 ) -> Result<Response> {
-    let answer = exchange(socket, owner, request, &[file], response_timeout(owner, request), go_on);
+    let connected = connect(socket, owner, request, &[file], response_timeout(owner, request), go_on);
+    let answer = connected.and_then(|mut connection| connection.receive());
     // The error of `go_on` explains the aborted wait better than the I/O error.
     go_on().and(answer)
 }
@@ -119,18 +119,7 @@ pub(super) fn send_request_within(
     request: &Request,
     limit: Option<Duration>,
 ) -> Result<Response> {
-    exchange(socket, owner, request, &[], limit, &|| Ok(()))
-}
-
-fn exchange(
-    socket: &Path,
-    owner: u32,
-    request: &Request,
-    files: &[BorrowedFd<'_>],
-    limit: Option<Duration>,
-    go_on: &dyn Fn() -> Result<()>,
-) -> Result<Response> {
-    connect(socket, owner, request, files, limit, go_on)?.receive()
+    connect(socket, owner, request, &[], limit, &|| Ok(()))?.receive()
 }
 
 /// Connection to a daemon after the request was sent.
@@ -139,7 +128,7 @@ pub(super) struct DaemonConnection<'a> {
     socket: &'a Path,
     limit: Option<Duration>,
     /// Process and user id of the listener.
-    peer: (pid_t, u32),
+    peer: UnixCredentials,
 }
 
 pub(super) fn connect<'a>(
@@ -167,7 +156,7 @@ pub(super) fn connect<'a>(
     };
     stream.write_all(&line[sent..]).map_err(|e| Error::io(at("write to"), e))?;
     let reader = BufReader::new(DeadlineReader { stream, until, go_on });
-    Ok(DaemonConnection { reader, socket, limit, peer: (peer.pid(), peer.uid()) })
+    Ok(DaemonConnection { reader, socket, limit, peer })
 }
 
 fn encode_line(what: &impl Serialize) -> Result<Vec<u8>> {
@@ -198,7 +187,11 @@ impl DaemonConnection<'_> {
             serde_json::from_str(&answer).map_err(|e| Error::invalid(format!("answer on control socket: {e}")))?;
         response.truncate_texts();
         if let Response::Status(status) = &mut response {
-            set_peer_identity(status, self.peer.0, self.peer.1);
+            status.uid = self.peer.uid();
+            // A daemon outside our process namespace has no pid here; then its own is kept.
+            if let Ok(pid @ 1..) = u32::try_from(self.peer.pid()) {
+                status.pid = pid;
+            }
         }
         Ok(response)
     }
@@ -253,15 +246,6 @@ impl Read for DeadlineReader<'_> {
                 read => return read,
             }
         }
-    }
-}
-
-/// Replaces process and user id with the peer credentials. A daemon outside our process namespace
-/// has no pid here; then its own is kept.
-fn set_peer_identity(status: &mut Status, pid: pid_t, uid: u32) {
-    status.uid = uid;
-    if let Ok(pid @ 1..) = u32::try_from(pid) {
-        status.pid = pid;
     }
 }
 

@@ -14,7 +14,7 @@ pub use client::{
     query_held_bytes, send_request, send_request_with_file,
 };
 pub use server::{ClientConnection, ControlListener, ControlServer, listen};
-pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir, runtime_dirs};
+pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir_below, runtime_dirs_below};
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
@@ -223,15 +223,7 @@ impl Response {
                 "the daemon of this mount is older than this program and does not support the request; unmount the archive and mount it again".into()
             }
             Response::Failed { message } | Response::Busy { message } | Response::Refused { message, .. } => message.clone(),
-            Response::Status(_)
-            | Response::Done | Response::Unsent { .. } | Response::Detached
-            | Response::Snapshots { .. }
-            | Response::Held { .. }
-            | Response::BackedUp { .. }
-            | Response::Differing { .. }
-            | Response::Kept { .. }
-            | Response::Rename { .. }
-            | Response::MakeDirectory { .. } => "unexpected response from the daemon".into(),
+            _ => "unexpected response from the daemon".into(),
         }
     }
 

@@ -72,6 +72,7 @@ impl Drop for BoundSocket {
     }
 }
 
+#[derive(Default)]
 struct ServerState {
     stopping: AtomicBool,
     connections: AtomicUsize,
@@ -111,12 +112,7 @@ impl ControlListener {
     where
         H: Fn(Request, ClientConnection) -> Response + Send + Sync + 'static,
     {
-        let shared = Arc::new(ServerState {
-            stopping: AtomicBool::new(false),
-            connections: AtomicUsize::new(0),
-            unanswered: Mutex::new(0),
-            answered: Condvar::new(),
-        });
+        let shared = Arc::<ServerState>::default();
         let acceptor = {
             let (shared, listener) = (Arc::clone(&shared), Arc::clone(&self.listener));
             let handler: Arc<Handler> = Arc::new(handler);
@@ -133,18 +129,9 @@ type Handler = dyn Fn(Request, ClientConnection) -> Response + Send + Sync;
 
 /// Connection of the client that sent a request.
 pub struct ClientConnection {
-    stream: Option<UnixStream>,
+    stream: Arc<UnixStream>,
     /// File attached to the request.
     pub file: Option<OwnedFd>,
-}
-
-impl ClientConnection {
-    /// Returns whether the client has disconnected.
-    pub fn is_gone(&self) -> bool {
-        let Some(stream) = &self.stream else { return false };
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        matches!(rustix::net::recv(stream, &mut [0; 1], flags), Ok((_, 0)))
-    }
 }
 
 fn line(what: &Response) -> io::Result<Vec<u8>> {
@@ -159,16 +146,18 @@ fn send_failure(error: io::Error) -> Error {
 }
 
 impl ClientConnection {
+    /// Returns whether the client has disconnected.
+    pub fn is_gone(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(rustix::net::recv(&self.stream, &mut [0; 1], flags), Ok((_, 0)))
+    }
+
     /// Sends a response before the final one.
     ///
     /// # Errors
     /// `Interrupted` when the client has disconnected, or the response is too long.
     pub fn send(&self, what: &Response) -> Result<()> {
-        let sent = line(what).and_then(|line| {
-            let mut stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-            stream.write_all(&line)
-        });
-        sent.map_err(send_failure)
+        line(what).and_then(|line| (&*self.stream).write_all(&line)).map_err(send_failure)
     }
 
     /// Sends a response like [`Self::send`] to a slow reader, and calls `go_on` while it waits.
@@ -177,10 +166,9 @@ impl ClientConnection {
     /// As [`Self::send`], and that of `go_on`.
     pub fn send_interruptible(&self, what: &Response, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
         let line = line(what).map_err(send_failure)?;
-        let Some(mut stream) = self.stream.as_ref() else { return Err(Error::Interrupted(0)) };
         let mut unsent = &line[..];
         while !unsent.is_empty() {
-            match stream.write(unsent) {
+            match (&*self.stream).write(unsent) {
                 Ok(count) => unsent = &unsent[count..],
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                     go_on()?
@@ -205,8 +193,7 @@ impl ClientConnection {
         go_on: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         self.send(what)?;
-        let Some(stream) = &self.stream else { return Err(Error::Interrupted(0)) };
-        stream.set_read_timeout(Some(LOOK)).map_err(|_| Error::Interrupted(0))?;
+        self.stream.set_read_timeout(Some(LOOK)).map_err(|_| Error::Interrupted(0))?;
         let until = Instant::now() + limit;
         let mut line = Vec::new();
         while !line.ends_with(b"\n") {
@@ -215,7 +202,7 @@ impl ClientConnection {
                 return Err(Error::Interrupted(0));
             }
             let mut part = [0; 256];
-            match (&*stream).read(&mut part) {
+            match (&*self.stream).read(&mut part) {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Ok(0) | Err(_) => return Err(Error::Interrupted(0)),
                 Ok(count) => line.extend_from_slice(&part[..count]),
@@ -245,9 +232,7 @@ impl ControlServer {
     pub fn finish(mut self) {
         self.close();
         let mut unanswered = self.shared.unanswered.lock();
-        while *unanswered > 0 {
-            self.shared.answered.wait(&mut unanswered);
-        }
+        self.shared.answered.wait_while(&mut unanswered, |unanswered| *unanswered > 0);
     }
 }
 
@@ -260,11 +245,10 @@ impl Drop for ControlServer {
 /// Creates the directory with mode 0700, or verifies that it is private: in a shared parent,
 /// another user may have created it.
 fn prepare_directory(path: &Path) -> Result<OwnedFd> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(Error::io(format!("create {}", path.display()), e));
-        }
-        _ => {}
+    if let Err(e) = DirBuilder::new().mode(0o700).create(path)
+        && e.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(Error::io(format!("create {}", path.display()), e));
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = openat(CWD, path, flags, Mode::empty()).and_then(|opened| Ok((fstat(&opened)?, opened)));
@@ -341,7 +325,7 @@ fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     Ok((line, file))
 }
 
-fn answer(mut stream: UnixStream, shared: &ServerState, handler: &Arc<Handler>) -> io::Result<()> {
+fn answer(stream: UnixStream, shared: &ServerState, handler: &Arc<Handler>) -> io::Result<()> {
     let peer = getsockopt(&stream, PeerCredentials)?.uid();
     if peer != 0 && peer != geteuid().as_raw() {
         return Err(io::ErrorKind::PermissionDenied.into());
@@ -350,14 +334,15 @@ fn answer(mut stream: UnixStream, shared: &ServerState, handler: &Arc<Handler>) 
     stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let (line, file) = receive(&stream)?;
 
+    let stream = Arc::new(stream);
     *shared.unanswered.lock() += 1;
     let response = match serde_json::from_slice::<Request>(&line) {
-        Ok(request) => handler(request, ClientConnection { stream: stream.try_clone().ok(), file }),
+        Ok(request) => handler(request, ClientConnection { stream: Arc::clone(&stream), file }),
         Err(e) => Response::Failed { message: format!("{NOT_UNDERSTOOD}: {e}") },
     };
     let written = serde_json::to_vec(&response).map_err(io::Error::from).and_then(|mut bytes| {
         bytes.push(b'\n');
-        stream.write_all(&bytes)
+        (&*stream).write_all(&bytes)
     });
     *shared.unanswered.lock() -= 1;
     shared.answered.notify_all();

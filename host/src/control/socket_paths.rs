@@ -36,7 +36,7 @@ impl OwnRuntimeDir {
     }
 }
 
-/// Returns the runtime directory for the next daemon of `user`:
+/// Returns the runtime directory for the next daemon of `user`, below `root`:
 /// - `$XDG_RUNTIME_DIR` if it belongs to the user (su(1) and sudo(8) may keep that of another
 ///   user),
 /// - else `/run` for root,
@@ -45,11 +45,7 @@ impl OwnRuntimeDir {
 ///   without a suffix first.
 ///
 /// Only this user and root can create a directory that this user owns, under any name.
-pub fn own_runtime_dir(xdg_runtime_dir: Option<&OsStr>, user: u32) -> OwnRuntimeDir {
-    own_runtime_dir_below(Path::new("/"), xdg_runtime_dir, user)
-}
-
-fn own_runtime_dir_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> OwnRuntimeDir {
+pub fn own_runtime_dir_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> OwnRuntimeDir {
     let is_ours = |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_dir() && found.uid() == user);
     if let Some(directory) =
         xdg_runtime_dir.map(PathBuf::from).filter(|directory| directory.is_absolute()).filter(is_ours)
@@ -94,16 +90,12 @@ fn fallback(user: u32) -> String {
 }
 
 /// Returns the runtime directories that may contain a user's daemons, that of the user's next mount
-/// first. A shell with `XDG_RUNTIME_DIR` thus finds a daemon that was started without it (at boot,
-/// by cron), and the other way round.
+/// first; system paths are below `root`. A shell with `XDG_RUNTIME_DIR` thus finds a daemon that
+/// was started without it (at boot, by cron), and the other way round.
 ///
 /// For root, the directories of all users are included. A user's unusual `XDG_RUNTIME_DIR` is not
 /// found by other users.
-pub fn runtime_dirs(xdg_runtime_dir: Option<&OsStr>, user: u32) -> Vec<RuntimeDir> {
-    runtime_dirs_below(Path::new("/"), xdg_runtime_dir, user)
-}
-
-fn runtime_dirs_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> Vec<RuntimeDir> {
+pub fn runtime_dirs_below(root: &Path, xdg_runtime_dir: Option<&OsStr>, user: u32) -> Vec<RuntimeDir> {
     let mut found: Vec<RuntimeDir> = Vec::new();
     let mut add = |runtime: PathBuf| {
         // Compared by device and inode, not by name: /run may be named /var/run.
