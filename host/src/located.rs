@@ -112,13 +112,9 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
 /// looked at: it may be the mount of a dead daemon.
 pub fn canonical(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => match real_path(parent) {
-            Ok(parent) => parent.join(name),
-            Err(_) => absolute,
-        },
-        _ => absolute,
-    }
+    let named = absolute.parent().zip(absolute.file_name());
+    let resolved = named.and_then(|(parent, name)| Some(real_path(parent).ok()?.join(name)));
+    resolved.unwrap_or(absolute)
 }
 
 /// Returns the mount of an archive whose mount point a path leads to, as the table has it. Its

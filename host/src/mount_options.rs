@@ -31,7 +31,6 @@ const MAX_IDLE: u64 = 366 * 86_400;
 /// they became unused.
 const MAX_FOLLOW: Duration = Duration::from_secs(3600);
 
-/// Defaults.
 const STOP_TIMEOUT: u64 = 60;
 const FOLLOW: Duration = Duration::from_secs(1);
 
@@ -330,21 +329,17 @@ impl MountOptions {
     /// A sentence about an option.
     pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<MountOptions, String> {
         let (options, unknown) = MountOptions::parse_sloppily(lists)?;
-        match unknown.first() {
-            None => Ok(options),
-            Some(name) => {
-                let given = lists.iter().flat_map(|list| list.as_ref().split(',')).find(|option| option == name);
-                let advice = match nearest(name) {
-                    Some(option) if option == name => match given {
-                        Some(_) => return Err(format!("{name} needs a value, as in {name}=...: see mount.lockbox(8)")),
-                        None => return Err(format!("{name} takes no value")),
-                    },
-                    Some(option) => format!(", did you mean {option}?"),
-                    None => String::new(),
-                };
-                Err(format!("unknown mount option: {name}{advice} (all are in mount.lockbox(8))"))
+        let Some(name) = unknown.first() else { return Ok(options) };
+        let is_alone = lists.iter().flat_map(|list| list.as_ref().split(',')).any(|option| option == name);
+        let advice = match nearest(name) {
+            Some(option) if option == name && is_alone => {
+                return Err(format!("{name} needs a value, as in {name}=...: see mount.lockbox(8)"));
             }
-        }
+            Some(option) if option == name => return Err(format!("{name} takes no value")),
+            Some(option) => format!(", did you mean {option}?"),
+            None => String::new(),
+        };
+        Err(format!("unknown mount option: {name}{advice} (all are in mount.lockbox(8))"))
     }
 
     /// Parses lists, and returns the names of unknown options as well. A wrong value of a known

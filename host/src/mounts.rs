@@ -190,13 +190,8 @@ impl Mountpoint {
 
     /// Returns the mount with this root, under the path at which it was opened.
     pub fn mounted_at(&self, path: &Path) -> io::Result<Option<Mounted>> {
-        let id = self.mount()?;
+        let id = mount_number(self.0.as_fd())?;
         Ok(table()?.into_iter().find(|mounted| mounted.id == id && mounted.point == path))
-    }
-
-    /// Returns the kernel's number of the mount in which it is.
-    fn mount(&self) -> io::Result<u64> {
-        mount_number(self.0.as_fd())
     }
 
     /// Detaches the mount with this root, even when it is busy or covered by another mount.
@@ -316,7 +311,7 @@ pub(crate) fn mount_number(open: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// Returns the kernel's number of the mount to which a link leads.
 pub fn mount_of(link: &Path) -> Option<u64> {
-    Mountpoint(openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?).mount().ok()
+    mount_number(openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?.as_fd()).ok()
 }
 
 /// Mount of an archive, held open so that it stays the one found in the table.
@@ -338,7 +333,7 @@ impl PinnedMount {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let parent = Mountpoint(openat(CWD, above, flags | OFlags::DIRECTORY, Mode::empty())?);
         let root = Mountpoint(openat(&parent.0, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
-        let id = root.mount()?;
+        let id = mount_number(root.0.as_fd())?;
         let same = |now: &Mounted| (now.id, now.device, now.user) == (id, mounted.device, mounted.user);
         let is_it = id == mounted.id && all().iter().any(|now| now.is_archive() && same(now));
         Ok(is_it.then(|| PinnedMount { root, parent, name: name.to_owned() }))

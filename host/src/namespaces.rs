@@ -17,11 +17,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use nix::sched::{CloneFlags, setns};
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
-use rustix::thread::{CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities};
+use rustix::thread::{CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities};
 
 /// A mount namespace, and the user namespace to which it belongs when that is not the first one.
 pub struct Namespaces {
@@ -64,12 +65,8 @@ impl Namespaces {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
-        let received = loop {
-            match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(rustix::io::Errno::INTR) => {}
-                received => break received?,
-            }
-        };
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags))?;
         if received.bytes == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
@@ -94,12 +91,9 @@ impl Namespaces {
         }
         setns(&self.mount, CloneFlags::CLONE_NEWNS)?;
         if self.user.is_some() {
-            let mut sets = capabilities(None)?;
-            sets.permitted = CapabilitySet::SYS_ADMIN;
-            sets.effective = CapabilitySet::SYS_ADMIN;
-            sets.inheritable = CapabilitySet::SYS_ADMIN;
-            set_capabilities(None, sets)?;
-            configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)?;
+            let kept = CapabilitySet::SYS_ADMIN;
+            set_capabilities(None, CapabilitySets { permitted: kept, effective: kept, inheritable: kept })?;
+            configure_capability_in_ambient_set(kept, true)?;
         }
         // A change of credentials may have set it to the value of /proc/sys/fs/suid_dumpable.
         nix::sys::prctl::set_dumpable(false)?;

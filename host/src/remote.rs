@@ -85,9 +85,7 @@ impl Remote {
     }
 
     /// Returns the options of the environment variable `LOCKBOX_REMOTE`, a list as of `--remote`.
-    ///
-    /// # Errors
-    /// A sentence about a wrong list.
+    /// Errors: a sentence about a wrong list.
     pub(crate) fn from_environment() -> std::result::Result<Remote, String> {
         Remote::from_variable(std::env::var_os(VARIABLE).as_deref())
     }
@@ -236,14 +234,13 @@ impl ArchiveLocation {
             })
         });
         Ok(ArchiveLocation {
-            path: address.to_owned(),
             storage: Some(Arc::new(storage)),
             traffic_query: Some(Arc::new(traffic)),
             spool_request: Some(Arc::new(move |is_forced| spooling.spool_on_timeout(is_forced))),
             fetcher_shutdown: Some(Arc::new(move || shutdown.stop())),
             version_follower,
             notice,
-            received: None,
+            ..ArchiveLocation::file(address)
         })
     }
 

@@ -144,7 +144,7 @@ impl<P: Program> Prompts for Prompter<P> {
     }
 
     fn secret(&self, question: &str) -> Option<Passphrase> {
-        self.sources.answer(&format!("{} ", question.trim_end())).map(Passphrase::from)
+        self.sources.passphrase.answer(&format!("{} ", question.trim_end())).map(Passphrase::from)
     }
 }
 

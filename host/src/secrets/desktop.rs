@@ -278,7 +278,6 @@ fn percent(text: &str) -> String {
     text.replace('%', "%25").replace('\n', "%0A").replace('\r', "%0D")
 }
 
-/// Returns the whole input of pinentry.
 fn conversation(question: &str) -> String {
     format!("SETTITLE {TITLE}\nSETDESC {}\nSETPROMPT Passphrase:\nGETPIN\nBYE\n", percent(question))
 }

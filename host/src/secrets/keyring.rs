@@ -129,15 +129,11 @@ impl Keyring {
 /// Parses a line of /proc/keys, if it is a valid key of ours: id, flags, usage, end, permissions,
 /// uid, gid, type, description.
 fn of_list(line: &str) -> Option<Key> {
-    let mut fields = line.split_ascii_whitespace();
-    let id = i32::from_str_radix(fields.next()?, 16).ok()?;
-    let flags = fields.next()?;
-    let mut fields = fields.skip(3);
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    let [id, flags, _, _, _, owner, _, kind, description, ..] = fields[..] else { return None };
+    let id = i32::from_str_radix(id, 16).ok()?;
     // Keys of other users may be listed too.
-    let owner = fields.next()?;
-    let mut fields = fields.skip(1);
-    let ours =
-        owner == nix::unistd::geteuid().to_string() && fields.next()? == "user" && fields.next()?.starts_with(PREFIX);
+    let ours = owner == nix::unistd::geteuid().to_string() && kind == "user" && description.starts_with(PREFIX);
     // R: revoked, i: invalidated, D: dead; they wait for the collector.
     (ours && !flags.contains(['R', 'i', 'D'])).then(|| Key::from_id(KeySerialId(id)))
 }
@@ -160,10 +156,7 @@ fn reason(error: KeyError) -> String {
     }
 }
 
-/// Parses a time for which a key may be cached.
-///
-/// # Errors
-/// A sentence for the command line.
+/// Parses a time for which a key may be cached. Errors: a sentence for the command line.
 pub(crate) fn parse_timeout(text: &str) -> std::result::Result<Duration, String> {
     lockbox_terminal::quantity::time(text)
         .filter(|timeout| !timeout.is_zero() && *timeout <= LONGEST)

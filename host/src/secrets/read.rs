@@ -1,7 +1,7 @@
 //! Reads secrets from files, descriptors, standard input and programs: bounded and unbuffered.
 
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IsTerminal, Read};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -81,7 +81,11 @@ fn open_within(path: &Path, what: &SecretKind, privacy: Privacy, deadline: Durat
     let metadata = file.metadata().map_err(failed)?;
     let kind = metadata.file_type();
     if (kind.is_file() || kind.is_fifo()) && metadata.mode() & 0o077 != 0 && privacy == Privacy::Demanded {
-        return Err(exposed(path, &metadata));
+        return Err(Error::source(format!(
+            "{} may be read by others (mode {:04o}): protect it with 'chmod 600', or allow it with --passfile-any",
+            shown(path),
+            metadata.mode() & 0o7777
+        )));
     }
     if kind.is_fifo() && !has_writer(&file, deadline).map_err(failed)? {
         return Err(Error::source(format!(
@@ -93,14 +97,6 @@ fn open_within(path: &Path, what: &SecretKind, privacy: Privacy, deadline: Durat
     }
     wait_again(&file).map_err(failed)?;
     Ok(file)
-}
-
-fn exposed(path: &Path, metadata: &Metadata) -> Error {
-    Error::source(format!(
-        "{} may be read by others (mode {:04o}): protect it with 'chmod 600', or allow it with --passfile-any",
-        shown(path),
-        metadata.mode() & 0o7777
-    ))
 }
 
 /// Waits until there is something to read, or an end.
@@ -143,7 +139,6 @@ fn take(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Returns everything on standard input.
 pub(crate) fn input(what: &SecretKind) -> Result<Bytes> {
     let file = input_file().map_err(|e| Error::host(format!("cannot read the {}", what.name), &e))?;
     all(file, what, "standard input")
@@ -188,7 +183,6 @@ pub(crate) fn shell(command: &OsStr, name: &str, what: &SecretKind) -> Result<By
 
 const ASKER: &str = "systemd-ask-password";
 
-/// Returns the answer given to systemd's password agents.
 pub(crate) fn ask_agents(question: &str, what: &SecretKind) -> Result<Bytes> {
     let mut asker = Command::new(ASKER);
     asker

@@ -58,23 +58,16 @@ impl Sources {
         let mut arguments = self.passphrase.arguments();
         let files = self.keyfile.iter().map(|path| ("--keyfile=", path));
         let files = files.chain(self.recovery_code.iter().map(|path| ("--recovery-code=", path)));
-        for (name, path) in files.chain(self.identity.iter().map(|path| ("--identity=", path))) {
-            let mut argument = OsString::from(name);
-            argument.push(path);
-            arguments.push(argument);
-        }
+        let files = files.chain(self.identity.iter().map(|path| ("--identity=", path)));
+        arguments.extend(files.map(|(name, path)| assigned(name, path.as_os_str())));
         arguments
     }
 
     /// Overrides fields with those set in `later`, as later options do; identities add up.
     pub fn overridden_by(&mut self, later: &Sources) {
         self.passphrase.overridden_by(&later.passphrase);
-        if later.keyfile.is_some() {
-            self.keyfile.clone_from(&later.keyfile);
-        }
-        if later.recovery_code.is_some() {
-            self.recovery_code.clone_from(&later.recovery_code);
-        }
+        replace(&mut self.keyfile, &later.keyfile);
+        replace(&mut self.recovery_code, &later.recovery_code);
         self.identity.extend_from_slice(&later.identity);
     }
 
@@ -114,12 +107,6 @@ impl Sources {
         };
         private.or_else(|error| public().ok_or(error))
     }
-
-    /// Answers a question of an identity or its plugin without echo. Returns None when no person
-    /// can be asked.
-    pub fn answer(&self, question: &str) -> Option<Bytes> {
-        self.passphrase.answer(question)
-    }
 }
 
 /// Where a passphrase comes from, as the command line says; nothing in here is secret.
@@ -156,6 +143,17 @@ pub struct PassphraseSources {
     /// Notice of the window above the prompt, as standard error is not visible there.
     #[arg(skip)]
     pub notice: Option<&'static str>,
+}
+
+fn replace<T: Clone>(mine: &mut Option<T>, later: &Option<T>) {
+    if later.is_some() {
+        mine.clone_from(later);
+    }
+}
+
+/// Returns one argument: a value may begin with a dash.
+fn assigned(name: &str, value: &OsStr) -> OsString {
+    [OsStr::new(name), value].into_iter().collect()
 }
 
 enum Source<'a> {
@@ -208,37 +206,21 @@ impl PassphraseSources {
 
     /// Returns the same options for the command line of another program of lockbox.
     pub fn arguments(&self) -> Vec<OsString> {
-        let mut arguments = Vec::new();
-        let mut push = |name: &str, value: Option<&OsStr>| {
-            if let Some(value) = value {
-                // One argument: a value may begin with a dash.
-                let mut argument = OsString::from(name);
-                argument.push("=");
-                argument.push(value);
-                arguments.push(argument);
-            }
-        };
-        push("--passfile", self.passfile.as_deref().map(Path::as_os_str));
-        push("--passfd", self.passfd.map(|number| OsString::from(number.to_string())).as_deref());
-        push("--passcommand", self.passcommand.as_deref());
-        push("--credential", self.credential.as_deref());
-        for (name, given) in
-            [("--ask-password", self.ask_password), ("--passfile-any", self.passfile_any), ("--quiet", self.quiet)]
-        {
-            if given {
-                arguments.push(name.into());
-            }
-        }
-        arguments
+        let passfd = self.passfd.map(|number| OsString::from(number.to_string()));
+        let values = [
+            ("--passfile=", self.passfile.as_deref().map(Path::as_os_str)),
+            ("--passfd=", passfd.as_deref()),
+            ("--passcommand=", self.passcommand.as_deref()),
+            ("--credential=", self.credential.as_deref()),
+        ];
+        let flags =
+            [("--ask-password", self.ask_password), ("--passfile-any", self.passfile_any), ("--quiet", self.quiet)];
+        let values = values.into_iter().filter_map(|(name, value)| Some(assigned(name, value?)));
+        values.chain(flags.into_iter().filter(|(_, given)| *given).map(|(name, _)| name.into())).collect()
     }
 
     /// Overrides fields with those set in `later`, as later options do.
     pub fn overridden_by(&mut self, later: &PassphraseSources) {
-        fn replace<T: Clone>(mine: &mut Option<T>, later: &Option<T>) {
-            if later.is_some() {
-                mine.clone_from(later);
-            }
-        }
         replace(&mut self.passfile, &later.passfile);
         replace(&mut self.passfd, &later.passfd);
         replace(&mut self.passcommand, &later.passcommand);
@@ -313,7 +295,8 @@ impl PassphraseSources {
         checked(prompt::choose_passphrase(path, self.advises())?, TYPED)
     }
 
-    /// Answers a question of an identity or its plugin, such as for the passphrase of an SSH key.
+    /// Answers a question of an identity or its plugin without echo, such as for the passphrase of
+    /// an SSH key. Returns None when no person can be asked.
     pub(crate) fn answer(&self, question: &str) -> Option<Bytes> {
         // Never the secret that opens the archive: a token would take it for its PIN, block itself,
         // and learn it.
@@ -409,7 +392,6 @@ impl PassphraseSources {
 }
 
 impl Source<'_> {
-    /// Prompts at the terminal, or in a window.
     fn asked(&self, question: &str) -> Result<Bytes> {
         let typed = if matches!(self, Source::Window) { desktop::ask(question) } else { prompt::ask(question) };
         checked(typed?, TYPED)
@@ -448,7 +430,6 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
     Ok((checked(both, TWO_LINES)?, checked(second, TWO_LINES)?))
 }
 
-/// Message for an empty passphrase.
 const PASSFILE: &str = "LOCKBOX_PASSFILE";
 const PASSCOMMAND: &str = "LOCKBOX_PASSCOMMAND";
 
