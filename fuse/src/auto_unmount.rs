@@ -117,20 +117,17 @@ fn subscribe(mount: &MountHandle) -> io::Result<(SleepClient, OwnedFd)> {
     Ok((login, lock))
 }
 
-/// Starts the waiting thread. Returns a sentence for the user if this machine does not announce its
+/// Starts the waiting thread. Errors: a sentence for the user if this machine does not announce its
 /// sleeps.
-pub(crate) fn lock_on_suspend(target: SuspendTarget) -> Option<String> {
-    let subscribed = match subscribe(&target.mount) {
-        Ok(subscribed) => subscribed,
-        Err(error) => {
-            return Some(format!(
-                "lock-on-suspend has no effect: logind cannot be reached ({error}); the archive stays mounted when the machine sleeps"
-            ));
-        }
-    };
+pub(crate) fn lock_on_suspend(target: SuspendTarget) -> Result<(), String> {
+    let subscribed = subscribe(&target.mount).map_err(|error| {
+        format!(
+            "lock-on-suspend has no effect: logind cannot be reached ({error}); the archive stays mounted when the machine sleeps"
+        )
+    })?;
     // Not joined: it ends with the process, and so does the lock that it holds.
     let started = thread::Builder::new().name("suspend".into()).spawn(move || run(&target, subscribed));
-    started.err().map(|error| format!("lock-on-suspend has no effect: {error}"))
+    started.map(drop).map_err(|error| format!("lock-on-suspend has no effect: {error}"))
 }
 
 fn run(target: &SuspendTarget, (mut login, mut lock): (SleepClient, OwnedFd)) {

@@ -14,7 +14,6 @@ use lockbox::{Error, Result};
 use lockbox_host::control::{BackupDone, CacheStatus, ClientConnection, ReplicaStatus, Request, Response, Status};
 use lockbox_host::remote::TrafficQuery;
 use nix::unistd::geteuid;
-use parking_lot::Mutex;
 
 use crate::DaemonConfig;
 use crate::adapter::Activity;
@@ -46,7 +45,7 @@ pub(crate) struct ControlHandler {
     config: DaemonConfig,
     slot: ArchiveSlot,
     state: DaemonState,
-    events: Mutex<Sender<MountEvent>>,
+    events: Sender<MountEvent>,
     locks: OperationLocks,
     mounted_at: i64,
     /// Generation of the newest commit when the mount started.
@@ -73,7 +72,7 @@ impl ControlHandler {
             config,
             slot,
             state,
-            events: Mutex::new(events),
+            events,
             locks: OperationLocks::default(),
             mounted_at,
             first_generation,
@@ -136,7 +135,7 @@ impl ControlHandler {
             Request::Stop { lazy, abandon, force } => {
                 let (answer, answered) = mpsc::channel();
                 let stop = MountEvent::Stop { lazy: *lazy, abandon: *abandon, force: *force, answer };
-                let _ = self.events.lock().send(stop);
+                let _ = self.events.send(stop);
                 answered.recv().unwrap_or_else(|_| closing_response())
             }
         }

@@ -358,13 +358,8 @@ pub fn check_covered_files(point: &Path, archive: &Path, options: &MountOptions)
 
 /// Resolves the links of the longest existing ancestor of `path`.
 fn resolve_existing(path: &Path) -> PathBuf {
-    for there in path.ancestors() {
-        if let Ok(found) = real_path(there) {
-            let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
-            return found.join(rest);
-        }
-    }
-    path.to_path_buf()
+    let resolve = |there: &Path| Some(real_path(there).ok()?.join(path.strip_prefix(there).ok()?));
+    path.ancestors().find_map(resolve).unwrap_or_else(|| path.to_path_buf())
 }
 
 /// Returns the user that must own the mount point, if the rule applies. `owner`: of the archive;

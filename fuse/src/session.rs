@@ -139,7 +139,7 @@ pub fn serve(
                 }
             };
             let target = auto_unmount::SuspendTarget { file_systems, cache, mount, events: events.clone() };
-            notices.extend(auto_unmount::lock_on_suspend(target));
+            notices.extend(auto_unmount::lock_on_suspend(target).err());
         }
         for sentence in &notices {
             tracing::warn!("{sentence}");

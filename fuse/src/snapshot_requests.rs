@@ -66,10 +66,7 @@ pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {
 }
 
 pub(crate) fn to_response(result: Result<()>) -> Response {
-    match result {
-        Ok(()) => Response::Done,
-        Err(error) => to_refusal(&error),
-    }
+    result.map_or_else(|error| to_refusal(&error), |()| Response::Done)
 }
 
 pub(crate) fn to_refusal(error: &Error) -> Response {

@@ -216,14 +216,13 @@ impl<'a> SnapshotInode<'a> {
 
     /// Opens a file. Nothing is held open; the handle is 0.
     pub(super) fn open(&self, flags: OpenFlags, reply: ReplyOpen) {
-        let opened =
-            self.view_inode().and_then(|view_inode| match may_write(flags) || flags.0 & nix::libc::O_TRUNC != 0 {
-                true => Err(Error::ReadOnly("the content of a snapshot".into())),
-                false => {
-                    self.adapter.cache.views.mark_read(view_inode.view);
-                    view_inode.snapshot.attributes(view_inode.ino)
-                }
-            });
+        let opened = self.view_inode().and_then(|view_inode| {
+            if may_write(flags) || flags.0 & nix::libc::O_TRUNC != 0 {
+                return Err(Error::ReadOnly("the content of a snapshot".into()));
+            }
+            self.adapter.cache.views.mark_read(view_inode.view);
+            view_inode.snapshot.attributes(view_inode.ino)
+        });
         match opened {
             Ok(_) => {
                 self.adapter.activity.file_opened();

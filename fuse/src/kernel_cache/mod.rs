@@ -163,10 +163,8 @@ impl KernelCache {
         if !keeps {
             self.invalidate_attributes(ino);
         }
-        Ok((
-            FileAttr { blocks, ..convert::to_file_attr(&a) },
-            if keeps { self.entry_timeout() } else { Duration::ZERO },
-        ))
+        let timeout = if keeps { self.entry_timeout() } else { Duration::ZERO };
+        Ok((FileAttr { blocks, ..convert::to_file_attr(&a) }, timeout))
     }
 
     /// Returns the attributes for CREATE, of a file that it created, or found, and opened.

@@ -43,6 +43,7 @@ pub(crate) struct Writers {
     open: AtomicUsize,
 }
 
+#[derive(Default)]
 struct WrittenInode {
     handles: u32,
     cached: CachedBlocks,
@@ -56,8 +57,9 @@ struct WrittenInode {
 }
 
 /// Block count that the kernel caches.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum CachedBlocks {
+    #[default]
     Unknown,
     /// A reply is in flight.
     Requested,
@@ -71,19 +73,6 @@ impl CachedBlocks {
     }
 }
 
-impl WrittenInode {
-    fn of(cached: CachedBlocks) -> WrittenInode {
-        WrittenInode {
-            handles: 0,
-            cached,
-            written: false,
-            was_requested: false,
-            newest_ctime: Arc::default(),
-            refused: 0,
-        }
-    }
-}
-
 impl Writers {
     fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, WrittenInode>> {
         &self.shards[ino as usize % SHARDS]
@@ -92,7 +81,7 @@ impl Writers {
     /// Adds a writer and returns whether it is the inode's first.
     pub(super) fn add(&self, ino: u64) -> bool {
         let mut inodes = self.shard(ino).lock();
-        let written = inodes.entry(ino).or_insert_with(|| WrittenInode::of(CachedBlocks::Unknown));
+        let written = inodes.entry(ino).or_default();
         written.handles += 1;
         self.open.fetch_add(1, Ordering::SeqCst);
         written.handles == 1
@@ -101,8 +90,8 @@ impl Writers {
     /// Adds the writer of a CREATE, whose reply carries attributes without expiry.
     pub(super) fn add_created(&self, ino: u64, blocks: u64) {
         let mut inodes = self.shard(ino).lock();
-        let written =
-            inodes.entry(ino).or_insert_with(|| WrittenInode::of(CachedBlocks::Blocks(blocks.max(MIN_BLOCKS))));
+        let cached = CachedBlocks::Blocks(blocks.max(MIN_BLOCKS));
+        let written = inodes.entry(ino).or_insert_with(|| WrittenInode { cached, ..WrittenInode::default() });
         if written.handles > 0 {
             // The file already has a writer, and the reply may cross its writes.
             written.cached = CachedBlocks::Requested;
