@@ -55,12 +55,8 @@ impl Adapter {
                 (1, Entry { name: b".".to_vec(), ino: number.0, kind }),
                 (2, Entry { name: b"..".to_vec(), ino: directory.parent, kind }),
             ];
-            for (cookie, entry) in dots.iter().filter(|(cookie, _)| *cookie > offset) {
-                if add(*cookie, entry) {
-                    return Ok(());
-                }
-            }
-            for (cookie, entry) in directory.by_cookie.range(offset + 1..) {
+            let dots = dots.iter().filter(|(cookie, _)| *cookie > offset).map(|(cookie, entry)| (cookie, entry));
+            for (cookie, entry) in dots.chain(directory.by_cookie.range(offset + 1..)) {
                 if add(*cookie, entry) {
                     break;
                 }
@@ -80,6 +76,15 @@ fn reply_entry(result: Result<FileAttr>, reply: ReplyEntry) {
 fn reply_empty(result: Result<()>, reply: ReplyEmpty) {
     match result {
         Ok(()) => reply.ok(),
+        Err(error) => reply.error(error),
+    }
+}
+
+fn reply_xattr(result: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
+    match result {
+        Ok(data) if size == 0 => reply.size(data.len() as u32),
+        Ok(data) if data.len() > size as usize => reply.error(Errno::ERANGE),
+        Ok(data) => reply.data(&data),
         Err(error) => reply.error(error),
     }
 }
@@ -368,12 +373,7 @@ impl fuser::Filesystem for Adapter {
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let _in_flight = self.scheduler.begin_request();
         let value = self.store.with(number.0, |inode| inode.xattrs.get(name.as_bytes()).cloned().ok_or(Errno::ENODATA));
-        match value {
-            Ok(value) if size == 0 => reply.size(value.len() as u32),
-            Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
-            Ok(value) => reply.data(&value),
-            Err(error) => reply.error(error),
-        }
+        reply_xattr(value, size, reply);
     }
 
     fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
@@ -381,11 +381,6 @@ impl fuser::Filesystem for Adapter {
         let names = self.store.with(number.0, |inode| {
             Ok(inode.xattrs.keys().flat_map(|name| [name.as_slice(), b"\0"].concat()).collect::<Vec<u8>>())
         });
-        match names {
-            Ok(names) if size == 0 => reply.size(names.len() as u32),
-            Ok(names) if names.len() > size as usize => reply.error(Errno::ERANGE),
-            Ok(names) => reply.data(&names),
-            Err(error) => reply.error(error),
-        }
+        reply_xattr(names, size, reply);
     }
 }

@@ -150,14 +150,9 @@ pub(crate) struct Store {
 impl Default for Store {
     fn default() -> Store {
         let store = Store { shards: (0..SHARDS).map(|_| RwLock::default()).collect(), next: AtomicU64::new(ROOT) };
-        let content = Content::Directory(Directory::new(ROOT));
-        store.create(
-            FileType::Directory,
-            0o755,
-            (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw()),
-            0,
-            content,
-        );
+        let owner = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+        let kind = FileType::Directory;
+        store.create(ROOT, New { kind, permissions: 0o755, owner, rdev: 0, target: Vec::new(), open: false });
         store
     }
 }
@@ -177,13 +172,13 @@ impl Store {
         &self.shards[(ino % SHARDS) as usize]
     }
 
-    fn create(&self, kind: FileType, permissions: u32, owner: (u32, u32), rdev: u32, content: Content) -> FileAttr {
+    fn create(&self, parent: u64, new: New) -> FileAttr {
+        let New { kind, permissions, owner, rdev, target, .. } = new;
         let ino = self.next.fetch_add(1, Ordering::Relaxed);
         let now = SystemTime::now();
-        let size = if let Content::Symlink(target) = &content { target.len() as u64 } else { 0 };
         let attributes = FileAttr {
             ino: INodeNo(ino),
-            size,
+            size: target.len() as u64,
             blocks: 0,
             atime: now,
             mtime: now,
@@ -198,12 +193,17 @@ impl Store {
             blksize: 4096,
             flags: 0,
         };
+        let content = match kind {
+            FileType::Directory => Content::Directory(Directory::new(parent)),
+            FileType::RegularFile => Content::File(Vec::new()),
+            FileType::Symlink => Content::Symlink(target),
+            _ => Content::Special,
+        };
         let inode = Inode { attributes, content, xattrs: BTreeMap::new(), open: 0 };
         self.shard(ino).write().insert(ino, Arc::new(Mutex::new(inode)));
         attributes
     }
 
-    /// Runs `f` on an inode under its lock.
     pub(crate) fn with<T>(&self, ino: u64, f: impl FnOnce(&mut MutexGuard<'_, Inode>) -> Result<T>) -> Result<T> {
         let inode = self.shard(ino).read().get(&ino).cloned().ok_or(Errno::ENOENT)?;
         f(&mut inode.lock())
@@ -226,19 +226,13 @@ impl Store {
     }
 
     pub(crate) fn make(&self, parent: u64, name: &[u8], new: New) -> Result<FileAttr> {
-        let content = match new.kind {
-            FileType::Directory => Content::Directory(Directory::new(parent)),
-            FileType::RegularFile => Content::File(Vec::new()),
-            FileType::Symlink => Content::Symlink(new.target),
-            _ => Content::Special,
-        };
-        let made = self.create(new.kind, new.permissions, new.owner, new.rdev, content);
-        let entered = self.enter(parent, name, made.ino.0, new.kind);
-        if let Err(error) = entered {
+        let (kind, open) = (new.kind, new.open);
+        let made = self.create(parent, new);
+        if let Err(error) = self.enter(parent, name, made.ino.0, kind) {
             self.shard(made.ino.0).write().remove(&made.ino.0);
             return Err(error);
         }
-        if new.open {
+        if open {
             self.open(made.ino.0)?;
         }
         Ok(made)

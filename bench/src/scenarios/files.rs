@@ -4,12 +4,11 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use lockbox::exchange::{self, Entries, ExtractOptions, Filter, ImportOptions};
-use lockbox::fs::{FileSystem, RenameMode, SetAttributes, SetTime};
-use lockbox::fs::{Ino, ROOT_INO};
+use lockbox::fs::{Attributes, FileSystem, Ino, ROOT_INO, RenameMode, SetAttributes, SetTime};
 
 use crate::measure::{
     self, BenchBox, CREATOR, PER_DIRECTORY, Report, Seeded, add, add_each, add_many, forget, median, name,
@@ -19,12 +18,9 @@ use crate::{Outcome, Place};
 const SIZE: usize = 1024;
 
 pub(crate) fn small(place: &Place, files: usize) -> Outcome<()> {
-    let repeated = |_: usize| vec![b'x'; SIZE];
-    let text = |number: usize| measure::text(number as u64 + 1, SIZE);
-    let noise = |number: usize| measure::noise(number as u64 + 1, SIZE);
-    small_files(place, files, "one repeated byte", &repeated)?;
-    small_files(place, files, "text", &text)?;
-    small_files(place, files, "noise", &noise)
+    small_files(place, files, "one repeated byte", &|_| vec![b'x'; SIZE])?;
+    small_files(place, files, "text", &|number| measure::text(number as u64 + 1, SIZE))?;
+    small_files(place, files, "noise", &|number| measure::noise(number as u64 + 1, SIZE))
 }
 
 fn small_files(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) -> Vec<u8>) -> Outcome<()> {
@@ -37,9 +33,7 @@ fn small_files(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) 
     report.row("add + commit", &format!("{:.1} ms", add + commit))?;
     report.time("list with attributes", || list(&fs, &directories, files))?;
     report.time("five extractions in memory", || (0..5).try_for_each(|_| read_all(&fs, &directories, &contents)))?;
-    let to = made.directory().join("out");
-    let options =
-        ExtractOptions { to: to.clone(), name: None, replace: false, filter: Filter::default(), privileges: false };
+    let options = extract_to(made.directory.join("out"));
     let archive = made.archive()?;
     report.time("extract to a directory", || {
         Ok(exchange::extract(archive.file_system(), &[], &options, &mut |_| Ok(()))?)
@@ -57,23 +51,30 @@ fn small_files(place: &Place, files: usize, data: &str, content: &dyn Fn(usize) 
     Ok(())
 }
 
+fn extract_to(to: PathBuf) -> ExtractOptions {
+    ExtractOptions { to, name: None, replace: false, filter: Filter::default(), privileges: false }
+}
+
 fn list(fs: &FileSystem, directories: &[Ino], files: usize) -> Outcome<()> {
-    let mut seen = 0;
-    for directory in directories {
-        let mut entries = Entries::new(fs, *directory)?;
-        while let Some(entry) = entries.next_entry() {
-            seen += usize::from(entry?.attributes.size == SIZE as u64);
-        }
-    }
-    let (mut tops, mut entries) = (0, Entries::new(fs, ROOT_INO)?);
-    while let Some(entry) = entries.next_entry() {
-        tops += usize::from(entry?.attributes.is_directory());
-    }
+    let seen = count(fs, directories, |attributes| attributes.size == SIZE as u64)?;
+    let tops = count(fs, &[ROOT_INO], Attributes::is_directory)?;
     if (seen, tops) == (files, directories.len()) {
         Ok(())
     } else {
         Err(format!("listed {seen} of {files} files").into())
     }
+}
+
+/// Counts the entries of these directories that `is_counted` accepts.
+fn count(fs: &FileSystem, directories: &[Ino], is_counted: impl Fn(&Attributes) -> bool) -> Outcome<usize> {
+    let mut count = 0;
+    for directory in directories {
+        let mut entries = Entries::new(fs, *directory)?;
+        while let Some(entry) = entries.next_entry() {
+            count += usize::from(is_counted(entry?.attributes));
+        }
+    }
+    Ok(count)
 }
 
 fn read_all(fs: &FileSystem, directories: &[Ino], contents: &[Vec<u8>]) -> Outcome<()> {
@@ -140,14 +141,7 @@ pub(crate) fn append_delete(place: &Place, files: usize) -> Outcome<()> {
 const LOOKUPS: usize = 20_000;
 const COMMITS: usize = 200;
 
-pub(crate) fn tree(place: &Place, entries: &[usize]) -> Outcome<()> {
-    for entries in entries {
-        tree_of(place, *entries)?;
-    }
-    Ok(())
-}
-
-fn tree_of(place: &Place, entries: usize) -> Outcome<()> {
+pub(crate) fn tree(place: &Place, entries: usize) -> Outcome<()> {
     let report = Report::new(&format!("tree: {entries} entries"), place)?;
     let mut made = BenchBox::new(place, "tree")?;
     let fs = made.fs()?;
@@ -171,14 +165,7 @@ fn tree_of(place: &Place, entries: usize) -> Outcome<()> {
     };
     report.each("lookup at random, nodes read as needed", LOOKUPS, || lookups(1))?;
     report.each("list with attributes", entries, || {
-        let mut seen = 0;
-        for directory in &directories {
-            let mut entries = Entries::new(&fs, *directory)?;
-            while let Some(entry) = entries.next_entry() {
-                entry?;
-                seen += 1;
-            }
-        }
+        let seen = count(&fs, &directories, |_| true)?;
         if seen == entries { Ok(()) } else { Err(format!("listed {seen} of {entries}").into()) }
     })?;
     report.each("lookup at random, again", LOOKUPS, || lookups(1))?;
@@ -246,13 +233,13 @@ pub(crate) fn large(place: &Place, size: u64) -> Outcome<()> {
 fn large_file(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec<u8>) -> Outcome<()> {
     let report = Report::new(&format!("large: {size} MiB, {data}"), place)?;
     let mut made = BenchBox::new(place, "large")?;
-    let source = made.directory().join("source");
+    let source = made.directory.join("source");
     let mut file = File::create(&source)?;
     (0..size).try_for_each(|part| file.write_all(&content(part)))?;
     file.sync_all()?;
     drop(file);
 
-    let copy = made.directory().join("copy");
+    let copy = made.directory.join("copy");
     let (mut copies, mut adds) = (Vec::new(), Vec::new());
     for _ in 0..3 {
         copies.push(seconds(|| copy_synced(&source, &copy))?);
@@ -290,13 +277,7 @@ fn large_file(place: &Place, size: u64, data: &str, content: &dyn Fn(u64) -> Vec
     for round in 0..3 {
         copies.push(seconds(|| copy_synced(&source, &copy))?);
         fs::remove_file(&copy)?;
-        let options = ExtractOptions {
-            to: made.directory().join(format!("out{round}")),
-            name: None,
-            replace: false,
-            filter: Filter::default(),
-            privileges: false,
-        };
+        let options = extract_to(made.directory.join(format!("out{round}")));
         let archive = made.archive()?;
         extractions.push(seconds(|| {
             exchange::extract(archive.file_system(), &[], &options, &mut |_| Ok(()))?;
@@ -333,7 +314,7 @@ fn ranges(report: &Report, made: &mut BenchBox, size: u64, length: usize) -> Out
     let mut cold = Vec::new();
     for _ in 0..READS {
         made.make_cold()?;
-        forget(&made.directory().join("source"))?;
+        forget(&made.directory.join("source"))?;
         made.open()?;
         let fs = made.fs()?;
         let ino = fs.lookup(ROOT_INO, b"source")?.ino;

@@ -75,7 +75,7 @@ fn main() -> ExitCode {
         Scenario::Large { size } => files::large(place, size),
         Scenario::AppendDelete { files } => files::append_delete(place, files),
         Scenario::Diff { entries } => files::diff(place, entries),
-        Scenario::Tree { entries } => files::tree(place, &entries),
+        Scenario::Tree { entries } => entries.into_iter().try_for_each(|entries| files::tree(place, entries)),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -10,8 +10,7 @@ use std::time::Instant;
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost, OpenOptions};
 use lockbox::crypto::Passphrase;
-use lockbox::fs::{Creator, FileSystem, NewFile};
-use lockbox::fs::{Ino, ROOT_INO};
+use lockbox::fs::{Creator, FileSystem, Ino, NewFile, ROOT_INO};
 use lockbox::keys::{self, UnlockedKey};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -23,7 +22,7 @@ use crate::{Outcome, Place};
 pub(crate) struct Report;
 
 impl Report {
-    pub(crate) fn new(title: &str, place: &crate::Place) -> Outcome<Report> {
+    pub(crate) fn new(title: &str, place: &Place) -> Outcome<Report> {
         let mut out = std::io::stdout().lock();
         writeln!(out, "\n{title}, memory={}M, load {}", place.memory, load())?;
         writeln!(out, "\n| step | result | processor time | peak memory, MiB |\n|---|---:|---:|---:|")?;
@@ -38,14 +37,12 @@ impl Report {
     }
 
     /// Runs `count` equal steps and prints the microseconds of one.
-    pub(crate) fn each<R>(&self, step: &str, count: usize, f: impl FnOnce() -> Outcome<R>) -> Outcome<f64> {
+    pub(crate) fn each(&self, step: &str, count: usize, f: impl FnOnce() -> Outcome<()>) -> Outcome<()> {
         let (_, cost) = measure(f)?;
         let micros = cost.millis * 1000.0 / count as f64;
-        self.line(step, &format!("{micros:.2} us each"), Some(&cost))?;
-        Ok(micros)
+        self.line(step, &format!("{micros:.2} us each"), Some(&cost))
     }
 
-    /// Prints a result that was not measured as a step.
     pub(crate) fn row(&self, step: &str, result: &str) -> Outcome<()> {
         self.line(step, result, None)
     }
@@ -73,18 +70,16 @@ fn measure<R>(f: impl FnOnce() -> Outcome<R>) -> Outcome<(R, Cost)> {
     let (began, before) = (Instant::now(), processor_millis()?);
     let result = f()?;
     let millis = began.elapsed().as_secs_f64() * 1000.0;
-    Ok((result, Cost { millis, processor: processor_millis()? - before, peak: peak_kib()? }))
+    let processor = processor_millis()? - before;
+    let status = fs::read_to_string("/proc/self/status")?;
+    let peak = lockbox_host::proc::kib(&status, "VmHWM").ok_or("no peak in /proc/self/status")?;
+    Ok((result, Cost { millis, processor, peak }))
 }
 
 fn processor_millis() -> Outcome<f64> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let millis = |time: TimeVal| time.num_microseconds() as f64 / 1000.0;
     Ok(millis(usage.user_time()) + millis(usage.system_time()))
-}
-
-fn peak_kib() -> Outcome<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    Ok(lockbox_host::proc::kib(&status, "VmHWM").ok_or("no peak in /proc/self/status")?)
 }
 
 fn load() -> String {
@@ -154,7 +149,7 @@ pub(crate) const PER_DIRECTORY: usize = 1000;
 
 /// Temporary archive, open except between `make_cold` and `open`.
 pub(crate) struct BenchBox {
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
     key: UnlockedKey,
     options: OpenOptions,
     archive: Option<Archive>,
@@ -172,10 +167,6 @@ impl BenchBox {
         let options = OpenOptions { memory: place.memory << 20, ..OpenOptions::default() };
         let archive = Some(Archive::open(&path, &key, &options)?);
         Ok(BenchBox { directory, key, options, archive })
-    }
-
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
     }
 
     pub(crate) fn archive(&self) -> Outcome<&Archive> {
@@ -238,28 +229,21 @@ pub(crate) fn add(fs: &FileSystem, directory: Ino, name: &[u8], content: &[u8]) 
 
 /// Adds files one at a time, in directories of [`PER_DIRECTORY`], and returns the directories.
 pub(crate) fn add_each(fs: &FileSystem, files: Range<usize>, content: &dyn Fn(usize) -> Vec<u8>) -> Outcome<Vec<Ino>> {
-    let mut directories = Vec::new();
-    for numbers in by_directory(files) {
-        let directory = make_directory(fs, numbers.start)?;
-        directories.push(directory);
-        numbers.into_iter().try_for_each(|number| add(fs, directory, &name(number), &content(number)))?;
-    }
-    Ok(directories)
+    by_directory(fs, files, |directory, mut numbers| {
+        numbers.try_for_each(|number| add(fs, directory, &name(number), &content(number)))
+    })
 }
 
 /// Adds files in bulk, in directories of [`PER_DIRECTORY`], and returns the directories.
 pub(crate) fn add_many(fs: &FileSystem, files: Range<usize>, content: &dyn Fn(usize) -> Vec<u8>) -> Outcome<Vec<Ino>> {
-    let mut directories = Vec::new();
-    for numbers in by_directory(files) {
-        let directory = make_directory(fs, numbers.start)?;
-        directories.push(directory);
+    by_directory(fs, files, |directory, numbers| {
         let made: Vec<(Vec<u8>, Vec<u8>)> = numbers.map(|number| (name(number), content(number))).collect();
         let new: Vec<NewFile<'_>> = made.iter().map(|(name, content)| new_file(directory, name, content)).collect();
         let mut added = Vec::new();
         fs.add_files(&new, &mut added)?;
         added.into_iter().collect::<Result<Vec<Ino>, _>>()?;
-    }
-    Ok(directories)
+        Ok(())
+    })
 }
 
 fn new_file<'a>(directory: Ino, name: &'a [u8], content: &'a [u8]) -> NewFile<'a> {
@@ -267,16 +251,21 @@ fn new_file<'a>(directory: Ino, name: &'a [u8], content: &'a [u8]) -> NewFile<'a
     NewFile { directory, name, mode: 0o644, uid, gid, atime: None, mtime: None, xattrs: &[], content }
 }
 
-fn by_directory(files: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let mut next = files.start;
-    std::iter::from_fn(move || {
-        let first = next;
-        next = (first / PER_DIRECTORY + 1).saturating_mul(PER_DIRECTORY).min(files.end);
-        (first < files.end).then_some(first..next)
-    })
-}
-
-fn make_directory(fs: &FileSystem, first: usize) -> Outcome<Ino> {
-    let name = format!("d{:05}", first / PER_DIRECTORY).into_bytes();
-    Ok(fs.make_directory(ROOT_INO, &name, 0o755, CREATOR)?.ino)
+/// Creates the directories; calls `add` with each of them and the numbers of its files.
+fn by_directory(
+    fs: &FileSystem,
+    files: Range<usize>,
+    mut add: impl FnMut(Ino, Range<usize>) -> Outcome<()>,
+) -> Outcome<Vec<Ino>> {
+    let mut directories = Vec::new();
+    let mut first = files.start;
+    while first < files.end {
+        let number = first / PER_DIRECTORY;
+        let next = (number + 1).saturating_mul(PER_DIRECTORY).min(files.end);
+        let directory = fs.make_directory(ROOT_INO, format!("d{number:05}").as_bytes(), 0o755, CREATOR)?.ino;
+        directories.push(directory);
+        add(directory, first..next)?;
+        first = next;
+    }
+    Ok(directories)
 }
