@@ -118,9 +118,8 @@ pub struct Restore<'a> {
     whole: bool,
 }
 
-struct RestoreItem {
-    path: Vec<Vec<u8>>,
-}
+/// Components of a path in the snapshot that is restored with its descendants.
+type RestoreItem = Vec<Vec<u8>>;
 
 struct RestoreStage {
     ino: Ino,
@@ -185,11 +184,11 @@ impl<'a> Restore<'a> {
         // The root stands for everything.
         let whole = tops.is_empty() || tops.contains(&Vec::new());
         if whole {
-            tops = Restore::entries(snapshot)?.into_iter().map(|name| vec![name]).collect();
+            tops = root_names(snapshot, false)?.into_iter().map(|name| vec![name]).collect();
         }
         // Descendants of another path are restored with it.
-        let is_below = |path: &Vec<Vec<u8>>| (1..path.len()).any(|length| tops.contains(&path[..length]));
-        let tops = tops.iter().filter(|path| !is_below(path)).map(|path| RestoreItem { path: path.clone() }).collect();
+        let is_below = |path: &RestoreItem| (1..path.len()).any(|length| tops.contains(&path[..length]));
+        let tops = tops.iter().filter(|path| !is_below(path)).cloned().collect();
         let to = to.map(|to| Ok(components(to)?.join(&b"/"[..]))).transpose()?;
         let mut restore = Restore { live, snapshot, names, tops, whole: whole && to.is_none(), to };
         restore.refuse_what_is_in_the_way()?;
@@ -197,23 +196,11 @@ impl<'a> Restore<'a> {
         Ok(restore)
     }
 
-    fn entries(fs: &FileSystem) -> Result<Vec<Vec<u8>>> {
-        let mut names = Vec::new();
-        let mut entries = Entries::new(fs, ROOT_INO)?;
-        while let Some(entry) = entries.next_entry() {
-            let entry = entry?;
-            if !is_stage(fs, entry.name, entry.attributes)? {
-                names.push(entry.name.to_vec());
-            }
-        }
-        Ok(names)
-    }
-
     fn refuse_what_is_in_the_way(&self) -> Result<()> {
         let mut names = BTreeSet::new();
         let target = self.to.as_ref().map(|to| none_if_missing(resolve(self.live, to))).transpose()?.flatten();
         for top in &self.tops {
-            let name = top.name()?;
+            let name = last_name(top)?;
             if self.to.is_some() && !names.insert(name) {
                 return Err(Error::invalid(format!("two of the paths would get the name {}", display(name))));
             }
@@ -238,29 +225,27 @@ impl<'a> Restore<'a> {
     /// and renaming; `Invalid` when the archive is being closed.
     pub fn run(mut self, go_on: &mut dyn FnMut() -> Result<()>) -> Result<RestoreReport> {
         let live = self.live;
-        let report = {
-            let _work = live.hold_open()?;
-            let go_on = &mut || live.check_closing().and_then(|()| go_on());
-            let mut stage = self.make_stage()?;
-            let mut report = RestoreReport::default();
-            let restored = self.all(&mut stage, go_on, &mut report);
-            if restored.is_err() {
-                self.withdraw_rename(&stage)?;
-            }
-            // Also when the client has disconnected. Closing the archive does not wait for the
-            // removal: the next restore finds the stage.
-            let removed = self.delete(ROOT_INO, &stage.name, &mut || live.check_closing());
-            self.names.changed_name(ROOT_INO, &stage.name);
-            restored?;
-            removed?;
-            if self.whole {
-                let mut nothing = || Ok(());
-                Builder::new(live, self.snapshot, &mut nothing).xattrs(ROOT_INO, ROOT_INO)?;
-                live.restore_inode(self.snapshot, ROOT_INO, ROOT_INO)?;
-                self.names.changed(ROOT_INO);
-            }
-            report
-        };
+        let work = live.hold_open()?;
+        let go_on = &mut || live.check_closing().and_then(|()| go_on());
+        let mut stage = self.make_stage()?;
+        let mut report = RestoreReport::default();
+        let restored = self.all(&mut stage, go_on, &mut report);
+        if restored.is_err() {
+            self.withdraw_rename(&stage)?;
+        }
+        // Also when the client has disconnected. Closing the archive does not wait for the
+        // removal: the next restore finds the stage.
+        let removed = self.delete(ROOT_INO, &stage.name, &mut || live.check_closing());
+        self.names.changed_name(ROOT_INO, &stage.name);
+        restored?;
+        removed?;
+        if self.whole {
+            let mut nothing = || Ok(());
+            Builder::new(live, self.snapshot, &mut nothing).xattrs(ROOT_INO, ROOT_INO)?;
+            live.restore_inode(self.snapshot, ROOT_INO, ROOT_INO)?;
+            self.names.changed(ROOT_INO);
+        }
+        drop(work);
         live.make_durable()?;
         Ok(report)
     }
@@ -287,56 +272,43 @@ impl<'a> Restore<'a> {
         }
         for top in std::mem::take(&mut self.tops) {
             let result = match self.to.clone() {
-                Some(directory) => self.top_into(&mut builder, stage, &top, &directory),
+                Some(mut path) => self.build(&mut builder, stage, &top, top.len()).and_then(|(_, built)| {
+                    join(&mut path, last_name(&top)?);
+                    self.names.rename(&built, &path, false)
+                }),
                 None => self.top_in_place(&mut builder, stage, &top).map(|deleted| report.deleted += deleted),
             };
             report.copied = builder.copied;
             result?;
         }
         if self.whole {
-            let source: BTreeSet<Vec<u8>> = Restore::entries(self.snapshot)?.into_iter().collect();
-            for name in Restore::entries(self.live)? {
-                if !source.contains(&name) {
-                    (builder.go_on)()?;
-                    let (old, path) = stage.next();
-                    match self.names.rename(&name, &path, false) {
-                        Err(error) if is_gone(&error) => continue,
-                        renamed => renamed?,
-                    }
-                    report.deleted += self.delete(stage.ino, &old, builder.go_on)?;
+            let source: BTreeSet<Vec<u8>> = root_names(self.snapshot, false)?.into_iter().collect();
+            for name in root_names(self.live, false)?.iter().filter(|name| !source.contains(*name)) {
+                (builder.go_on)()?;
+                let (old, path) = stage.next();
+                match self.names.rename(name, &path, false) {
+                    Err(error) if is_gone(&error) => continue,
+                    renamed => renamed?,
                 }
+                report.deleted += self.delete(stage.ino, &old, builder.go_on)?;
             }
         }
         Ok(())
     }
 
-    /// Restores into `directory`, without replacing anything.
-    fn top_into(
-        &mut self,
-        builder: &mut Builder<'_>,
-        stage: &mut RestoreStage,
-        top: &RestoreItem,
-        directory: &[u8],
-    ) -> Result<()> {
-        let (_, built) = self.build(builder, stage, top, top.path.len())?;
-        let mut path = directory.to_vec();
-        join(&mut path, top.name()?);
-        self.names.rename(&built, &path, false)
-    }
-
     /// Restores to the path in the snapshot; returns the number of deleted objects.
-    fn top_in_place(&mut self, builder: &mut Builder<'_>, stage: &mut RestoreStage, top: &RestoreItem) -> Result<u64> {
+    fn top_in_place(&mut self, builder: &mut Builder<'_>, stage: &mut RestoreStage, top: &[Vec<u8>]) -> Result<u64> {
         // Length of the path that exists in the live tree; the rest is built with the object.
         let (mut directory, mut there) = (ROOT_INO, 0);
         let mut existing = None;
-        for name in &top.path {
+        for name in top {
             existing = none_if_missing(self.live.lookup(directory, name))?;
             match &existing {
-                Some(found) if there + 1 < top.path.len() => {
+                Some(found) if there + 1 < top.len() => {
                     if !found.is_directory() {
                         return Err(Error::invalid(format!(
                             "{} is no longer a directory, and is not replaced",
-                            display(&top.path[..=there].join(&b"/"[..]))
+                            display(&top[..=there].join(&b"/"[..]))
                         )));
                     }
                     (directory, there) = (found.ino, there + 1);
@@ -346,11 +318,11 @@ impl<'a> Restore<'a> {
         }
         let (name, built) = self.build(builder, stage, top, there + 1)?;
         // The target may have changed while the object was built.
-        let exchange = match &top.path[there..] {
+        let exchange = match &top[there..] {
             [last] => none_if_missing(self.live.lookup(directory, last))?.is_some(),
             _ => existing.is_some(),
         };
-        self.names.rename(&built, &top.path[..=there].join(&b"/"[..]), exchange)?;
+        self.names.rename(&built, &top[..=there].join(&b"/"[..]), exchange)?;
         if exchange { self.delete(stage.ino, &name, builder.go_on) } else { Ok(0) }
     }
 
@@ -360,19 +332,19 @@ impl<'a> Restore<'a> {
         &mut self,
         builder: &mut Builder<'_>,
         stage: &mut RestoreStage,
-        top: &RestoreItem,
+        top: &[Vec<u8>],
         length: usize,
     ) -> Result<(Vec<u8>, Vec<u8>)> {
         let (built, path) = stage.next();
         let (mut parent, mut name) = (stage.building, &built);
         let mut above = Vec::new();
-        for end in length..top.path.len() {
-            let source = self.snapshot_object(&top.path[..end])?;
+        for end in length..top.len() {
+            let source = self.snapshot_object(&top[..end])?;
             let copy = builder.object(&source, parent, name)?;
             above.push((source.ino, copy));
-            (parent, name) = (copy, &top.path[end]);
+            (parent, name) = (copy, &top[end]);
         }
-        builder.tree(&self.snapshot_object(&top.path)?, parent, name)?;
+        builder.tree(&self.snapshot_object(top)?, parent, name)?;
         above.into_iter().rev().try_for_each(|(source, copy)| self.live.restore_inode(self.snapshot, source, copy))?;
         self.live.rename(stage.building, &built, stage.ino, &built, RenameMode::NoReplace)?;
         self.names.changed_name(stage.ino, &built);
@@ -405,15 +377,7 @@ impl<'a> Restore<'a> {
 
     fn remove_stages(&mut self) -> Result<()> {
         let _work = self.live.hold_open()?;
-        let mut leftovers = Vec::new();
-        let mut entries = Entries::new(self.live, ROOT_INO)?;
-        while let Some(entry) = entries.next_entry() {
-            let entry = entry?;
-            if is_stage(self.live, entry.name, entry.attributes)? {
-                leftovers.push(entry.name.to_vec());
-            }
-        }
-        leftovers.iter().try_for_each(|name| {
+        root_names(self.live, true)?.iter().try_for_each(|name| {
             self.delete(ROOT_INO, name, &mut || self.live.check_closing())?;
             self.names.changed_name(ROOT_INO, name);
             Ok(())
@@ -428,10 +392,21 @@ impl<'a> Restore<'a> {
     }
 }
 
-impl RestoreItem {
-    fn name(&self) -> Result<&[u8]> {
-        self.path.last().map(Vec::as_slice).ok_or_else(|| Error::invalid("the root has no name"))
+fn last_name(path: &[Vec<u8>]) -> Result<&[u8]> {
+    path.last().map(Vec::as_slice).ok_or_else(|| Error::invalid("the root has no name"))
+}
+
+/// Returns the names at the root: of stages, or of all other objects.
+fn root_names(fs: &FileSystem, stages: bool) -> Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    let mut entries = Entries::new(fs, ROOT_INO)?;
+    while let Some(entry) = entries.next_entry() {
+        let entry = entry?;
+        if is_stage(fs, entry.name, entry.attributes)? == stages {
+            names.push(entry.name.to_vec());
+        }
     }
+    Ok(names)
 }
 
 fn is_stage(fs: &FileSystem, name: &[u8], found: &Attributes) -> Result<bool> {
@@ -445,7 +420,6 @@ fn is_stage(fs: &FileSystem, name: &[u8], found: &Attributes) -> Result<bool> {
     }
 }
 
-/// Returns whether the name to be changed does not exist.
 fn is_gone(error: &Error) -> bool {
     match error {
         Error::NotFound => true,

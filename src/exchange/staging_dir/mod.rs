@@ -180,8 +180,7 @@ fn remove(at: &OwnedFd, name: &[u8], directory: &OwnedFd) -> rustix::io::Result<
     }
 }
 
-/// Removes the content of a directory. Nested directories are moved up first, so that the depth of
-/// a tree does not matter.
+/// Removes the content of a directory; nested ones are moved up first, so depth does not matter.
 fn clear(directory: &OwnedFd) -> rustix::io::Result<()> {
     let mut moved = 0u64;
     loop {
@@ -206,7 +205,6 @@ fn clear(directory: &OwnedFd) -> rustix::io::Result<()> {
     }
 }
 
-/// Removes a non-directory; returns the name of a directory.
 fn remove_unless_directory<'a>(directory: &OwnedFd, name: &'a [u8]) -> rustix::io::Result<Option<&'a [u8]>> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) => Ok(None),
