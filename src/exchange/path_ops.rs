@@ -56,15 +56,14 @@ pub fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
     Ok(names)
 }
 
-/// Returns the directory at `path`; creates missing directories with `make`.
-pub(super) fn resolve_or_create(
-    fs: &FileSystem,
-    path: &[u8],
-    mut make: impl FnMut(Ino, &[u8]) -> Result<Attributes>,
-) -> Result<Ino> {
+/// Returns the directory at `path`; creates missing directories.
+pub(super) fn resolve_or_create(fs: &FileSystem, path: &[u8], creator: Creator) -> Result<Ino> {
     let mut directory = ROOT_INO;
     for name in components(path)? {
-        let found = none_if_missing(fs.lookup(directory, name))?.map_or_else(|| make(directory, name), Ok)?;
+        let found = match none_if_missing(fs.lookup(directory, name))? {
+            Some(found) => found,
+            None => fs.make_directory(directory, name, 0o755, creator)?,
+        };
         if !found.is_directory() {
             return Err(Error::NotDirectory);
         }
@@ -73,7 +72,7 @@ pub(super) fn resolve_or_create(
     Ok(directory)
 }
 
-const DIRECTORY_MODE: u32 = 0o755;
+const ROOT_STAYS: &str = "the root of an archive stays where it is";
 
 /// Target of a move or copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +114,7 @@ impl CopyDestination {
 
 fn parent_of(path: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
     let mut names = components(path)?;
-    let Some(name) = names.pop() else { return Err(Error::invalid("the root of an archive stays where it is")) };
+    let Some(name) = names.pop() else { return Err(Error::invalid(ROOT_STAYS)) };
     Ok((names.join(&b"/"[..]), name.to_vec()))
 }
 
@@ -157,7 +156,6 @@ pub fn remove(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<u64> {
 /// # Errors
 /// `Invalid` for existing objects and missing parents. Directories created before remain.
 pub fn make_directories(fs: &FileSystem, paths: &[Vec<u8>], parents: bool, creator: Creator) -> Result<()> {
-    let mut make = |parent, name: &[u8]| fs.make_directory(parent, name, DIRECTORY_MODE, creator);
     paths.iter().try_for_each(|path| {
         let told = |error| match error {
             Error::Exists => Error::invalid(format!("{} already exists", display(path))),
@@ -165,11 +163,12 @@ pub fn make_directories(fs: &FileSystem, paths: &[Vec<u8>], parents: bool, creat
             error => error,
         };
         if parents {
-            return resolve_or_create(fs, path, &mut make).map(drop).map_err(told);
+            return resolve_or_create(fs, path, creator).map(drop).map_err(told);
         }
         // The root exists.
         let (above, name) = parent_of(path).map_err(|_| told(Error::Exists))?;
-        make(resolve_argument(fs, &above)?.ino, &name).map(drop).map_err(told)
+        let parent = resolve_argument(fs, &above)?.ino;
+        fs.make_directory(parent, &name, 0o755, creator).map(drop).map_err(told)
     })
 }
 
@@ -180,50 +179,59 @@ pub fn make_directories(fs: &FileSystem, paths: &[Vec<u8>], parents: bool, creat
 /// itself, two objects of one name, and an existing target (with `replace` only directories are
 /// refused). Other errors leave the operation incomplete.
 pub fn rename(fs: &FileSystem, paths: &[Vec<u8>], to: &CopyDestination, replace: bool) -> Result<()> {
+    let (directory, moves) = check_targets(fs, paths, to, replace, ROOT_STAYS)?;
+    let mode = if replace { RenameMode::Replace } else { RenameMode::NoReplace };
+    moves.iter().try_for_each(|(from, name, _)| fs.rename(from.parent, &from.name, directory, name, mode))
+}
+
+/// Object, its name in the target, and whether it replaces another object there.
+type CheckedMove = (EntryPosition, Vec<u8>, bool);
+
+/// Checks a move or copy of all paths before the first change; returns the target directory with
+/// the objects. `root` is the error for the root of the archive.
+fn check_targets(
+    fs: &FileSystem,
+    paths: &[Vec<u8>],
+    to: &CopyDestination,
+    replace: bool,
+    root: &str,
+) -> Result<(Ino, Vec<CheckedMove>)> {
     let directory = resolve_argument(fs, &to.directory)?.ino;
     let mut names = HashSet::new();
-    let mut moves = Vec::new();
+    let mut checked = Vec::new();
     for path in paths {
+        let parts = components(path)?;
+        if parts.is_empty() {
+            return Err(Error::invalid(root));
+        }
         let from = EntryPosition::at(fs, path)?;
         let name = to.name.clone().unwrap_or_else(|| from.name.clone());
+        let shown = display(&name);
         if !names.insert(name.clone()) {
-            return Err(Error::invalid(format!("two objects would get the name {}", display(&name))));
+            return Err(Error::invalid(format!("two objects would get the name {shown}")));
         }
-        if from.attributes.is_directory() {
-            refuse_below(path, &to.directory)?;
+        // Links are not followed and directories have one name, so paths are sufficient.
+        if from.attributes.is_directory() && components(&to.directory)?.starts_with(&parts) {
+            return Err(Error::invalid(format!("{} would be below itself", display(path))));
         }
-        if let Some(existing) = none_if_missing(fs.lookup(directory, &name))? {
+        let existing = none_if_missing(fs.lookup(directory, &name))?;
+        if let Some(existing) = &existing {
             if existing.ino == from.attributes.ino {
                 return Err(Error::invalid(format!("{} is that already", display(path))));
             }
-            refuse_in_the_way(&name, &existing, replace)?;
+            if existing.is_directory() {
+                return Err(Error::invalid(format!("{shown} is a directory there, and those are not replaced")));
+            }
+            if !replace {
+                return Err(Error::Refused(Refusal::ExistingObject { what: format!("{shown} already exists there") }));
+            }
         }
-        moves.push((from, name));
+        checked.push((from, name, existing.is_some()));
     }
-    let mode = if replace { RenameMode::Replace } else { RenameMode::NoReplace };
-    moves.iter().try_for_each(|(from, name)| fs.rename(from.parent, &from.name, directory, name, mode))
+    Ok((directory, checked))
 }
 
-/// Refuses a directory into itself. Links are not followed and directories have one name, so paths
-/// are sufficient.
-pub(super) fn refuse_below(path: &[u8], directory: &[u8]) -> Result<()> {
-    match components(directory)?.starts_with(&components(path)?) {
-        true => Err(Error::invalid(format!("{} would be below itself", display(path)))),
-        false => Ok(()),
-    }
-}
-
-pub(super) fn refuse_in_the_way(name: &[u8], existing: &Attributes, replace: bool) -> Result<()> {
-    let name = display(name);
-    match existing.is_directory() {
-        true => Err(Error::invalid(format!("{name} is a directory there, and those are not replaced"))),
-        false if replace => Ok(()),
-        false => Err(Error::Refused(Refusal::ExistingObject { what: format!("{name} already exists there") })),
-    }
-}
-
-/// Deletes an object recursively and returns the number of deleted objects. Memory depends on the
-/// depth only.
+/// Deletes a tree; returns the number of deleted objects. Memory depends on the depth only.
 pub(super) fn delete_tree(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
     if !found.is_directory() {
         fs.unlink(parent, name)?;
@@ -316,7 +324,7 @@ pub(super) fn delete_beside_users(
     Ok(count)
 }
 
-/// Prefix of the temporary name of a copy that replaces an object; a number follows.
+/// Prefix of the temporary name of a copy that replaces an object.
 const BESIDE: &str = ".lockbox-copy-";
 /// Size of one read of new content, in bytes.
 const PIECE: usize = 1 << 20;
@@ -336,34 +344,12 @@ pub fn copy(
     replace: bool,
     go_on: &mut dyn FnMut() -> Result<()>,
 ) -> Result<CopyCounts> {
-    let directory = resolve_argument(fs, &to.directory)?.ino;
-    let mut names = HashSet::new();
-    let mut copies = Vec::new();
-    for path in paths {
-        let object = resolve_argument(fs, path)?;
-        let Some(&own) = components(path)?.last() else {
-            return Err(Error::invalid("the root of an archive cannot be copied into itself"));
-        };
-        let name = to.name.clone().unwrap_or_else(|| own.to_vec());
-        if !names.insert(name.clone()) {
-            return Err(Error::invalid(format!("two objects would get the name {}", display(&name))));
-        }
-        if object.is_directory() {
-            refuse_below(path, &to.directory)?;
-        }
-        let existing = none_if_missing(fs.lookup(directory, &name))?;
-        if let Some(existing) = &existing {
-            if existing.ino == object.ino {
-                return Err(Error::invalid(format!("{} is that already", display(path))));
-            }
-            refuse_in_the_way(&name, existing, replace)?;
-        }
-        copies.push((object, name, existing.is_some()));
-    }
+    let root = "the root of an archive cannot be copied into itself";
+    let (directory, copies) = check_targets(fs, paths, to, replace, root)?;
     let mut builder = Builder::new(fs, fs, go_on);
     for (object, name, is_there) in &copies {
-        let built = if *is_there { free_name(fs, directory)? } else { name.clone() };
-        let placed = builder.tree(object, directory, &built).and_then(|()| match is_there {
+        let built = if *is_there { free_name(fs, directory, BESIDE)? } else { name.clone() };
+        let placed = builder.tree(&object.attributes, directory, &built).and_then(|()| match is_there {
             true => fs.rename(directory, &built, directory, name, RenameMode::Replace),
             false => Ok(()),
         });
@@ -387,7 +373,7 @@ pub fn rewrite(fs: &FileSystem, path: &[u8], content: &mut dyn Read) -> Result<(
     let mut names = components(path)?;
     let name = names.pop().ok_or(Error::IsDirectory)?;
     let directory = resolve_argument(fs, &names.join(&b"/"[..]))?.ino;
-    let built = free_name(fs, directory)?;
+    let built = free_name(fs, directory, BESIDE)?;
     let mut nothing = || Ok(());
     let made = Builder::new(fs, fs, &mut nothing).object(&file, directory, &built);
     let placed = made.and_then(|made| {
@@ -422,13 +408,14 @@ fn write_all(fs: &FileSystem, ino: Ino, content: &mut dyn Read) -> Result<()> {
     fs.set_attributes(ino, &now).map(drop)
 }
 
-fn free_name(fs: &FileSystem, directory: Ino) -> Result<Vec<u8>> {
+/// Returns an unused name: the prefix and a number.
+pub(super) fn free_name(fs: &FileSystem, directory: Ino, prefix: &str) -> Result<Vec<u8>> {
     let mut number = 0u32;
     loop {
-        let name = format!("{BESIDE}{number}").into_bytes();
+        let name = format!("{prefix}{number}").into_bytes();
         match none_if_missing(fs.lookup(directory, &name))? {
             None => return Ok(name),
-            // Left over from an interrupted copy.
+            // Left over from an interrupted copy or import.
             Some(_) => number += 1,
         }
     }
@@ -454,9 +441,6 @@ pub(super) struct Builder<'a> {
     links: HashMap<Ino, Ino>,
 }
 
-/// Inodes of a directory in the snapshot and in the copy.
-type InodePair = (Ino, Ino);
-
 impl<'a> Builder<'a> {
     pub(super) fn new(
         live: &'a FileSystem,
@@ -473,8 +457,8 @@ impl<'a> Builder<'a> {
             return Ok(());
         }
         let mut path = Vec::new(); // unused
-        let mut tree: ArchiveWalk<'_, InodePair> =
-            ArchiveWalk::below(self.source_fs, b"", source.ino, (source.ino, copy))?;
+        // Inodes of a directory in the snapshot and in the copy.
+        let mut tree = ArchiveWalk::below(self.source_fs, b"", source.ino, (source.ino, copy))?;
         while let Some(step) = tree.next(&mut path) {
             match step? {
                 // Last, because every entry changes the times of its directory.
@@ -501,8 +485,7 @@ impl<'a> Builder<'a> {
             self.copied.links += 1;
             return Ok(*copy);
         }
-        // Other users cannot enter it before it is complete: it is created within a directory that
-        // is closed to them.
+        // Other users cannot enter it before it is complete: its directory is closed to them.
         let creator = Creator { uid: source.uid, gid: source.gid, umask: None };
         let permissions = source.mode & mode::PERMISSIONS;
         let copy = match source.mode & mode::TYPE {

@@ -102,9 +102,7 @@ pub fn import(
     progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
 ) -> Result<ImportReport> {
     options.refuse_duplicate_names(sources)?;
-    let directory = path_ops::resolve_or_create(fs, &options.to, |parent, name| {
-        fs.make_directory(parent, name, 0o755, options.creator)
-    })?;
+    let directory = path_ops::resolve_or_create(fs, &options.to, options.creator)?;
     let mut import = Importer {
         fs,
         options,
@@ -466,9 +464,8 @@ impl Importer<'_> {
                     None if existing.is_directory() => return Err(Error::IsDirectory),
                     None => {}
                 }
-                let (made, temporary) = make_beside(&make)?;
-                beside = Some(temporary);
-                made
+                let temporary = path_ops::free_name(self.fs, parent, ".lockbox-add-")?;
+                make(beside.insert(temporary))?
             }
             other => other?,
         };
@@ -510,18 +507,6 @@ fn metadata_of(stat: &Stat) -> SetAttributes {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Symlink => SetAttributes { mode: None, ..attributes },
         _ => attributes,
-    }
-}
-
-fn make_beside(make: &impl Fn(&[u8]) -> Result<Attributes>) -> Result<(Attributes, Vec<u8>)> {
-    let mut number = 0u32;
-    loop {
-        let name = format!(".lockbox-add-{number}").into_bytes();
-        match make(&name) {
-            // Left over from an interrupted import.
-            Err(Error::Exists) => number += 1,
-            other => return Ok((other?, name)),
-        }
     }
 }
 

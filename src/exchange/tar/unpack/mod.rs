@@ -24,7 +24,7 @@ use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::exchange::attributes::{SkippedItems, host_error};
 use crate::exchange::extract::write_all;
-use crate::exchange::path_ops::{self, delete_tree, none_if_missing};
+use crate::exchange::path_ops::{delete_tree, none_if_missing, resolve_or_create};
 use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
 use crate::exchange::{CopyCounts, Entries, Progress};
 use crate::format::{Ino, ROOT_INO};
@@ -528,11 +528,8 @@ impl TarImporter<'_> {
     }
 
     fn install(&mut self) -> Result<()> {
-        let fs = self.fs;
-        let to = path_ops::resolve_or_create(fs, &self.options.to, |parent, name| {
-            fs.make_directory(parent, name, 0o755, self.options.creator)
-        })?;
-        let install = Installer { fs, replace: self.options.replace };
+        let to = resolve_or_create(self.fs, &self.options.to, self.options.creator)?;
+        let install = Installer { fs: self.fs, replace: self.options.replace };
         install.check(self.stage, to)?;
         let merged = install.execute(self.stage, to)?;
         for DirectoryMetadata { ino, member } in std::mem::take(&mut self.directories) {
