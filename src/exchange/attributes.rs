@@ -149,7 +149,7 @@ pub(crate) fn read(object: &XattrObject<'_>) -> Result<XattrMap> {
     };
     let mut found = XattrMap::new();
     let mut value = Vec::new();
-    for name in names[..length].split(|&b| b == 0).filter(|name| !name.is_empty()) {
+    for name in split_names(&names[..length]) {
         value.resize(MAX_VALUE, 0);
         match object.get(name, &mut value) {
             Ok(length) => found.insert(name.to_vec(), value[..length].to_vec()),
@@ -159,6 +159,11 @@ pub(crate) fn read(object: &XattrObject<'_>) -> Result<XattrMap> {
         };
     }
     Ok(found)
+}
+
+/// Splits a list of attribute names, each of which ends with a NUL.
+pub(super) fn split_names(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|&byte| byte == 0).filter(|name| !name.is_empty())
 }
 
 /// Returns whether `ino` has the same attributes as a host file, as far as archives store them.
@@ -197,10 +202,9 @@ pub(crate) fn update(
 /// Returns the names of stored attributes that the host would also list for the caller: `trusted.`
 /// ones only for root.
 fn comparable_names(fs: &FileSystem, ino: Ino) -> Result<Vec<Vec<u8>>> {
-    let root = nix::unistd::geteuid().is_root();
+    let root = is_root();
     let names = fs.list_xattrs(ino)?;
-    let names = names.split(|&b| b == 0).filter(|name| !name.is_empty() && (root || !name.starts_with(TRUSTED)));
-    Ok(names.map(<[u8]>::to_vec).collect())
+    Ok(split_names(&names).filter(|name| root || !name.starts_with(TRUSTED)).map(<[u8]>::to_vec).collect())
 }
 
 fn is_kept(name: &[u8]) -> bool {
@@ -246,7 +250,7 @@ pub(crate) fn extract(
     path: &[u8],
     skipped: &mut SkippedItems,
 ) -> Result<()> {
-    for name in fs.list_xattrs(ino)?.split(|&b| b == 0).filter(|name| !name.is_empty()) {
+    for name in split_names(&fs.list_xattrs(ino)?) {
         if name.starts_with(USER) != (phase == Phase::BeforeMode) || skipped.withholds_attribute(path, name) {
             continue;
         }

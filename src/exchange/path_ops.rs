@@ -7,6 +7,7 @@ use std::io::{ErrorKind, Read};
 
 use lockbox_terminal::display;
 
+use super::attributes::split_names;
 use super::walk::{ArchiveWalk, WalkDirectory, WalkStep};
 use super::{CopyCounts, ListingEntry};
 use crate::error::{Error, Refusal, Result};
@@ -537,8 +538,8 @@ impl<'a> Builder<'a> {
     /// the mode, which must therefore be set later.
     pub(super) fn xattrs(&self, source: Ino, copy: Ino) -> Result<()> {
         let wanted = self.source_fs.list_xattrs(source)?;
-        let wanted: Vec<&[u8]> = names(&wanted).collect();
-        for name in names(&self.live.list_xattrs(copy)?).filter(|name| !wanted.contains(name)) {
+        let wanted: Vec<&[u8]> = split_names(&wanted).collect();
+        for name in split_names(&self.live.list_xattrs(copy)?).filter(|name| !wanted.contains(name)) {
             match self.live.remove_xattr(copy, name) {
                 // Removal of a list that was implied by another one.
                 Ok(()) | Err(Error::NoAttribute) => {}
@@ -550,10 +551,6 @@ impl<'a> Builder<'a> {
         }
         Ok(())
     }
-}
-
-fn names(list: &[u8]) -> impl Iterator<Item = &[u8]> {
-    list.split(|&byte| byte == 0).filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::Entries;
+use super::attributes::split_names;
 use super::path_ops::none_if_missing;
 use super::walk::join;
 use crate::error::{Error, Result};
@@ -137,14 +138,14 @@ impl Comparison<'_> {
             let (old, new) = (attributes(self.older, change.ino)?, attributes(self.newer, change.ino)?);
             // Inodes in only one version are found by their entries.
             let (Some(old), Some(new)) = (old, new) else { continue };
-            let suspects = SuspectedChanges { content: change.content, xattrs: change.xattrs };
-            if kind(&old) != kind(&new) || self.differ(&old, &new, suspects)? {
+            if kind(&old) != kind(&new) || self.differ(&old, &new, change.content, change.xattrs)? {
                 changed.insert(change.ino);
             }
             both.insert(change.ino, (old, new));
         }
-        let entries = InodeEntryChanges::of(changes);
-        self.pair(&entries)?;
+        let removed = entries_by_inode(changes, |change| [&change.removed_entries, &change.added_entries]);
+        let added = entries_by_inode(changes, |change| [&change.added_entries, &change.removed_entries]);
+        self.pair(&removed, &added)?;
 
         // Only directories must be located in the older version; they record their own parents.
         let of_both = |ino: &Ino| both.get(ino).is_some_and(|(old, new)| old.is_directory() && new.is_directory());
@@ -154,8 +155,8 @@ impl Comparison<'_> {
         old.extend(directories.iter().map(|directory| directory.ino));
         new.extend(directories.iter().map(|directory| directory.ino));
         for ino in &changed {
-            let come = entries.added_entries.get(ino).map_or(0, BTreeSet::len);
-            new.extend(entries.added_entries.get(ino).into_iter().flatten().map(|(directory, _)| *directory));
+            let come = added.get(ino).map_or(0, BTreeSet::len);
+            new.extend(added.get(ino).into_iter().flatten().map(|(directory, _)| *directory));
             // A file with only new names need not be located.
             if both.get(ino).is_some_and(|(_, new)| new.is_directory() || u64::from(new.links) > come as u64) {
                 new.insert(*ino);
@@ -192,7 +193,7 @@ impl Comparison<'_> {
         for ino in changed {
             let Some((before, after)) = both.get(&ino) else { continue };
             let what = if kind(before) == kind(after) { PathChangeKind::Changed } else { PathChangeKind::TypeChanged };
-            let come = entries.added_entries.get(&ino).into_iter().flatten();
+            let come = added.get(&ino).into_iter().flatten();
             reported.extend(come.filter_map(|(directory, name)| Some((ino, below(&one(&new, *directory)?, name)))));
             for path in new.get(&ino).into_iter().flatten() {
                 if !reported.contains(&(ino, path.clone())) {
@@ -204,9 +205,9 @@ impl Comparison<'_> {
     }
 
     /// Pairs removed and added entries as renames.
-    fn pair(&mut self, entries: &InodeEntryChanges) -> Result<()> {
-        for (ino, gone) in &entries.removed_entries {
-            let Some(come) = entries.added_entries.get(ino) else { continue };
+    fn pair(&mut self, removed: &EntriesByInode, added: &EntriesByInode) -> Result<()> {
+        for (ino, gone) in removed {
+            let Some(come) = added.get(ino) else { continue };
             self.go_on(0)?;
             let (old, new) = (attributes(self.older, *ino)?, attributes(self.newer, *ino)?);
             let is_one_object = old.zip(new).is_some_and(|(old, new)| kind(&old) == kind(&new));
@@ -240,15 +241,14 @@ impl Comparison<'_> {
         self.found.insert(PathChange { path, kind, from: None });
     }
 
-    /// Compares the added and removed entries of a directory in both versions, with its paths
-    /// there.
+    /// Compares added and removed entries of a directory in both versions, with its paths there.
     fn entries(&mut self, directory: &ChangedInode, old: &[u8], new: &[u8]) -> Result<()> {
         let names = |entries: &[(Vec<u8>, Ino)]| entries.iter().map(|(name, _)| name.clone()).collect::<BTreeSet<_>>();
         let (gone, come) = (names(&directory.removed_entries), names(&directory.added_entries));
         let mut waiting = Vec::new();
         for name in gone.union(&come) {
             let there = |fs: &FileSystem, is_there: bool, path: &[u8]| -> Result<PathObject> {
-                let found = if is_there { entry(fs, directory.ino, name)? } else { None };
+                let found = if is_there { none_if_missing(fs.lookup(directory.ino, name))? } else { None };
                 Ok(found.map(|found| (below(path, name), found)))
             };
             let at = (directory.ino, name.clone());
@@ -273,7 +273,7 @@ impl Comparison<'_> {
                     self.tell(path.clone(), PathChangeKind::TypeChanged);
                 }
                 (Some((_, old)), Some((path, new))) => {
-                    if self.differ(old, new, SuspectedChanges::ALL)? {
+                    if self.differ(old, new, true, true)? {
                         self.tell(path.clone(), PathChangeKind::Changed);
                     }
                     if old.is_directory() {
@@ -310,39 +310,51 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn differ(&self, old: &Attributes, new: &Attributes, suspects: SuspectedChanges) -> Result<bool> {
-        let (old, new) =
-            (SnapshotObject { fs: self.older, attributes: old }, SnapshotObject { fs: self.newer, attributes: new });
-        differ(old, new, suspects)
-    }
-}
-
-/// Removed and added entries by inode, without entries that only moved within the list.
-struct InodeEntryChanges {
-    removed_entries: BTreeMap<Ino, BTreeSet<Entry>>,
-    added_entries: BTreeMap<Ino, BTreeSet<Entry>>,
-}
-
-impl InodeEntryChanges {
-    fn of(changes: &[ChangedInode]) -> InodeEntryChanges {
-        let mut entered = InodeEntryChanges { removed_entries: BTreeMap::new(), added_entries: BTreeMap::new() };
-        for change in changes {
-            let come: BTreeSet<&(Vec<u8>, Ino)> = change.added_entries.iter().collect();
-            let moved: BTreeSet<&(Vec<u8>, Ino)> =
-                change.removed_entries.iter().filter(|gone| come.contains(gone)).collect();
-            for (list, entries) in [
-                (&change.removed_entries, &mut entered.removed_entries),
-                (&change.added_entries, &mut entered.added_entries),
-            ] {
-                for entry @ (name, ino) in list {
-                    if !moved.contains(entry) {
-                        entries.entry(*ino).or_default().insert((change.ino, name.clone()));
-                    }
-                }
-            }
+    /// Returns whether two objects of one type differ. Owner, mode, device number, extended
+    /// attributes (with `xattrs`), content (with `content`) and the modification time are compared.
+    /// Ignored are the access time, the times that cannot be set (change and birth), the number of
+    /// links, and the modification time of a directory, which shows only that an entry was added or
+    /// removed. Content is compared by bytes, so relocated or rewritten equal content does not
+    /// differ.
+    fn differ(&self, old: &Attributes, new: &Attributes, content: bool, xattrs: bool) -> Result<bool> {
+        let (older, newer) = (self.older, self.newer);
+        if (old.mode, old.uid, old.gid, old.rdev) != (new.mode, new.uid, new.gid, new.rdev) {
+            return Ok(true);
         }
-        entered
+        if !old.is_directory() && (old.size, old.mtime) != (new.size, new.mtime) {
+            return Ok(true);
+        }
+        if xattrs && xattrs_of(older, old.ino)? != xattrs_of(newer, new.ino)? {
+            return Ok(true);
+        }
+        match kind(old) {
+            mode::REGULAR if content => {
+                let mut first = SnapshotObject { fs: older, attributes: old };
+                bytes_differ(&mut first, &mut SnapshotObject { fs: newer, attributes: new }, old.size)
+            }
+            mode::SYMLINK if content => Ok(older.read_link(old.ino)? != newer.read_link(new.ino)?),
+            _ => Ok(false),
+        }
     }
+}
+
+type EntriesByInode = BTreeMap<Ino, BTreeSet<Entry>>;
+
+/// Returns the entries of the first of two lists by inode. An entry that is also in the second only
+/// moved within the directory's list, and is left out.
+fn entries_by_inode(
+    changes: &[ChangedInode],
+    lists: impl Fn(&ChangedInode) -> [&Vec<(Vec<u8>, Ino)>; 2],
+) -> EntriesByInode {
+    let mut entries = EntriesByInode::new();
+    for change in changes {
+        let [own, other] = lists(change);
+        let other: BTreeSet<&(Vec<u8>, Ino)> = other.iter().collect();
+        for (name, ino) in own.iter().filter(|entry| !other.contains(entry)) {
+            entries.entry(*ino).or_default().insert((change.ino, name.clone()));
+        }
+    }
+    entries
 }
 
 fn below(path: &[u8], name: &[u8]) -> Vec<u8> {
@@ -359,66 +371,26 @@ fn attributes(fs: &FileSystem, ino: Ino) -> Result<Option<Attributes>> {
     }
 }
 
-fn entry(fs: &FileSystem, directory: Ino, name: &[u8]) -> Result<Option<Attributes>> {
-    none_if_missing(fs.lookup(directory, name))
-}
-
 /// Bytes of each side that are compared at once.
 const PIECE: u64 = 1 << 20;
 /// Files up to this size are read without a search for holes, which is faster.
 const SMALL: u64 = 64 << 10;
 
-#[derive(Clone, Copy)]
 pub(super) struct SnapshotObject<'a> {
     pub(super) fs: &'a FileSystem,
     pub(super) attributes: &'a Attributes,
-}
-
-/// Parts of two objects that may differ and must be read.
-#[derive(Clone, Copy)]
-struct SuspectedChanges {
-    pub(super) content: bool,
-    pub(super) xattrs: bool,
-}
-
-impl SuspectedChanges {
-    pub(super) const ALL: SuspectedChanges = SuspectedChanges { content: true, xattrs: true };
 }
 
 pub(super) fn kind(attributes: &Attributes) -> u32 {
     attributes.mode & mode::TYPE
 }
 
-/// Returns whether two objects of one type differ. Owner, mode, device number, extended attributes,
-/// content and the modification time are compared. Ignored are the access time, the times that
-/// cannot be set (change and birth), the number of links, and the modification time of a directory,
-/// which shows only that an entry was added or removed. Content is compared by bytes, so relocated
-/// or rewritten equal content does not differ.
-fn differ(old: SnapshotObject<'_>, new: SnapshotObject<'_>, suspects: SuspectedChanges) -> Result<bool> {
-    let (one, other) = (old.attributes, new.attributes);
-    if (one.mode, one.uid, one.gid, one.rdev) != (other.mode, other.uid, other.gid, other.rdev) {
-        return Ok(true);
-    }
-    if !one.is_directory() && (one.size, one.mtime) != (other.size, other.mtime) {
-        return Ok(true);
-    }
-    if suspects.xattrs && xattrs(old)? != xattrs(new)? {
-        return Ok(true);
-    }
-    match kind(one) {
-        mode::REGULAR if suspects.content => bytes_differ(&mut { old }, &mut { new }, one.size),
-        mode::SYMLINK if suspects.content => Ok(old.fs.read_link(one.ino)? != new.fs.read_link(other.ino)?),
-        _ => Ok(false),
-    }
-}
-
-/// Returns names and values, sorted by name.
-pub(super) fn xattrs(seen: SnapshotObject<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let ino = seen.attributes.ino;
-    let names = seen.fs.list_xattrs(ino)?;
-    let mut names: Vec<&[u8]> = names.split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
+/// Returns names and values of the extended attributes, sorted by name.
+pub(super) fn xattrs_of(fs: &FileSystem, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let names = fs.list_xattrs(ino)?;
+    let mut names: Vec<&[u8]> = split_names(&names).collect();
     names.sort_unstable();
-    names.into_iter().map(|name| Ok((name.to_vec(), seen.fs.xattr(ino, name)?))).collect()
+    names.into_iter().map(|name| Ok((name.to_vec(), fs.xattr(ino, name)?))).collect()
 }
 
 /// Reader of a regular file's content, in an archive or on the host.

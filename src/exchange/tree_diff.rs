@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::attributes::{self, XattrObject};
 use super::attributes::{device_number, host_error, timestamps};
 use super::path_ops::resolve_argument;
-use super::snapshot_diff::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs};
+use super::snapshot_diff::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs_of};
 use super::walk::{TreeWalk, WalkStep};
 use super::{Entries, Problem};
 use crate::error::{Error, Result};
@@ -284,9 +284,7 @@ fn attributes_differ(one: LocatedObject<'_, '_>, other: LocatedObject<'_, '_>) -
     };
     match (one.0, other.0) {
         (TreeLocation::Archive(first), TreeLocation::Archive(second)) => {
-            let (first, second) =
-                (SnapshotObject { fs: first, attributes: one.2 }, SnapshotObject { fs: second, attributes: other.2 });
-            Ok(xattrs(first)? != xattrs(second)?)
+            Ok(xattrs_of(first, one.2.ino)? != xattrs_of(second, other.2.ino)?)
         }
         (TreeLocation::Archive(fs), _) => same(fs, one.2.ino, other).map(|same| !same),
         (_, TreeLocation::Archive(fs)) => same(fs, other.2.ino, one).map(|same| !same),
