@@ -20,9 +20,9 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fmt::Write;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use lockbox_terminal::display;
@@ -44,16 +44,10 @@ pub(crate) type XattrMap = BTreeMap<Vec<u8>, Vec<u8>>;
 /// Host file, for reading or setting its attributes.
 pub(crate) enum XattrObject<'a> {
     Open(BorrowedFd<'a>),
-    /// Opened with `O_PATH`. Attribute calls do not accept such a descriptor, so the path below
-    /// /proc is used.
+    /// Opened with `O_PATH`: attribute calls need the path below /proc in place of the descriptor.
     Held(BorrowedFd<'a>),
-    /// Name in a directory (or a path), for objects that cannot be opened. With `follow` a symbolic
-    /// link stands for its target.
-    Named {
-        directory: BorrowedFd<'a>,
-        name: &'a [u8],
-        follow: bool,
-    },
+    /// For objects that cannot be opened.
+    Named(HostName<'a>),
 }
 
 impl<'a> XattrObject<'a> {
@@ -61,57 +55,69 @@ impl<'a> XattrObject<'a> {
         XattrObject::Open(file.as_fd())
     }
 
-    /// Returns a path to a named object. There are no attribute calls relative to a directory, so
-    /// the path goes through its descriptor.
-    fn path(directory: BorrowedFd<'_>, name: &[u8]) -> Vec<u8> {
-        match directory.as_raw_fd() {
-            fd if fd == CWD.as_raw_fd() => name.to_vec(),
-            fd => [format!("/proc/self/fd/{fd}/").as_bytes(), name].concat(),
+    /// Returns a path to the object. There are no attribute calls relative to a directory, so the
+    /// path of a name goes through the directory's descriptor.
+    fn path(&self) -> Vec<u8> {
+        match *self {
+            XattrObject::Open(file) | XattrObject::Held(file) => descriptor_path(file).into_bytes(),
+            XattrObject::Named(HostName { directory, name, .. }) => match directory.as_raw_fd() {
+                fd if fd == CWD.as_raw_fd() => name.to_vec(),
+                _ => [descriptor_path(directory).as_bytes(), b"/", name].concat(),
+            },
         }
     }
 
-    pub(crate) fn link_target(&self) -> Result<Vec<u8>> {
-        let target = match *self {
-            XattrObject::Open(file) | XattrObject::Held(file) => rustix::fs::readlinkat(file, "", Vec::new()),
-            XattrObject::Named { directory, name, .. } => rustix::fs::readlinkat(directory, name, Vec::new()),
-        };
-        target.map(CString::into_bytes).map_err(host_error("cannot read the link"))
-    }
-
     fn list(&self, names: &mut [u8]) -> rustix::io::Result<usize> {
-        match *self {
+        match self {
             XattrObject::Open(file) => rustix::fs::flistxattr(file, names),
-            XattrObject::Held(file) => rustix::fs::listxattr(descriptor_path(file), names),
-            XattrObject::Named { directory, name, follow: true } => {
-                rustix::fs::listxattr(XattrObject::path(directory, name), names)
-            }
-            XattrObject::Named { directory, name, .. } => {
-                rustix::fs::llistxattr(XattrObject::path(directory, name), names)
-            }
+            XattrObject::Named(HostName { follow: false, .. }) => rustix::fs::llistxattr(self.path(), names),
+            XattrObject::Held(_) | XattrObject::Named(_) => rustix::fs::listxattr(self.path(), names),
         }
     }
 
     fn get(&self, attribute: &[u8], value: &mut [u8]) -> rustix::io::Result<usize> {
-        match *self {
+        match self {
             XattrObject::Open(file) => rustix::fs::fgetxattr(file, attribute, value),
-            XattrObject::Held(file) => rustix::fs::getxattr(descriptor_path(file), attribute, value),
-            XattrObject::Named { directory, name, follow: true } => {
-                rustix::fs::getxattr(XattrObject::path(directory, name), attribute, value)
-            }
-            XattrObject::Named { directory, name, .. } => {
-                rustix::fs::lgetxattr(XattrObject::path(directory, name), attribute, value)
-            }
+            XattrObject::Named(HostName { follow: false, .. }) => rustix::fs::lgetxattr(self.path(), attribute, value),
+            XattrObject::Held(_) | XattrObject::Named(_) => rustix::fs::getxattr(self.path(), attribute, value),
         }
     }
 
     fn set(&self, attribute: &[u8], value: &[u8]) -> rustix::io::Result<()> {
         let flags = XattrFlags::empty();
-        match *self {
+        match self {
             XattrObject::Open(file) => rustix::fs::fsetxattr(file, attribute, value, flags),
-            XattrObject::Held(file) => rustix::fs::setxattr(descriptor_path(file), attribute, value, flags),
+            XattrObject::Held(_) => rustix::fs::setxattr(self.path(), attribute, value, flags),
             // The name may denote another object by now.
-            XattrObject::Named { .. } => Err(Errno::BADF),
+            XattrObject::Named(_) => Err(Errno::BADF),
         }
+    }
+}
+
+/// Name in a host directory, or a path. With `follow` a symbolic link stands for its target.
+#[derive(Clone, Copy)]
+pub(crate) struct HostName<'a> {
+    pub(crate) directory: BorrowedFd<'a>,
+    pub(crate) name: &'a [u8],
+    pub(crate) follow: bool,
+}
+
+impl HostName<'_> {
+    pub(crate) fn stat(&self) -> rustix::io::Result<Stat> {
+        let flags = if self.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        rustix::fs::statat(self.directory, self.name, flags)
+    }
+
+    pub(crate) fn open(&self, kind: OFlags) -> rustix::io::Result<OwnedFd> {
+        let follow = if self.follow { OFlags::empty() } else { OFlags::NOFOLLOW };
+        // Opening a FIFO that replaced the file must not block.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | follow | kind;
+        rustix::fs::openat(self.directory, self.name, flags, Mode::empty())
+    }
+
+    pub(crate) fn link_target(&self) -> Result<Vec<u8>> {
+        let target = rustix::fs::readlinkat(self.directory, self.name, Vec::new());
+        target.map(CString::into_bytes).map_err(host_error("cannot read the link"))
     }
 }
 
@@ -199,8 +205,7 @@ pub(crate) fn update(
     import(object, fs, ino, path, skipped)
 }
 
-/// Returns the names of stored attributes that the host would also list for the caller: `trusted.`
-/// ones only for root.
+/// Returns stored names that the host would list for the caller too: `trusted.` only for root.
 fn comparable_names(fs: &FileSystem, ino: Ino) -> Result<Vec<Vec<u8>>> {
     let root = is_root();
     let names = fs.list_xattrs(ino)?;
@@ -285,13 +290,15 @@ pub(super) fn compare_with_host(
     if existing.mode & mode::TYPE != kind {
         return Ok(FileDifference::Content);
     }
-    let modified = Timestamp { seconds: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 }; // below 10^9
+    let (_, modified) = timestamps(stat);
     let content_differs = match kind {
         mode::REGULAR => u64::try_from(stat.st_size).ok() != Some(existing.size) || modified != existing.mtime,
-        mode::SYMLINK => fs.read_link(existing.ino)? != object.link_target()?,
-        mode::BLOCK | mode::CHARACTER => {
-            existing.rdev != device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
-        }
+        mode::SYMLINK => match object {
+            XattrObject::Named(link) => fs.read_link(existing.ino)? != link.link_target()?,
+            // A symbolic link cannot be opened.
+            XattrObject::Open(_) | XattrObject::Held(_) => true,
+        },
+        mode::BLOCK | mode::CHARACTER => existing.rdev != rdev_of(stat),
         _ => false,
     };
     if content_differs {
@@ -309,6 +316,10 @@ pub(super) fn compare_with_host(
 /// Encodes a device number as the archive stores it (specification 7.1).
 pub fn device_number(major: u32, minor: u32) -> u32 {
     major << 20 | minor & 0xF_FFFF
+}
+
+pub(super) fn rdev_of(stat: &Stat) -> u32 {
+    device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
 }
 
 /// Decodes a stored device number into major and minor number.
@@ -347,12 +358,6 @@ pub(super) fn was_written(before: &Stat, after: &Stat) -> bool {
     version(before) != version(after)
 }
 
-/// Returns whether an open host file has another size than it had before.
-pub(super) fn has_other_size(file: impl AsFd, before: &Stat) -> Result<bool> {
-    let now = rustix::fs::fstat(file).map_err(host_error("cannot read"))?;
-    Ok(now.st_size != before.st_size)
-}
-
 /// Reads into the buffer and returns the number of bytes, 0 at the end of the file.
 pub(super) fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<usize> {
     loop {
@@ -363,11 +368,11 @@ pub(super) fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> Result
     }
 }
 
-/// Returns the metadata to copy from a host file, without the size.
-pub(crate) fn attributes_of(stat: &Stat) -> SetAttributes {
+/// Returns the metadata to copy from a host file, without the size. A symbolic link has no mode.
+pub(super) fn attributes_of(stat: &Stat) -> SetAttributes {
     let (atime, mtime) = timestamps(stat);
     SetAttributes {
-        mode: Some(stat.st_mode & mode::PERMISSIONS),
+        mode: (stat.st_mode & mode::TYPE != mode::SYMLINK).then_some(stat.st_mode & mode::PERMISSIONS),
         uid: Some(stat.st_uid),
         gid: Some(stat.st_gid),
         atime: Some(SetTime::To(atime)),
@@ -384,7 +389,7 @@ pub(crate) fn apply(file: impl AsFd, attributes: &Attributes) -> Result<()> {
         rustix::fs::fchown(&file, uid, gid).map_err(host_error("cannot set the owner"))?;
     }
     rustix::fs::fchmod(&file, permissions(attributes, owned)).map_err(host_error("cannot set the mode"))?;
-    rustix::fs::futimens(&file, &times(attributes)).map_err(host_error("cannot set the times"))
+    rustix::fs::futimens(&file, &times(attributes.atime, attributes.mtime)).map_err(host_error("cannot set the times"))
 }
 
 /// Sets owner, mode and times of an object opened with `O_PATH`: symbolic links (which have no
@@ -400,7 +405,8 @@ pub(crate) fn apply_at(held: impl AsFd, directory: impl AsFd, name: &[u8], attri
         rustix::fs::chmod(descriptor_path(&held), permissions(attributes, owned))
             .map_err(host_error("cannot set the mode"))?;
     }
-    rustix::fs::utimensat(&directory, name, &times(attributes), AtFlags::SYMLINK_NOFOLLOW)
+    let times = times(attributes.atime, attributes.mtime);
+    rustix::fs::utimensat(&directory, name, &times, AtFlags::SYMLINK_NOFOLLOW)
         .map_err(host_error("cannot set the times"))
 }
 
@@ -420,9 +426,9 @@ fn permissions(attributes: &Attributes, owned: bool) -> Mode {
     Mode::from_raw_mode(attributes.mode & mode::PERMISSIONS & if own { u32::MAX } else { !set_id })
 }
 
-fn times(attributes: &Attributes) -> Timestamps {
+pub(super) fn times(accessed: Timestamp, modified: Timestamp) -> Timestamps {
     let time = |time: Timestamp| Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.into() };
-    Timestamps { last_access: time(attributes.atime), last_modification: time(attributes.mtime) }
+    Timestamps { last_access: time(accessed), last_modification: time(modified) }
 }
 
 pub(crate) fn is_root() -> bool {
@@ -468,7 +474,6 @@ pub struct SkippedItems {
 }
 
 impl SkippedItems {
-    /// Creates the record of an extraction, with or without privileges.
     pub(crate) fn extracting(privileges: bool) -> SkippedItems {
         SkippedItems { withholds: !privileges, ..SkippedItems::default() }
     }

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 
@@ -84,7 +85,7 @@ pub fn extract(
         prefetch: ContentPrefetch::new(fs, &options.filter, trees),
         stage: &stage,
         filter: &options.filter,
-        of_root: false,
+        top_length: 0,
         progress,
         report: ExtractReport { skipped: SkippedItems::extracting(options.privileges), ..ExtractReport::default() },
         tally: CopyTally::default(),
@@ -168,13 +169,9 @@ fn tops(fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(Vec<ExtractItem>, Vec<Err
     Ok((tops, unreadable))
 }
 
-fn in_the_way(name: &[u8], target: &std::path::Path) -> Error {
-    let what = format!("{} already exists in {}", display(name), display_path(target));
+fn in_the_way(name: &[u8], target: &Path) -> Error {
+    let what = format!("{} already exists in {}", display(name), display(target.as_os_str().as_bytes()));
     Error::Refused(Refusal::ExistingObject { what })
-}
-
-fn display_path(path: &std::path::Path) -> String {
-    display(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
 }
 
 struct Extractor<'a> {
@@ -182,16 +179,15 @@ struct Extractor<'a> {
     prefetch: ContentPrefetch<'a>,
     stage: &'a StagingDir,
     filter: &'a Filter,
-    /// The current item was selected through the root, see [`ExtractItem`].
-    of_root: bool,
+    /// Length of the path prefix to which the filter does not apply, with its slash.
+    top_length: usize,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     report: ExtractReport,
     tally: CopyTally,
     /// Files with several hard links: path of the first copy below the staging directory, its
     /// identity, and the number of remaining links.
     links: HashMap<Ino, (Vec<u8>, FileIdentity, u32)>,
-    /// Directories with a mode that denies access to their owner; it is set after everything was
-    /// installed.
+    /// Directories that deny access to their owner; the mode is set after everything was installed.
     closed: Vec<(Vec<u8>, FileIdentity, Attributes)>,
     /// Path of the current object below the staging directory.
     path: Vec<u8>,
@@ -205,9 +201,9 @@ struct ExtractedDirectory {
 
 impl<'a> Extractor<'a> {
     fn top(&mut self, top: &ExtractItem) -> Result<()> {
-        self.prefetch.advance(self.tally.met().bytes);
+        self.prefetch.advance(self.tally.met.bytes);
         self.path.clone_from(&top.name);
-        self.of_root = top.of_root;
+        self.top_length = if top.of_root { 0 } else { top.name.len() + 1 };
         let entry = ListingEntry { name: &top.name, attributes: &top.attributes, content: None };
         let first = self.entry(self.stage.directory(), entry);
         let mut tree = ArchiveWalk::new();
@@ -238,12 +234,14 @@ impl<'a> Extractor<'a> {
     fn entry(&mut self, at: &OwnedFd, entry: ListingEntry<'_>) -> Result<Option<ExtractedDirectory>> {
         let ListingEntry { name, attributes, content } = entry;
         self.tally.start_next();
-        self.prefetch.advance(self.tally.met().bytes);
+        self.prefetch.advance(self.tally.met.bytes);
         self.report_progress(0)?;
         if matches!(name, b"" | b"." | b"..") || name.iter().any(|b| matches!(b, b'/' | 0)) {
             return Err(Error::damaged("a name that leads out of its directory"));
         }
-        if self.is_left_out(attributes) || self.report.skipped.withholds_object(&self.path, attributes.mode) {
+        let filtered = self.path.get(self.top_length..);
+        let is_excluded = filtered.is_some_and(|path| self.filter.excludes(path, attributes.is_directory()));
+        if is_excluded || self.report.skipped.withholds_object(&self.path, attributes.mode) {
             return Ok(None);
         }
         self.tally.add_stored_file(attributes);
@@ -272,16 +270,9 @@ impl<'a> Extractor<'a> {
         Ok(None)
     }
 
-    /// Reports progress; `within` is the number of bytes copied of the current file.
     fn report_progress(&mut self, within: u64) -> Result<()> {
         let copied = self.report.copied.progress(&self.path, within);
         (self.progress)(&Progress { passed: self.tally.passed(within), ..copied })
-    }
-
-    fn is_left_out(&self, attributes: &Attributes) -> bool {
-        let below_top = || self.path.splitn(2, |&b| b == b'/').nth(1);
-        let relative = if self.of_root { Some(&self.path[..]) } else { below_top() };
-        relative.is_some_and(|path| self.filter.excludes(path, attributes.is_directory()))
     }
 
     /// Sets the times last, because every created entry changes them.
@@ -321,16 +312,10 @@ impl<'a> Extractor<'a> {
     ) -> Result<FileIdentity> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let host = rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make"))?;
-        let copied = match content {
-            Some(content) => self.copy_read_content(&host, content),
-            None => self.content(&host, attributes),
-        };
-        if let Err(error) = copied {
+        if let Err(error) = self.content(&host, attributes, content) {
             // A partial file must not be taken for the complete one.
-            if let Err(errno) = rustix::fs::unlinkat(at, name, AtFlags::empty()) {
-                return Err(host_error("cannot remove an unfinished copy")(errno));
-            }
-            return Err(error);
+            let removed = rustix::fs::unlinkat(at, name, AtFlags::empty());
+            return removed.map_err(host_error("cannot remove an unfinished copy")).and(Err(error));
         }
         self.report.copied.files += 1;
         let object = XattrObject::open(&host);
@@ -344,19 +329,17 @@ impl<'a> Extractor<'a> {
         identity_of(&host)
     }
 
-    /// Copies content that was read ahead.
-    fn copy_read_content(&mut self, host: &OwnedFd, content: &[u8]) -> Result<()> {
-        write_all(host, content, 0)?;
-        if !content.is_empty() {
-            self.report_progress(content.len() as u64)?;
-        }
-        self.report.copied.bytes += content.len() as u64;
-        Ok(())
-    }
-
-    /// Copies the data and preserves holes.
-    fn content(&mut self, host: &OwnedFd, attributes: &Attributes) -> Result<()> {
+    /// Copies the data, which may have been read ahead, and preserves holes.
+    fn content(&mut self, host: &OwnedFd, attributes: &Attributes, content: Option<&[u8]>) -> Result<()> {
         let (ino, size) = (attributes.ino, attributes.size);
+        if let Some(content) = content {
+            write_all(host, content, 0)?;
+            if !content.is_empty() {
+                self.report_progress(size)?;
+            }
+            self.report.copied.bytes += size;
+            return Ok(());
+        }
         // Most files have no holes. The block count is unverified: if it is wrong, at most one
         // buffer of zeros is written.
         let is_dense = size <= PIECE as u64 && attributes.blocks >= size.div_ceil(512);
@@ -394,8 +377,7 @@ impl<'a> Extractor<'a> {
         Ok(())
     }
 
-    /// Creates symbolic links, FIFOs, sockets and devices. They are not opened, and they cannot
-    /// have `user.` attributes.
+    /// Creates an object that is not opened; such objects cannot have `user.` attributes.
     fn node(&mut self, at: &OwnedFd, name: &[u8], attributes: &Attributes) -> Result<FileIdentity> {
         let held = make_special(at, name, attributes, || self.fs.read_link(attributes.ino))?;
         match attributes.mode & mode::TYPE {
@@ -417,7 +399,6 @@ impl<'a> Extractor<'a> {
         self.tolerate(result.map(Some)).map(drop)
     }
 
-    /// Records a failure of one object; returns an error that ends the extraction.
     fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         Problem::tolerate(&mut self.report.problems, &self.path, result)
     }
@@ -471,5 +452,5 @@ pub fn count_archive_files(
             }
         }
     }
-    Some(tally.met())
+    Some(tally.met)
 }

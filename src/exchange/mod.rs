@@ -57,11 +57,6 @@ pub enum ProblemCause {
 }
 
 impl Problem {
-    /// Returns whether the source may have objects that are unknown because of this failure.
-    fn hides_something(&self) -> bool {
-        matches!(self.cause, ProblemCause::Failed(_))
-    }
-
     /// Records a failure of the object at `path`. Returns an error that ends the whole operation:
     /// no space, a read-only target, an unavailable server, or an interrupt.
     pub(crate) fn tolerate<T>(
@@ -115,12 +110,6 @@ pub struct Progress<'a> {
     pub path: &'a [u8],
 }
 
-impl<'a> Progress<'a> {
-    pub(crate) fn copied(files: u64, bytes: u64, path: &'a [u8]) -> Progress<'a> {
-        Progress { files, bytes, passed: FileTotals { files, bytes }, path }
-    }
-}
-
 /// Numbers of copied objects by kind.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct CopyCounts {
@@ -136,10 +125,10 @@ pub struct CopyCounts {
 }
 
 impl CopyCounts {
-    /// Returns the progress at `path`, with `within` bytes of the current file, which are not in
-    /// the totals yet.
+    /// Returns the progress at `path`, with `within` bytes that are not in the totals yet.
     pub(crate) fn progress<'a>(&self, path: &'a [u8], within: u64) -> Progress<'a> {
-        Progress::copied(self.files, self.bytes + within, path)
+        let (files, bytes) = (self.files, self.bytes + within);
+        Progress { files, bytes, passed: FileTotals { files, bytes }, path }
     }
 }
 
@@ -183,10 +172,6 @@ impl CopyTally {
             // Sizes in an archive are unverified.
             self.met.bytes = self.met.bytes.saturating_add(size);
         }
-    }
-
-    fn met(&self) -> FileTotals {
-        self.met
     }
 
     /// Returns the completed totals, with at most `within` bytes of the current object.

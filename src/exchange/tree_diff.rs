@@ -1,18 +1,15 @@
 //! Compares two trees by content, each in an archive or on the host.
 
-use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::collections::{BTreeMap, btree_map};
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::vec;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, SeekFrom};
+use rustix::fs::{CWD, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::attributes::{self, XattrObject};
-use super::attributes::{device_number, host_error, timestamps};
+use super::attributes::{self, HostName, XattrObject, host_error, rdev_of, timestamps};
 use super::path_ops::resolve_argument;
 use super::snapshot_diff::{ContentReader, SnapshotObject, bytes_differ, kind, xattrs_of};
 use super::walk::{TreeWalk, WalkStep};
@@ -65,20 +62,15 @@ pub fn compare_trees(
 ) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
     let mut comparison = Comparison { metadata, found, ended: false, path: Vec::new() };
-    let tops = ((first.place(), first.object()?), (second.place(), second.object()?));
-    let names = (first.name(), second.name());
+    let ((first, one_name, one), (second, other_name, other)) = (first.locate()?, second.locate()?);
     let mut walk = TreeWalk::new();
-    if let Some((below, places)) = comparison.pair((&tops.0.0, names.0, &tops.0.1), (&tops.1.0, names.1, &tops.1.1))? {
+    if let Some((below, places)) = comparison.pair((&first, one_name, &one), (&second, other_name, &other))? {
         walk.enter(b"", below, places);
     }
     while !comparison.ended
-        && let Some(step) = walk.step(
-            &mut comparison.path,
-            |below: &mut vec::IntoIter<EntryPair>| below.next().map(Ok),
-            |entry| &entry.0,
-        )
+        && let Some(step) = walk.step(&mut comparison.path, |below| below.next().map(Ok), |(name, _)| name)
     {
-        let WalkStep::Entry((name, first, second), directory) = step? else { continue };
+        let WalkStep::Entry((name, (first, second)), directory) = step? else { continue };
         let below = match (first, second) {
             (Some(first), Some(second)) => {
                 let (one, other) = &directory.state;
@@ -95,25 +87,15 @@ pub fn compare_trees(
 }
 
 impl<'a> DiffRoot<'a> {
-    fn place(&self) -> TreeLocation<'a> {
+    fn locate(self) -> Result<(TreeLocation<'a>, &'a [u8], Attributes)> {
         match self {
-            DiffRoot::Archive(fs, _) => TreeLocation::Archive(fs),
-            DiffRoot::Host(_) => TreeLocation::Here,
-        }
-    }
-
-    fn object(&self) -> Result<Attributes> {
-        match self {
-            DiffRoot::Archive(fs, path) => resolve_argument(fs, path),
-            DiffRoot::Host(path) => stat_object(CWD, path.as_os_str().as_bytes(), true)
-                .map_err(|errno| Error::io(format!("cannot read {}", path.display()), errno.into())),
-        }
-    }
-
-    fn name(&self) -> &'a [u8] {
-        match self {
-            DiffRoot::Archive(_, path) => path,
-            DiffRoot::Host(path) => path.as_os_str().as_bytes(),
+            DiffRoot::Archive(fs, path) => Ok((TreeLocation::Archive(fs), path, resolve_argument(fs, path)?)),
+            DiffRoot::Host(path) => {
+                let name = path.as_os_str().as_bytes();
+                let object = stat_object(TreeLocation::Here.host(name))
+                    .map_err(|errno| Error::io(format!("cannot read {}", path.display()), errno.into()))?;
+                Ok((TreeLocation::Here, name, object))
+            }
         }
     }
 }
@@ -127,35 +109,23 @@ enum TreeLocation<'a> {
 }
 
 impl TreeLocation<'_> {
-    fn host(&self) -> BorrowedFd<'_> {
+    fn host<'n>(&'n self, name: &'n [u8]) -> HostName<'n> {
         match self {
-            TreeLocation::Directory(directory) => directory.as_fd(),
-            TreeLocation::Here | TreeLocation::Archive(_) => CWD,
+            TreeLocation::Directory(directory) => HostName { directory: directory.as_fd(), name, follow: false },
+            TreeLocation::Here | TreeLocation::Archive(_) => HostName { directory: CWD, name, follow: true },
         }
-    }
-
-    fn follows(&self) -> bool {
-        matches!(self, TreeLocation::Here)
-    }
-
-    fn open(&self, name: &[u8], kind: OFlags) -> Result<OwnedFd> {
-        let follow = if self.follows() { OFlags::empty() } else { OFlags::NOFOLLOW };
-        // Opening a FIFO that replaced the file must not block.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | follow | kind;
-        rustix::fs::openat(self.host(), name, flags, Mode::empty()).map_err(host_error("cannot open"))
     }
 }
 
 /// Returns the attributes of a host object, without inode number: its name identifies it.
-fn stat_object(directory: BorrowedFd<'_>, name: &[u8], follow: bool) -> rustix::io::Result<Attributes> {
-    let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-    let stat = rustix::fs::statat(directory, name, flags)?;
+fn stat_object(host: HostName<'_>) -> rustix::io::Result<Attributes> {
+    let stat = host.stat()?;
     let (atime, mtime) = timestamps(&stat);
     Ok(Attributes {
         mode: stat.st_mode,
         uid: stat.st_uid,
         gid: stat.st_gid,
-        rdev: device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
+        rdev: rdev_of(&stat),
         size: u64::try_from(stat.st_size).unwrap_or(0),
         atime,
         mtime,
@@ -163,10 +133,10 @@ fn stat_object(directory: BorrowedFd<'_>, name: &[u8], follow: bool) -> rustix::
     })
 }
 
-/// Name, and the object of that name in each of the two trees.
-type EntryPair = (Vec<u8>, Option<Attributes>, Option<Attributes>);
-/// Entries of two directories, and the directories.
-type DirectoryPair<'a> = (vec::IntoIter<EntryPair>, (TreeLocation<'a>, TreeLocation<'a>));
+/// Objects of one name in the two trees.
+type EntryPair = (Option<Attributes>, Option<Attributes>);
+/// Entries of two directories by name, and the directories.
+type DirectoryPair<'a> = (btree_map::IntoIter<Vec<u8>, EntryPair>, (TreeLocation<'a>, TreeLocation<'a>));
 type LocatedObject<'t, 'a> = (&'t TreeLocation<'a>, &'t [u8], &'t Attributes);
 
 struct Comparison<'f> {
@@ -217,12 +187,10 @@ impl Comparison<'_> {
     }
 }
 
-/// Merges the entries of two directories by name.
 fn both<'a>(one: LocatedObject<'_, 'a>, other: LocatedObject<'_, 'a>) -> Result<DirectoryPair<'a>> {
-    let mut entries: BTreeMap<Vec<u8>, (Option<Attributes>, Option<Attributes>)> = BTreeMap::new();
+    let mut entries: BTreeMap<Vec<u8>, EntryPair> = BTreeMap::new();
     let first = list(one, |name, object| entries.entry(name).or_default().0 = Some(object))?;
     let second = list(other, |name, object| entries.entry(name).or_default().1 = Some(object))?;
-    let entries: Vec<EntryPair> = entries.into_iter().map(|(name, (one, other))| (name, one, other)).collect();
     Ok((entries.into_iter(), (first, second)))
 }
 
@@ -238,16 +206,18 @@ fn list<'a>(
         }
         return Ok(TreeLocation::Archive(fs));
     }
-    let directory = place.open(name, OFlags::DIRECTORY)?;
-    for name in storage::names(&directory).map_err(host_error("cannot read the directory"))? {
-        match stat_object(directory.as_fd(), &name, false) {
+    let directory = place.host(name).open(OFlags::DIRECTORY).map_err(host_error("cannot open"))?;
+    let names = storage::names(&directory).map_err(host_error("cannot read the directory"))?;
+    let directory = TreeLocation::Directory(directory);
+    for name in names {
+        match stat_object(directory.host(&name)) {
             Ok(object) => each(name, object),
             // Deleted meanwhile.
             Err(Errno::NOENT) => {}
             Err(errno) => return Err(host_error("cannot read")(errno)),
         }
     }
-    Ok(TreeLocation::Directory(directory))
+    Ok(directory)
 }
 
 fn content_differs(one: LocatedObject<'_, '_>, other: LocatedObject<'_, '_>) -> Result<bool> {
@@ -265,29 +235,27 @@ fn content_differs(one: LocatedObject<'_, '_>, other: LocatedObject<'_, '_>) -> 
 fn bytes<'t>((place, name, attributes): LocatedObject<'t, '_>) -> Result<Box<dyn ContentReader + 't>> {
     Ok(match place {
         TreeLocation::Archive(fs) => Box::new(SnapshotObject { fs, attributes }),
-        host => Box::new(HostFile(host.open(name, OFlags::empty())?)),
+        host => Box::new(HostFile(host.host(name).open(OFlags::empty()).map_err(host_error("cannot open"))?)),
     })
 }
 
 fn target((place, name, object): LocatedObject<'_, '_>) -> Result<Vec<u8>> {
     match place {
         TreeLocation::Archive(fs) => fs.read_link(object.ino),
-        host => rustix::fs::readlinkat(host.host(), name, Vec::new())
-            .map(CString::into_bytes)
-            .map_err(host_error("cannot read the link")),
+        host => host.host(name).link_target(),
     }
 }
 
 fn attributes_differ(one: LocatedObject<'_, '_>, other: LocatedObject<'_, '_>) -> Result<bool> {
-    let same = |fs: &FileSystem, ino: Ino, (place, name, _): LocatedObject<'_, '_>| {
-        attributes::is_equal(&XattrObject::Named { directory: place.host(), name, follow: place.follows() }, fs, ino)
+    let differ = |fs: &FileSystem, ino: Ino, (place, name, _): LocatedObject<'_, '_>| {
+        attributes::is_equal(&XattrObject::Named(place.host(name)), fs, ino).map(|equal| !equal)
     };
     match (one.0, other.0) {
         (TreeLocation::Archive(first), TreeLocation::Archive(second)) => {
             Ok(xattrs_of(first, one.2.ino)? != xattrs_of(second, other.2.ino)?)
         }
-        (TreeLocation::Archive(fs), _) => same(fs, one.2.ino, other).map(|same| !same),
-        (_, TreeLocation::Archive(fs)) => same(fs, other.2.ino, one).map(|same| !same),
+        (TreeLocation::Archive(fs), _) => differ(fs, one.2.ino, other),
+        (_, TreeLocation::Archive(fs)) => differ(fs, other.2.ino, one),
         _ => Err(Error::invalid("neither of the two is in an archive")),
     }
 }
@@ -309,11 +277,9 @@ impl ContentReader for HostFile {
         buffer.resize(length, 0);
         let mut end = 0;
         while end < length {
-            match rustix::io::pread(&self.0, &mut buffer[end..], at + end as u64) {
-                Ok(0) => break,
-                Ok(read) => end += read,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(host_error("cannot read")(errno)),
+            match attributes::read_at(&self.0, &mut buffer[end..], at + end as u64)? {
+                0 => break,
+                read => end += read,
             }
         }
         Ok(end)

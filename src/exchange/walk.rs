@@ -12,7 +12,7 @@ use rustix::fs::{Dir, DirEntry};
 use lockbox_terminal::display;
 
 use super::CopyTally;
-use super::attributes::host_error;
+use super::attributes::{HostName, host_error};
 use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, MAX_SMALL_FILE, mode};
@@ -139,7 +139,7 @@ impl<'a> Entries<'a> {
         let content = self.contents.as_ref().and_then(|run| run.content_of(position));
         // A file that was changed since it was listed is left to the caller.
         let content = content.filter(|content| content.len() as u64 == attributes.size);
-        Some(ListingEntry { name: self.batch.name_of(entry), attributes, content })
+        Some(ListingEntry { name: &self.batch.names[entry.name.clone()], attributes, content })
     }
 
     fn fetch(&mut self) {
@@ -160,7 +160,8 @@ impl<'a> Entries<'a> {
         self.ended = entries.len() < most;
         *failed = listed.err();
         if let Some(run) = &mut self.contents {
-            run.clear();
+            run.first = 0;
+            run.places.clear();
         }
     }
 
@@ -192,18 +193,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-impl EntryBatch {
-    fn name_of(&self, entry: &BatchEntry) -> &[u8] {
-        &self.names[entry.name.clone()]
-    }
-}
-
 impl ContentRun {
-    fn clear(&mut self) {
-        self.first = 0;
-        self.places.clear();
-    }
-
     fn content_of(&self, position: usize) -> Option<&[u8]> {
         let place = self.places.get(position.checked_sub(self.first)?)?.clone()?;
         self.buffer.get(place)
@@ -277,8 +267,7 @@ impl<S, T> TreeWalk<S, T> {
         self.step_with(path, next, |_, entry| Ok(entry), name)
     }
 
-    /// Returns the next step like [`TreeWalk::step`], of a listing that `advance` moves and that
-    /// lends its `entry`.
+    /// Returns the next step of a listing that `advance` moves and that lends its `entry`.
     fn step_with<'w, A, E>(
         &'w mut self,
         path: &mut Vec<u8>,
@@ -316,18 +305,17 @@ pub(crate) struct HostEntries {
 }
 
 impl HostEntries {
-    pub(crate) fn of(directory: OwnedFd) -> Result<HostEntries> {
+    pub(super) fn new(directory: OwnedFd, skipped: bool) -> Result<HostEntries> {
         let directory = Dir::new(directory).map_err(host_error("cannot read the directory"))?;
-        Ok(HostEntries { directory, skipped: false })
+        Ok(HostEntries { directory, skipped })
     }
 
-    /// Returns a listing without entries if `skipped`.
-    pub(crate) fn skip_if(self, skipped: bool) -> HostEntries {
-        HostEntries { skipped, ..self }
-    }
-
-    pub(crate) fn descriptor(&self) -> Result<BorrowedFd<'_>> {
+    pub(super) fn descriptor(&self) -> Result<BorrowedFd<'_>> {
         self.directory.fd().map_err(host_error("cannot read the directory"))
+    }
+
+    pub(super) fn locate<'a>(&'a self, entry: &'a DirEntry) -> Result<HostName<'a>> {
+        Ok(HostName { directory: self.descriptor()?, name: entry.file_name().to_bytes(), follow: false })
     }
 }
 
@@ -349,7 +337,6 @@ impl Iterator for HostEntries {
 pub(crate) type ArchiveWalk<'a, T> = TreeWalk<Entries<'a>, T>;
 
 impl<'a, T> ArchiveWalk<'a, T> {
-    /// Starts a walk below the directory `ino` at `path`.
     pub(crate) fn below(fs: &'a FileSystem, path: &[u8], ino: Ino, state: T) -> Result<ArchiveWalk<'a, T>> {
         let mut tree = TreeWalk::new();
         tree.descend(fs, path, ino, state)?;
@@ -385,8 +372,7 @@ const MAX_PREFETCH_STEPS: usize = 1024;
 pub(crate) struct ContentPrefetch<'a> {
     fs: &'a FileSystem,
     filter: &'a Filter,
-    /// Further trees or files, each with its path for the filter: empty for one that is not
-    /// filtered.
+    /// Further trees or files, each with its path for the filter; an empty path is not filtered.
     tops: std::vec::IntoIter<(Vec<u8>, Attributes)>,
     tree: ArchiveWalk<'a, ()>,
     path: Vec<u8>,
@@ -417,7 +403,7 @@ impl<'a> ContentPrefetch<'a> {
     /// parts, because neighbours in the archive take one request.
     pub(crate) fn advance(&mut self, passed: u64) {
         let until = passed.saturating_add(PREFETCH_WINDOW);
-        if self.has_ended || self.tally.met().bytes >= until - PREFETCH_WINDOW / 2 {
+        if self.has_ended || self.tally.met.bytes >= until - PREFETCH_WINDOW / 2 {
             return;
         }
         let mut files = Vec::new();
@@ -427,7 +413,7 @@ impl<'a> ContentPrefetch<'a> {
                 break;
             };
             files.extend(file);
-            if self.tally.met().bytes >= until {
+            if self.tally.met.bytes >= until {
                 break;
             }
         }

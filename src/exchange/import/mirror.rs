@@ -3,21 +3,22 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::vec;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 
 use lockbox_terminal::display;
 
-use super::{ImportedDirectory, Importer, metadata_of};
+use super::{ImportedDirectory, Importer, top_name};
 use crate::error::{Error, Result};
-use crate::exchange::attributes::{self, FileDifference, XattrObject, compare_with_host, host_error};
+use crate::exchange::attributes::{
+    self, FileDifference, HostName, XattrObject, attributes_of, compare_with_host, host_error,
+};
 use crate::exchange::path_ops::{self, delete_tree, none_if_missing};
 use crate::exchange::staging_dir::open_directory;
 use crate::exchange::walk::{ArchiveWalk, TreeWalk, WalkStep, join};
-use crate::exchange::{Entries, ImportOptions, ListingEntry, Problem};
+use crate::exchange::{Entries, ImportOptions, ListingEntry, ProblemCause};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, RenameMode, SetAttributes, SetTime, mode};
 use crate::storage;
@@ -49,7 +50,7 @@ pub fn plan_mirror<'a>(
     changed: Option<&'a mut MirrorWatch<'a>>,
 ) -> Result<MirrorPlan> {
     options.refuse_duplicate_names(sources)?;
-    let target = path_ops::none_if_missing(path_ops::resolve(fs, &options.to))?;
+    let target = none_if_missing(path_ops::resolve(fs, &options.to))?;
     let mut planning =
         MirrorPlanner { fs, options, changed, plan: MirrorPlan::default(), path: Vec::new(), top_length: 0, device: 0 };
     for source in sources {
@@ -64,50 +65,43 @@ struct MirrorPlanner<'a> {
     options: &'a ImportOptions,
     changed: Option<&'a mut MirrorWatch<'a>>,
     plan: MirrorPlan,
-    /// Path of the current object within the archive; the first `top_length` bytes are the source's
-    /// own.
+    /// Path of the current object in the archive; its first `top_length` bytes name the source.
     path: Vec<u8>,
     top_length: usize,
     /// Device of the current source.
     device: u64,
 }
 
-/// Walk over directories that exist on both sides: remaining directories with their inodes, and the
-/// host directory.
+/// Walk over directories on both sides: remaining subdirectories, and the host directory.
 type PairedWalk = TreeWalk<vec::IntoIter<(Vec<u8>, Ino)>, OwnedFd>;
 
 impl MirrorPlanner<'_> {
-    fn source(&mut self, source: &PathBuf, target: Option<&Attributes>, name: &[u8]) -> Result<()> {
+    fn source(&mut self, source: &Path, target: Option<&Attributes>, name: &[u8]) -> Result<()> {
         self.path.clear();
         for part in path_ops::components(&self.options.to)?.into_iter().chain([name]) {
             self.path.push(b'/');
             self.path.extend_from_slice(part);
         }
         self.top_length = self.path.len();
-        let flags = if self.options.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let failed = |errno: rustix::io::Errno| Error::io(format!("cannot read {}", source.display()), errno.into());
-        let stat = rustix::fs::statat(CWD, source, flags).map_err(failed)?;
+        let host = top_name(source, self.options);
+        let stat = host.stat().map_err(failed)?;
         self.device = stat.st_dev;
-        let existing =
-            target.map(|target| path_ops::none_if_missing(self.fs.lookup(target.ino, name))).transpose()?.flatten();
+        let existing = target.map(|target| none_if_missing(self.fs.lookup(target.ino, name))).transpose()?.flatten();
         let Some(existing) = existing else {
             self.report(MirrorChange::Add);
             return Ok(());
         };
         self.plan.entries += 1;
-        let bytes = source.as_os_str().as_bytes();
-        let object = XattrObject::Named { directory: CWD.as_fd(), name: bytes, follow: self.options.follow };
-        if !self.both(&object, &stat, &existing)? {
+        if !self.both(host, &stat, &existing)? {
             return Ok(());
         }
-        let directory = if self.options.follow { OFlags::empty() } else { OFlags::NOFOLLOW };
-        let directory = directory | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let host = rustix::fs::openat(CWD, source, directory, Mode::empty()).map_err(failed)?;
+        let host = host.open(OFlags::DIRECTORY).map_err(failed)?;
         let before = (self.plan.entries, self.plan.deleted);
         let mut walk = PairedWalk::new();
         let is_empty = self.directory(&mut walk, host, existing.ino)?;
         if is_empty && (self.plan.entries, self.plan.deleted) != before {
-            self.plan.empty.push(source.clone());
+            self.plan.empty.push(source.to_path_buf());
         }
         while let Some(step) = walk.step(&mut self.path, |below| below.next().map(Ok), |(name, _)| name) {
             let WalkStep::Entry((name, ino), directory) = step? else { continue };
@@ -140,9 +134,9 @@ impl MirrorPlanner<'_> {
                 continue;
             };
             self.plan.entries += 1;
-            let object = XattrObject::Named { directory: host.as_fd(), name: entry.name, follow: false };
+            let object = HostName { directory: host.as_fd(), name: entry.name, follow: false };
             let crosses = self.options.one_file_system && stat.st_dev != self.device;
-            if self.both(&object, &stat, entry.attributes)? && !crosses {
+            if self.both(object, &stat, entry.attributes)? && !crosses {
                 below.push((entry.name.to_vec(), entry.attributes.ino));
             }
         }
@@ -157,7 +151,7 @@ impl MirrorPlanner<'_> {
     }
 
     /// Plans for an object on both sides; returns true if both are directories.
-    fn both(&mut self, object: &XattrObject<'_>, stat: &Stat, existing: &Attributes) -> Result<bool> {
+    fn both(&mut self, host: HostName<'_>, stat: &Stat, existing: &Attributes) -> Result<bool> {
         let was_directory = existing.is_directory();
         let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
         if was_directory && !is_directory {
@@ -168,10 +162,11 @@ impl MirrorPlanner<'_> {
                     "{path} is no longer a directory, but the archive has excluded entries below it"
                 )));
             }
-            self.plan.replace(existing.ino, self.path.clone(), below);
+            self.plan.count(self.path.clone(), below);
+            self.plan.replaceable.insert(existing.ino);
         }
         if self.changed.is_some() {
-            match compare_with_host(self.fs, existing, stat, object)? {
+            match compare_with_host(self.fs, existing, stat, &XattrObject::Named(host))? {
                 FileDifference::None => {}
                 FileDifference::Metadata => self.report(MirrorChange::Update),
                 FileDifference::Content => self.report(MirrorChange::Replace),
@@ -224,7 +219,9 @@ impl MirrorPlanner<'_> {
                 }
                 continue;
             }
-            self.plan.delete((parent, name), attributes.ino, self.path.clone(), below);
+            self.plan.count(self.path.clone(), below);
+            let doomed = PlannedDeletion { ino: attributes.ino, path: self.path.clone() };
+            self.plan.doomed.insert((parent, name), doomed);
         }
         Ok(())
     }
@@ -301,17 +298,7 @@ struct PlannedDeletion {
 }
 
 impl MirrorPlan {
-    /// Plans the deletion of an object by parent and name, with its `below` descendants.
-    pub(super) fn delete(&mut self, name: (Ino, Vec<u8>), ino: Ino, path: Vec<u8>, below: u64) {
-        self.count(path.clone(), below);
-        self.doomed.insert(name, PlannedDeletion { ino, path });
-    }
-
-    pub(super) fn replace(&mut self, directory: Ino, path: Vec<u8>, below: u64) {
-        self.count(path, below);
-        self.replaceable.insert(directory);
-    }
-
+    /// Counts the deletion of an object with its `below` descendants.
     fn count(&mut self, path: Vec<u8>, below: u64) {
         self.entries += below;
         self.deleted += below + 1;
@@ -325,10 +312,6 @@ impl MirrorPlan {
         }
     }
 
-    pub(super) fn remaining(&self) -> u64 {
-        self.doomed.len() as u64
-    }
-
     /// Checks that an object of the archive may be replaced by one of the source. A directory may
     /// be replaced only if its deletion was planned, and so counted. Errors: `Invalid` if it may
     /// not be replaced.
@@ -338,30 +321,9 @@ impl MirrorPlan {
         }
         Ok(())
     }
-
-    /// Executes the remaining deletions; calls `deleted` with each path and the number of deleted
-    /// objects or the error.
-    pub(super) fn execute(
-        &mut self,
-        fs: &FileSystem,
-        mut deleted: impl FnMut(&[u8], Result<u64>) -> Result<()>,
-    ) -> Result<()> {
-        for ((parent, name), doomed) in std::mem::take(&mut self.doomed) {
-            let result = match fs.lookup(parent, &name) {
-                // Replaced or deleted since.
-                Err(Error::NotFound) => Ok(0),
-                Ok(found) if found.ino != doomed.ino => Ok(0),
-                Ok(found) => delete_keeping_time(fs, parent, &name, &found),
-                Err(error) => Err(error),
-            };
-            deleted(&doomed.path, result)?;
-        }
-        Ok(())
-    }
 }
 
-/// Deletes an object and restores the times of its directory, which were already copied from the
-/// source.
+/// Deletes an object and restores its directory's times, which were copied from the source.
 fn delete_keeping_time(fs: &FileSystem, parent: Ino, name: &[u8], found: &Attributes) -> Result<u64> {
     let before = fs.attributes(parent)?;
     let count = delete_tree(fs, parent, name, found)?;
@@ -374,13 +336,7 @@ impl Importer<'_> {
     /// Returns whether the archive already has the object; updates its metadata if only that
     /// differs. Hard links of one file must be hard links of one file in the archive, and no
     /// others.
-    pub(super) fn is_unchanged(
-        &mut self,
-        stat: &Stat,
-        object: &XattrObject<'_>,
-        parent: Ino,
-        name: &[u8],
-    ) -> Result<bool> {
+    pub(super) fn is_unchanged(&mut self, stat: &Stat, host: HostName<'_>, parent: Ino, name: &[u8]) -> Result<bool> {
         let Some(existing) = none_if_missing(self.fs.lookup(parent, name))? else { return Ok(false) };
         let id = (stat.st_dev, stat.st_ino);
         let linked = self.links.get(&id).copied();
@@ -391,12 +347,13 @@ impl Importer<'_> {
         if !same_names {
             return Ok(false);
         }
-        match compare_with_host(self.fs, &existing, stat, object)? {
+        let object = XattrObject::Named(host);
+        match compare_with_host(self.fs, &existing, stat, &object)? {
             FileDifference::Content => return Ok(false),
             FileDifference::None => self.report.unchanged += 1,
             FileDifference::Metadata => {
-                attributes::update(object, self.fs, existing.ino, &self.path, &mut self.report.skipped)?;
-                self.fs.set_attributes(existing.ino, &metadata_of(stat))?;
+                attributes::update(&object, self.fs, existing.ino, &self.path, &mut self.report.skipped)?;
+                self.fs.set_attributes(existing.ino, &attributes_of(stat))?;
                 self.report.updated += 1;
             }
         }
@@ -408,37 +365,41 @@ impl Importer<'_> {
         Ok(true)
     }
 
-    /// Updates the metadata of an existing directory where it differs.
     pub(super) fn update_directory(&mut self, object: &XattrObject<'_>, state: &ImportedDirectory) -> Result<()> {
         let existing = self.fs.attributes(state.ino)?;
         if compare_with_host(self.fs, &existing, &state.stat, object)? != FileDifference::None {
             attributes::update(object, self.fs, state.ino, &self.path, &mut self.report.skipped)?;
-            self.fs.set_attributes(state.ino, &metadata_of(&state.stat))?;
+            self.fs.set_attributes(state.ino, &attributes_of(&state.stat))?;
         }
         Ok(())
     }
 
     /// Executes the planned deletions, unless a part of the sources could not be copied.
     pub(super) fn delete_remaining(&mut self) -> Result<()> {
-        let Some(mut plan) = self.plan.take() else { return Ok(()) };
-        if self.report.problems.iter().any(Problem::hides_something) {
-            self.report.deletions_skipped = plan.remaining();
+        let Some(plan) = self.plan.take() else { return Ok(()) };
+        if self.report.problems.iter().any(|problem| matches!(problem.cause, ProblemCause::Failed(_))) {
+            self.report.deletions_skipped = plan.doomed.len() as u64;
             return Ok(());
         }
-        let fs = self.fs;
-        plan.execute(fs, |path, result| {
-            self.path = path.to_vec();
-            self.report.deleted += self.tolerate(result.map(Some))?.unwrap_or(0);
-            Ok(())
-        })
+        for ((parent, name), doomed) in plan.doomed {
+            let deleted = match self.fs.lookup(parent, &name) {
+                // Replaced or deleted since.
+                Err(Error::NotFound) => Ok(0),
+                Ok(found) if found.ino != doomed.ino => Ok(0),
+                Ok(found) => delete_keeping_time(self.fs, parent, &name, &found),
+                Err(error) => Err(error),
+            };
+            self.path = doomed.path;
+            self.report.deleted += self.tolerate(deleted.map(Some))?.unwrap_or(0);
+        }
+        Ok(())
     }
 
     /// Renames the new object over the old one, which may have any type when mirroring.
     pub(super) fn put_in_place(&mut self, parent: Ino, temporary: &[u8], name: &[u8], made: &Attributes) -> Result<()> {
         let existing = self.fs.lookup(parent, name)?;
         if existing.ino == made.ino {
-            // A rename between two hard links of one file has no effect and would leave the
-            // temporary name.
+            // A rename between hard links of one file has no effect: the temporary name would stay.
             return self.fs.unlink(parent, temporary);
         }
         if !existing.is_directory() && !made.is_directory() {

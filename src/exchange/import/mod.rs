@@ -6,16 +6,16 @@ mod small;
 pub use mirror::{Deletion, MirrorChange, MirrorPlan, plan_mirror};
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::fs::{CWD, FileType, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use super::attributes::{self, SkippedItems, XattrObject, attributes_of, device_number, host_error};
+use super::attributes::{self, HostName, SkippedItems, XattrObject, attributes_of, creator_of, host_error};
 use super::walk::{self, HostEntries, TreeWalk, WalkStep};
 use super::{CopyCounts, CopyTally, FileTotals, Filter, Problem, ProblemCause, Progress, path_ops};
 use crate::error::{Error, Result};
@@ -51,9 +51,18 @@ pub struct ImportOptions {
 }
 
 impl ImportOptions {
-    /// Returns the name of a source in the archive.
+    /// Returns the name of a source in the archive: its last component, or that of the real path
+    /// for `.` and the like.
     pub(super) fn name_of(&self, source: &Path) -> Result<Vec<u8>> {
-        self.name.clone().map_or_else(|| source_name(source), Ok)
+        match (&self.name, source.file_name()) {
+            (Some(name), _) => Ok(name.clone()),
+            (None, Some(name)) => Ok(name.as_bytes().to_vec()),
+            (None, None) => {
+                let real = source.canonicalize().map_err(|e| Error::io("cannot find", e))?;
+                let nameless = || Error::invalid("the root directory has no name to add it under");
+                Ok(real.file_name().ok_or_else(nameless)?.as_bytes().to_vec())
+            }
+        }
     }
 
     /// Refuses two sources of one name, because the second would replace the first. A source
@@ -140,8 +149,7 @@ struct Importer<'a> {
     /// Files of the archive matched with a host file that has several hard links.
     claimed: HashSet<Ino>,
     piece: Vec<u8>,
-    /// Host path of the current object, for messages; the first `top_length` bytes are the source's
-    /// own.
+    /// Host path of the current object, for messages; its first `top_length` bytes name the source.
     path: Vec<u8>,
     top_length: usize,
     plan: Option<MirrorPlan>,
@@ -159,6 +167,9 @@ struct ImportedDirectory {
 
 /// Host directory on the walk's stack.
 type ImportDirectory = walk::WalkDirectory<HostEntries, ImportedDirectory>;
+type ImportWalk = TreeWalk<HostEntries, ImportedDirectory>;
+/// Directory to descend into, if the object is one.
+type Descent = Option<(HostEntries, ImportedDirectory)>;
 
 impl Importer<'_> {
     fn source(&mut self, source: &Path, directory: Ino) -> Result<()> {
@@ -170,7 +181,7 @@ impl Importer<'_> {
             Err(error) => return self.note(Err(error)),
         };
         let mut walk = TreeWalk::new();
-        let first = self.entry(CWD, source.as_os_str().as_bytes(), self.options.follow, directory, &name);
+        let first = self.entry(top_name(source, self.options), directory, &name);
         let copied = self.descend(&mut walk, first).and_then(|()| self.copy_below(&mut walk));
         if copied.is_err() {
             // The import ends, so not all of their entries are copied.
@@ -179,7 +190,7 @@ impl Importer<'_> {
         copied
     }
 
-    fn copy_below(&mut self, walk: &mut TreeWalk<HostEntries, ImportedDirectory>) -> Result<()> {
+    fn copy_below(&mut self, walk: &mut ImportWalk) -> Result<()> {
         while let Some(step) = walk.step(&mut self.path, Iterator::next, |entry| entry.file_name().to_bytes()) {
             let below = match step {
                 Ok(WalkStep::Leave(directory)) => {
@@ -187,8 +198,8 @@ impl Importer<'_> {
                     continue;
                 }
                 Ok(WalkStep::Entry(entry, directory)) => {
-                    let (host, name) = (directory.entries.descriptor(), entry.file_name().to_bytes());
-                    host.and_then(|host| self.entry(host, name, false, directory.state.ino, name))
+                    let host = directory.entries.locate(&entry);
+                    host.and_then(|host| self.entry(host, directory.state.ino, host.name))
                 }
                 Err(error) => Err(error),
             };
@@ -197,30 +208,18 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn descend(
-        &mut self,
-        walk: &mut TreeWalk<HostEntries, ImportedDirectory>,
-        made: Result<Option<(HostEntries, ImportedDirectory)>>,
-    ) -> Result<()> {
+    fn descend(&mut self, walk: &mut ImportWalk, made: Result<Descent>) -> Result<()> {
         if let Some((names, state)) = self.tolerate(made)? {
             walk.enter(&self.path, names, state);
         }
         Ok(())
     }
 
-    /// Copies one object. Returns a directory to descend into.
-    fn entry(
-        &mut self,
-        at: impl AsFd,
-        host: &[u8],
-        follow: bool,
-        parent: Ino,
-        name: &[u8],
-    ) -> Result<Option<(HostEntries, ImportedDirectory)>> {
+    /// Copies one object.
+    fn entry(&mut self, host: HostName<'_>, parent: Ino, name: &[u8]) -> Result<Descent> {
         self.tally.start_next();
         self.report_progress(0)?;
-        let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-        let stat = rustix::fs::statat(&at, host, flags).map_err(host_error("cannot read"))?;
+        let stat = host.stat().map_err(host_error("cannot read"))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if self.options.filter.excludes(self.path.get(self.top_length + 1..).unwrap_or_default(), is_directory) {
             return Ok(None);
@@ -235,46 +234,24 @@ impl Importer<'_> {
         }
         if let Some(plan) = &mut self.plan {
             plan.keep(parent, name);
-            let object = XattrObject::Named { directory: at.as_fd(), name: host, follow };
-            if !is_directory && self.is_unchanged(&stat, &object, parent, name)? {
+            if !is_directory && self.is_unchanged(&stat, host, parent, name)? {
                 return Ok(None);
             }
         }
-        let open = |kind: OFlags| {
-            let follow = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
-            // Opening a FIFO that replaced the file must not block.
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | follow | kind;
-            rustix::fs::openat(&at, host, flags, Mode::empty()).map_err(host_error("cannot open"))
-        };
+        let open = |kind| host.open(kind).map_err(host_error("cannot open"));
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => self.directory(open(OFlags::DIRECTORY)?, parent, name).map(Some),
+            FileType::Directory => return self.directory(open(OFlags::DIRECTORY)?, parent, name).map(Some),
             FileType::RegularFile => {
                 let file = open(OFlags::empty())?;
-                if stat.st_nlink == 1 && self.read_small(&file, parent, name)? {
-                    return Ok(None);
+                if stat.st_nlink != 1 || !self.read_small(&file, parent, name)? {
+                    self.linked(&stat, parent, name, |import| import.file(&file, parent, name))?;
                 }
-                self.linked(&stat, parent, name, |import| import.file(&file, parent, name))
             }
-            FileType::Symlink => self.linked(&stat, parent, name, |import| {
-                let target =
-                    rustix::fs::readlinkat(&at, host, Vec::new()).map_err(host_error("cannot read the link"))?;
-                let creator = attributes::creator_of(&stat);
-                let make = |name: &[u8]| import.fs.make_symlink(parent, name, target.to_bytes(), creator);
-                let ino = import.place(parent, name, make, |import, ino| {
-                    import.xattrs(&XattrObject::Named { directory: at.as_fd(), name: host, follow }, ino)?;
-                    import.fs.set_attributes(ino, &metadata_of(&stat)).map(drop)
-                })?;
-                import.report.copied.symlinks += 1;
-                Ok(ino)
-            }),
-            _ => self.linked(&stat, parent, name, |import| {
-                let object = XattrObject::Named { directory: at.as_fd(), name: host, follow };
-                import.node(&object, &stat, parent, name)
-            }),
+            _ => self.linked(&stat, parent, name, |import| import.node(host, &stat, parent, name))?,
         }
+        Ok(None)
     }
 
-    /// Reports progress; `within` is the offset in the current file.
     fn report_progress(&mut self, within: u64) -> Result<()> {
         let copied = self.report.copied.progress(&self.path, 0);
         (self.progress)(&Progress { passed: self.tally.passed(within), ..copied })
@@ -282,8 +259,7 @@ impl Importer<'_> {
 
     fn directory(&mut self, host: OwnedFd, parent: Ino, name: &[u8]) -> Result<(HostEntries, ImportedDirectory)> {
         let stat = rustix::fs::fstat(&host).map_err(host_error("cannot read"))?;
-        let creator = attributes::creator_of(&stat);
-        let fs = self.fs;
+        let (fs, creator) = (self.fs, creator_of(&stat));
         let make = |name: &[u8]| fs.make_directory(parent, name, stat.st_mode & mode::PERMISSIONS, creator);
         let (ino, is_old) = match path_ops::none_if_missing(fs.lookup(parent, name))? {
             Some(existing) if existing.is_directory() => {
@@ -297,7 +273,7 @@ impl Importer<'_> {
         };
         self.report.copied.directories += 1;
         let crosses = self.options.one_file_system && *self.device.get_or_insert(stat.st_dev) != stat.st_dev;
-        Ok((HostEntries::of(host)?.skip_if(crosses), ImportedDirectory { stat, ino, is_old }))
+        Ok((HostEntries::new(host, crosses)?, ImportedDirectory { stat, ino, is_old }))
     }
 
     /// Sets the times last, because every created entry changes them.
@@ -318,10 +294,9 @@ impl Importer<'_> {
         parent: Ino,
         name: &[u8],
         copy: impl FnOnce(&mut Self) -> Result<Ino>,
-    ) -> Result<Option<(HostEntries, ImportedDirectory)>> {
+    ) -> Result<()> {
         let id = (stat.st_dev, stat.st_ino);
-        let seen = self.links.get(&id).copied();
-        let remaining = match seen {
+        let remaining = match self.links.get(&id).copied() {
             Some((ino, remaining)) => {
                 self.place(parent, name, |name| self.fs.link(ino, parent, name), |_, _| Ok(()))?;
                 self.report.copied.links += 1;
@@ -334,7 +309,7 @@ impl Importer<'_> {
         } else {
             self.links.insert(id, remaining)
         };
-        Ok(None)
+        Ok(())
     }
 
     fn file(&mut self, host: &OwnedFd, parent: Ino, name: &[u8]) -> Result<Ino> {
@@ -342,18 +317,13 @@ impl Importer<'_> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Error::invalid("the file was replaced while it was opened"));
         }
-        let creator = attributes::creator_of(&stat);
-        let fs = self.fs;
-        let ino = self.place(
-            parent,
-            name,
-            |name| fs.create_and_open(parent, name, stat.st_mode & mode::PERMISSIONS, creator),
-            |import, ino| {
-                let filled = import.fill(host, &stat, ino);
-                fs.release(ino)?;
-                filled
-            },
-        )?;
+        let (fs, creator) = (self.fs, creator_of(&stat));
+        let make = |name: &[u8]| fs.create_and_open(parent, name, stat.st_mode & mode::PERMISSIONS, creator);
+        let ino = self.place(parent, name, make, |import, ino| {
+            let filled = import.fill(host, &stat, ino);
+            fs.release(ino)?;
+            filled
+        })?;
         self.report.copied.files += 1;
         Ok(ino)
     }
@@ -381,7 +351,7 @@ impl Importer<'_> {
         let mut offset = u64::try_from(before.st_size).unwrap_or(0);
         loop {
             let length = attributes::read_at(host, &mut self.piece, offset)?;
-            if length == 0 || attributes::has_other_size(host, before)? {
+            if length == 0 || rustix::fs::fstat(host).map_err(host_error("cannot read"))?.st_size != before.st_size {
                 return Ok(offset);
             }
             self.fs.write(ino, offset, &self.piece[..length])?;
@@ -425,20 +395,23 @@ impl Importer<'_> {
         Ok(size)
     }
 
-    fn node(&mut self, object: &XattrObject<'_>, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
-        let creator = attributes::creator_of(stat);
-        let rdev = device_number(rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-        let fs = self.fs;
-        let ino = self.place(
-            parent,
-            name,
-            |name| fs.make_node(parent, name, stat.st_mode, rdev, creator),
-            |import, ino| {
-                import.xattrs(object, ino)?;
-                fs.set_attributes(ino, &attributes_of(stat)).map(drop)
-            },
-        )?;
-        self.report.copied.others += 1;
+    /// Copies a symbolic link, FIFO, socket or device.
+    fn node(&mut self, host: HostName<'_>, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
+        let (fs, creator) = (self.fs, creator_of(stat));
+        let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+        let target = if is_link { host.link_target()? } else { Vec::new() };
+        let make = |name: &[u8]| match is_link {
+            true => fs.make_symlink(parent, name, &target, creator),
+            false => fs.make_node(parent, name, stat.st_mode, attributes::rdev_of(stat), creator),
+        };
+        let ino = self.place(parent, name, make, |import, ino| {
+            import.xattrs(&XattrObject::Named(host), ino)?;
+            fs.set_attributes(ino, &attributes_of(stat)).map(drop)
+        })?;
+        match is_link {
+            true => self.report.copied.symlinks += 1,
+            false => self.report.copied.others += 1,
+        }
         Ok(ino)
     }
 
@@ -473,18 +446,14 @@ impl Importer<'_> {
             Some(temporary) => self.put_in_place(parent, temporary, name, &made),
             None => Ok(()),
         });
-        match filled {
-            Ok(()) => Ok(made.ino),
-            Err(error) => {
-                if let Err(second) = self.fs.unlink(parent, beside.as_deref().unwrap_or(name)) {
-                    tracing::warn!(error = %second, "cannot remove an unfinished copy");
-                }
-                Err(error)
-            }
+        if filled.is_err()
+            && let Err(second) = self.fs.unlink(parent, beside.as_deref().unwrap_or(name))
+        {
+            tracing::warn!(error = %second, "cannot remove an unfinished copy");
         }
+        filled.map(|()| made.ino)
     }
 
-    /// Records a failure of one object; returns an error that ends the import.
     fn tolerate<T>(&mut self, result: Result<Option<T>>) -> Result<Option<T>> {
         Problem::tolerate_unless(ends_import, &mut self.report.problems, &self.path, result)
     }
@@ -501,29 +470,11 @@ fn ends_import(error: &Error) -> bool {
     is_named || error.is_server_unavailable()
 }
 
-/// Returns the metadata to copy from a host file; a symbolic link has no mode.
-fn metadata_of(stat: &Stat) -> SetAttributes {
-    let attributes = attributes_of(stat);
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Symlink => SetAttributes { mode: None, ..attributes },
-        _ => attributes,
-    }
+fn top_name<'a>(source: &'a Path, options: &ImportOptions) -> HostName<'a> {
+    HostName { directory: CWD, name: source.as_os_str().as_bytes(), follow: options.follow }
 }
 
-/// Returns the name of a source: its last component, or that of the real path for `.` and the like.
-fn source_name(source: &Path) -> Result<Vec<u8>> {
-    let name = match source.file_name() {
-        Some(name) => name.to_owned(),
-        None => {
-            let real = source.canonicalize().map_err(|e| Error::io("cannot find", e))?;
-            real.file_name().ok_or_else(|| Error::invalid("the root directory has no name to add it under"))?.to_owned()
-        }
-    };
-    Ok(name.as_bytes().to_vec())
-}
-
-/// Maximum nesting of open directories: a count runs concurrently with a copy and must leave it
-/// enough descriptors.
+/// Maximum nesting of open directories: a count leaves enough descriptors to a concurrent copy.
 const DEEPEST: usize = 100;
 
 /// Counts the files that [`import`](super::import()) will copy, except unreadable ones. Returns
@@ -531,9 +482,22 @@ const DEEPEST: usize = 100;
 pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &dyn Fn() -> bool) -> Option<FileTotals> {
     let mut tally = CopyTally::default();
     for source in sources {
-        let (mut walk, mut path) = (TreeWalk::new(), Vec::new());
-        let mut counter = HostCounter { tally: &mut tally, options, device: None };
-        if let Some(names) = counter.count(CWD, source.as_os_str().as_bytes(), options.follow, &path) {
+        let (mut walk, mut path, mut device) = (TreeWalk::new(), Vec::new(), None);
+        // Returns the entries of a directory.
+        let mut count = |host: HostName<'_>, path: &[u8]| {
+            let stat = host.stat().ok()?;
+            let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
+            if options.filter.excludes(path, is_directory) {
+                return None;
+            }
+            tally.add_host_file(&stat);
+            let crosses = options.one_file_system && *device.get_or_insert(stat.st_dev) != stat.st_dev;
+            if !is_directory || crosses {
+                return None;
+            }
+            HostEntries::new(host.open(OFlags::DIRECTORY).ok()?, false).ok()
+        };
+        if let Some(names) = count(top_name(source, options), &path) {
             walk.enter(&path, names, ());
         }
         while let Some(step) = walk.step(&mut path, Iterator::next, |entry| entry.file_name().to_bytes()) {
@@ -541,8 +505,8 @@ pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &d
                 return None;
             }
             let Ok(WalkStep::Entry(entry, directory)) = step else { continue };
-            let Ok(host) = directory.entries.descriptor() else { continue };
-            if let Some(names) = counter.count(host, entry.file_name().to_bytes(), false, &path) {
+            let Ok(host) = directory.entries.locate(&entry) else { continue };
+            if let Some(names) = count(host, &path) {
                 walk.enter(&path, names, ());
             }
             if walk.depth() > DEEPEST {
@@ -550,31 +514,5 @@ pub fn count_host_files(sources: &[PathBuf], options: &ImportOptions, wanted: &d
             }
         }
     }
-    Some(tally.met())
-}
-
-struct HostCounter<'a> {
-    tally: &'a mut CopyTally,
-    options: &'a ImportOptions,
-    device: Option<u64>,
-}
-
-impl HostCounter<'_> {
-    /// Counts one host object; returns the entries of a directory.
-    fn count(&mut self, at: impl AsFd, name: &[u8], follow: bool, path: &[u8]) -> Option<HostEntries> {
-        let (at_flags, open_flags) =
-            if follow { (AtFlags::empty(), OFlags::empty()) } else { (AtFlags::SYMLINK_NOFOLLOW, OFlags::NOFOLLOW) };
-        let stat = rustix::fs::statat(&at, name, at_flags).ok()?;
-        let is_directory = stat.st_mode & mode::TYPE == mode::DIRECTORY;
-        if self.options.filter.excludes(path, is_directory) {
-            return None;
-        }
-        self.tally.add_host_file(&stat);
-        let crosses = self.options.one_file_system && *self.device.get_or_insert(stat.st_dev) != stat.st_dev;
-        if !is_directory || crosses {
-            return None;
-        }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | open_flags;
-        HostEntries::of(rustix::fs::openat(&at, name, flags, Mode::empty()).ok()?).ok()
-    }
+    Some(tally.met)
 }

@@ -11,8 +11,7 @@ use rustix::io::Errno;
 
 use super::{ImportDirectory, Importer, ends_import};
 use crate::error::Result;
-use crate::exchange::attributes::{self, XattrObject};
-use crate::exchange::attributes::{host_error, read_at, timestamps, was_written};
+use crate::exchange::attributes::{self, XattrObject, host_error, read_at, timestamps, was_written};
 use crate::exchange::path_ops::none_if_missing;
 use crate::exchange::{Problem, ProblemCause};
 use crate::format::Ino;

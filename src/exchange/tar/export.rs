@@ -198,7 +198,7 @@ impl<'a> Exporter<'a> {
     /// Writes one object; `content` is that of a file that was read ahead.
     fn object(&mut self, path: &[u8], attributes: &Attributes, content: Option<&[u8]>) -> Result<()> {
         self.tally.start_next();
-        self.prefetch.advance(self.tally.met().bytes);
+        self.prefetch.advance(self.tally.met.bytes);
         self.report_progress(path, 0);
         self.tally.add_stored_file(attributes);
         let kind = attributes.mode & mode::TYPE;
