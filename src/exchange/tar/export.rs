@@ -3,18 +3,20 @@
 
 use std::collections::HashMap;
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::vec;
 
 use lockbox_terminal::display;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 use tar::{EntryType, Header};
 
 use super::pax::{self, SparseMap};
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR};
 use crate::error::{Error, Result};
-use crate::exchange::attributes::{host_error, read_at, timestamps};
-use crate::exchange::walk::{ArchiveWalk, ContentPrefetch, WalkStep, join};
+use crate::exchange::attributes::{HostName, host_error, read_at, split_names, timestamps};
+use crate::exchange::staging_dir::open_directory;
+use crate::exchange::walk::{ArchiveWalk, ContentPrefetch, TreeWalk, WalkStep};
 use crate::exchange::{CopyCounts, CopyTally, Entries, Filter, ListingEntry, Progress, path_ops, split_device_number};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
@@ -27,6 +29,8 @@ const MAX_SHORT_NAME: usize = 100;
 /// Largest owner and size that seven and eleven octal digits hold; larger ones get a pax record.
 const MAX_OWNER: u32 = 0o7_777_777;
 const MAX_SIZE: u64 = 0o77_777_777_777;
+/// End mark and padding.
+static ZEROS: [u8; RECORD as usize] = [0; RECORD as usize];
 
 /// Result of an export.
 #[derive(Debug, Default)]
@@ -60,7 +64,7 @@ pub fn export_tar(
         export.top(path, &attributes)?;
     }
     export.out.end()?;
-    Ok(export.report)
+    Ok(TarExport { copied: export.copied, sockets: export.skipped })
 }
 
 /// Writes the directory at `path` for sharing: below `name`, and without local metadata, see
@@ -79,7 +83,7 @@ pub fn export_tree(fs: &FileSystem, path: &[u8], name: &[u8], out: &mut dyn Writ
         Exporter { bare: true, ..Exporter::new(fs, [attributes].into_iter(), &filter, out, &mut progress) };
     export.top(name.to_vec(), &attributes)?;
     export.out.end()?;
-    Ok(PackReport { copied: export.report.copied, special: export.special })
+    Ok(PackReport { copied: export.copied, special: export.skipped })
 }
 
 /// Result of packing a directory for sharing.
@@ -90,43 +94,31 @@ pub struct PackReport {
     pub special: u64,
 }
 
-pub(super) struct CountingWriter<'a> {
+struct CountingWriter<'a> {
     out: &'a mut dyn Write,
     written: u64,
 }
 
 impl<'a> CountingWriter<'a> {
-    pub(super) fn new(out: &'a mut dyn Write) -> CountingWriter<'a> {
+    fn new(out: &'a mut dyn Write) -> CountingWriter<'a> {
         CountingWriter { out, written: 0 }
     }
 
-    /// Writes the end mark.
-    pub(super) fn end(&mut self) -> Result<()> {
-        self.zeros(2 * BLOCK as u64)?;
+    fn end(&mut self) -> Result<()> {
+        self.bytes(&ZEROS[..2 * BLOCK])?;
         self.fill(RECORD)?;
         self.out.flush().map_err(|error| Error::io("cannot write the tar", error))
     }
 
-    pub(super) fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+    fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.out.write_all(bytes).map_err(|error| Error::io("cannot write the tar", error))?;
         self.written += bytes.len() as u64;
         Ok(())
     }
 
-    fn zeros(&mut self, length: u64) -> Result<()> {
-        let block = [0; BLOCK];
-        let mut remaining = length;
-        while remaining > 0 {
-            let part = remaining.min(BLOCK as u64);
-            self.bytes(&block[..part as usize])?;
-            remaining -= part;
-        }
-        Ok(())
-    }
-
-    /// Writes zeros up to the next multiple.
-    pub(super) fn fill(&mut self, multiple: u64) -> Result<()> {
-        self.zeros(self.written.next_multiple_of(multiple) - self.written)
+    /// Writes zeros up to the next multiple, at most a record.
+    fn fill(&mut self, multiple: u64) -> Result<()> {
+        self.bytes(&ZEROS[..(self.written.next_multiple_of(multiple) - self.written) as usize])
     }
 }
 
@@ -136,7 +128,9 @@ struct Exporter<'a> {
     filter: &'a Filter,
     progress: &'a mut dyn FnMut(&Progress<'_>),
     out: CountingWriter<'a>,
-    report: TarExport,
+    copied: CopyCounts,
+    /// Objects that a tar cannot represent, or that are not shared.
+    skipped: u64,
     tally: CopyTally,
     /// First paths of files with several hard links.
     links: HashMap<Ino, Vec<u8>>,
@@ -144,7 +138,6 @@ struct Exporter<'a> {
     top_length: usize,
     /// For sharing: without local metadata.
     bare: bool,
-    special: u64,
 }
 
 impl<'a> Exporter<'a> {
@@ -162,12 +155,12 @@ impl<'a> Exporter<'a> {
             filter,
             progress,
             out: CountingWriter::new(out),
-            report: TarExport::default(),
+            copied: CopyCounts::default(),
+            skipped: 0,
             tally: CopyTally::default(),
             links: HashMap::new(),
             top_length: 0,
             bare: false,
-            special: 0,
         }
     }
 
@@ -202,18 +195,14 @@ impl<'a> Exporter<'a> {
         self.report_progress(path, 0);
         self.tally.add_stored_file(attributes);
         let kind = attributes.mode & mode::TYPE;
-        if self.bare && !matches!(kind, mode::REGULAR | mode::DIRECTORY | mode::SYMLINK) {
-            self.special += 1;
-            return Ok(());
-        }
-        if kind == mode::SOCKET {
-            self.report.sockets += 1;
+        let is_shared = matches!(kind, mode::REGULAR | mode::DIRECTORY | mode::SYMLINK);
+        if kind == mode::SOCKET || self.bare && !is_shared {
+            self.skipped += 1;
             return Ok(());
         }
         if kind != mode::DIRECTORY && attributes.links > 1 {
-            if let Some(first) = self.links.get(&attributes.ino) {
-                let first = first.clone();
-                self.report.copied.links += 1;
+            if let Some(first) = self.links.get(&attributes.ino).cloned() {
+                self.copied.links += 1;
                 let attributes = if self.bare { &PaxMember::bare(attributes) } else { attributes };
                 return PaxMember::new(path, EntryType::Link, attributes).linked_to(first).write(&mut self.out);
             }
@@ -226,46 +215,42 @@ impl<'a> Exporter<'a> {
         match kind {
             mode::REGULAR => {
                 let member = member(EntryType::Regular)?;
-                self.report.copied.files += 1;
+                self.copied.files += 1;
                 match content {
                     Some(content) => self.read_file(member, path, content),
                     None => self.file(member, path, attributes),
                 }
             }
             mode::DIRECTORY => {
-                self.report.copied.directories += 1;
+                self.copied.directories += 1;
                 let name = if path.is_empty() { b"./".to_vec() } else { [path, b"/"].concat() };
-                let mut member = member(EntryType::Directory)?;
-                member.name = name;
-                member.write(&mut self.out)
+                PaxMember { name, ..member(EntryType::Directory)? }.write(&mut self.out)
             }
             mode::SYMLINK => {
-                self.report.copied.symlinks += 1;
+                self.copied.symlinks += 1;
                 member(EntryType::Symlink)?.linked_to(self.fs.read_link(attributes.ino)?).write(&mut self.out)
             }
             mode::FIFO => {
-                self.report.copied.others += 1;
+                self.copied.others += 1;
                 member(EntryType::Fifo)?.write(&mut self.out)
             }
             mode::CHARACTER | mode::BLOCK => {
-                self.report.copied.others += 1;
+                self.copied.others += 1;
                 let kind = if kind == mode::BLOCK { EntryType::Block } else { EntryType::Char };
-                let mut member = member(kind)?;
-                member.device = Some(split_device_number(attributes.rdev));
-                member.write(&mut self.out)
+                let device = Some(split_device_number(attributes.rdev));
+                PaxMember { device, ..member(kind)? }.write(&mut self.out)
             }
             _ => Err(Error::damaged(format!("an object of unknown type: mode={:o}", attributes.mode))),
         }
     }
 
-    fn read_file(&mut self, mut member: PaxMember, path: &[u8], content: &[u8]) -> Result<()> {
-        member.size = content.len() as u64;
-        member.write(&mut self.out)?;
+    fn read_file(&mut self, member: PaxMember, path: &[u8], content: &[u8]) -> Result<()> {
+        PaxMember { size: content.len() as u64, ..member }.write(&mut self.out)?;
         self.out.bytes(content)?;
         if !content.is_empty() {
             self.report_progress(path, content.len() as u64);
         }
-        self.report.copied.bytes += content.len() as u64;
+        self.copied.bytes += content.len() as u64;
         self.out.fill(BLOCK as u64)
     }
 
@@ -303,18 +288,16 @@ impl<'a> Exporter<'a> {
                 self.report_progress(path, offset);
             }
         }
-        self.report.copied.bytes += map.size;
+        self.copied.bytes += map.size;
         self.out.fill(BLOCK as u64)
     }
 
-    /// Reports progress; `within` is the number of bytes written of the current file.
     fn report_progress(&mut self, path: &[u8], within: u64) {
-        let copied = self.report.copied.progress(path, within);
+        let copied = self.copied.progress(path, within);
         (self.progress)(&Progress { passed: self.tally.passed(within), ..copied });
     }
 
-    /// Returns the data ranges of a file. For a file that ends in a hole the last range is empty,
-    /// as in GNU tar.
+    /// Returns the data ranges of a file. A hole at the end adds an empty one, as in GNU tar.
     fn map(&self, attributes: &Attributes) -> Result<SparseMap> {
         let (ino, size) = (attributes.ino, attributes.size);
         let mut parts = Vec::new();
@@ -335,30 +318,24 @@ impl<'a> Exporter<'a> {
 }
 
 /// Header with its pax records.
-pub(super) struct PaxMember {
+struct PaxMember {
     name: Vec<u8>,
     kind: EntryType,
     attributes: Attributes,
     link: Vec<u8>,
     device: Option<(u32, u32)>,
-    pub(super) size: u64,
+    size: u64,
     records: Vec<u8>,
 }
 
 impl PaxMember {
-    /// Returns the attributes without private or useless ones: owners, access time, and bits that
-    /// grant privileges.
-    pub(super) fn bare(attributes: &Attributes) -> Attributes {
+    /// Returns the attributes without owners, access time, and bits that grant privileges.
+    fn bare(attributes: &Attributes) -> Attributes {
         let mode = attributes.mode & (mode::TYPE | mode::ACCESS);
         Attributes { mode, uid: 0, gid: 0, atime: attributes.mtime, ..*attributes }
     }
 
-    /// Creates the member of a directory; its name ends with a slash.
-    pub(super) fn directory(path: &[u8], attributes: &Attributes) -> PaxMember {
-        PaxMember { name: [path, b"/"].concat(), ..PaxMember::new(path, EntryType::Directory, attributes) }
-    }
-
-    pub(super) fn new(path: &[u8], kind: EntryType, attributes: &Attributes) -> PaxMember {
+    fn new(path: &[u8], kind: EntryType, attributes: &Attributes) -> PaxMember {
         let attributes = *attributes;
         let mut member = PaxMember {
             name: path.to_vec(),
@@ -378,13 +355,13 @@ impl PaxMember {
         pax::push(&mut self.records, key.as_bytes(), value);
     }
 
-    pub(super) fn linked_to(mut self, target: Vec<u8>) -> PaxMember {
+    fn linked_to(mut self, target: Vec<u8>) -> PaxMember {
         self.link = target;
         self
     }
 
     fn with_attributes(mut self, fs: &FileSystem, ino: Ino) -> Result<PaxMember> {
-        for name in fs.list_xattrs(ino)?.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        for name in split_names(&fs.list_xattrs(ino)?) {
             let value = fs.xattr(ino, name)?;
             if let Some((key, _)) = ACLS.iter().find(|(_, list)| *list == name) {
                 let text =
@@ -400,15 +377,14 @@ impl PaxMember {
         Ok(self)
     }
 
-    pub(super) fn write(mut self, out: &mut CountingWriter<'_>) -> Result<()> {
+    /// Writes the records and the header. Fields that do not fit there are zero, because a pax
+    /// record has the value.
+    fn write(mut self, out: &mut CountingWriter<'_>) -> Result<()> {
         let Attributes { uid, gid, mtime, .. } = self.attributes;
-        if self.name.len() > MAX_SHORT_NAME {
-            let name = self.name.clone();
-            self.record("path", &name);
-        }
-        if self.link.len() > MAX_SHORT_NAME {
-            let link = self.link.clone();
-            self.record("linkpath", &link);
+        for (key, name) in [("path", &self.name), ("linkpath", &self.link)] {
+            if name.len() > MAX_SHORT_NAME {
+                pax::push(&mut self.records, key.as_bytes(), name);
+            }
         }
         for (key, id) in [("uid", uid), ("gid", gid)] {
             if id > MAX_OWNER {
@@ -427,11 +403,6 @@ impl PaxMember {
         out.bytes(records.as_bytes())?;
         out.bytes(&self.records)?;
         out.fill(BLOCK as u64)?;
-        self.header(uid, gid, u64::try_from(mtime.seconds).unwrap_or(0).min(MAX_SIZE), out)
-    }
-
-    /// Writes the header. Fields that do not fit are zero, because a pax record has the value.
-    fn header(&self, uid: u32, gid: u32, seconds: u64, out: &mut CountingWriter<'_>) -> Result<()> {
         let mut header = Header::new_ustar();
         put_name(&mut header.as_old_mut().name, &self.name);
         put_name(&mut header.as_old_mut().linkname, &self.link);
@@ -439,7 +410,7 @@ impl PaxMember {
         header.set_mode(self.attributes.mode & mode::PERMISSIONS);
         header.set_uid(if uid > MAX_OWNER { 0 } else { uid.into() });
         header.set_gid(if gid > MAX_OWNER { 0 } else { gid.into() });
-        header.set_mtime(seconds);
+        header.set_mtime(u64::try_from(mtime.seconds).unwrap_or(0).min(MAX_SIZE));
         header.set_size(if self.size > MAX_SIZE { 0 } else { self.size });
         let (major, minor) = self.device.unwrap_or_default();
         let number = |error| Error::io("cannot write a device number", error);
@@ -473,20 +444,22 @@ pub fn pack_tree(directory: &Path, name: &[u8], out: &mut dyn Write) -> Result<P
         rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(host_error("cannot open the directory"))?;
     let mut pack = Packer { out: CountingWriter::new(out), report: PackReport::default(), links: HashMap::new() };
     let mut path = name.to_vec();
-    let mut levels = vec![pack.enter(top, &path)?];
-    while let Some(level) = levels.last_mut() {
-        path.truncate(level.path_length);
-        let Some(name) = level.names.pop() else {
-            if version(&stat_of(&level.directory)?) != level.before {
-                return Err(changed(&path));
+    let (names, directory) = pack.enter(top, &path)?;
+    let mut walk = TreeWalk::new();
+    walk.enter(&path, names, directory);
+    while let Some(step) = walk.step(&mut path, |names| names.next().map(Ok), |name| name) {
+        match step? {
+            WalkStep::Entry(name, directory) => {
+                let below = pack.entry(&directory.state.host, &name, &path).map_err(|error| named(&path, error))?;
+                if let Some((names, directory)) = below {
+                    walk.enter(&path, names, directory);
+                }
             }
-            levels.pop();
-            continue;
-        };
-        join(&mut path, &name);
-        if let Some(directory) = pack.entry(&level.directory, &name, &path).map_err(|error| named(&path, error))? {
-            let below = pack.enter(directory, &path).map_err(|error| named(&path, error))?;
-            levels.push(below);
+            WalkStep::Leave(directory) => {
+                if version(&stat_of(&directory.state.host)?) != directory.state.before {
+                    return Err(changed(&path));
+                }
+            }
         }
     }
     pack.out.end()?;
@@ -517,12 +490,13 @@ fn named(path: &[u8], error: Error) -> Error {
     }
 }
 
-struct PackLevel {
-    directory: OwnedFd,
-    names: Vec<Vec<u8>>,
+struct PackedDirectory {
+    host: OwnedFd,
     before: FileVersion,
-    path_length: usize,
 }
+
+/// Directory to descend into, with the names in it.
+type PackedLevel = (vec::IntoIter<Vec<u8>>, PackedDirectory);
 
 struct Packer<'a> {
     out: CountingWriter<'a>,
@@ -532,30 +506,25 @@ struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    fn enter(&mut self, directory: OwnedFd, path: &[u8]) -> Result<PackLevel> {
-        let stat = stat_of(&directory)?;
-        let mut names = names(&directory).map_err(host_error("cannot read the directory"))?;
-        // Popped from the end.
-        names.sort_by(|a, b| b.cmp(a));
-        PaxMember::directory(path, &bare(&stat)).write(&mut self.out)?;
+    fn enter(&mut self, host: OwnedFd, path: &[u8]) -> Result<PackedLevel> {
+        let stat = stat_of(&host)?;
+        let mut names = names(&host).map_err(host_error("cannot read the directory"))?;
+        names.sort();
+        let name = [path, b"/"].concat();
+        PaxMember { name, ..PaxMember::new(path, EntryType::Directory, &bare(&stat)) }.write(&mut self.out)?;
         self.report.copied.directories += 1;
-        Ok(PackLevel { directory, names, before: version(&stat), path_length: path.len() })
+        Ok((names.into_iter(), PackedDirectory { host, before: version(&stat) }))
     }
 
-    fn entry(&mut self, at: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Option<OwnedFd>> {
-        let examined = rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
-        let stat = examined.map_err(host_error("cannot examine it"))?;
+    fn entry(&mut self, at: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Option<PackedLevel>> {
+        let host = HostName { directory: at.as_fd(), name, follow: false };
+        let stat = host.stat().map_err(host_error("cannot examine it"))?;
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => {
-                let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let opened = rustix::fs::openat(at, name, flags, Mode::empty());
-                Ok(Some(opened.map_err(host_error("cannot open the directory"))?))
-            }
+            FileType::Directory => self.enter(open_directory(at, name)?, path).map(Some),
             FileType::Symlink => {
-                let target =
-                    rustix::fs::readlinkat(at, name, Vec::new()).map_err(host_error("cannot read the link"))?;
+                let target = host.link_target()?;
                 self.report.copied.symlinks += 1;
-                let member = PaxMember::new(path, EntryType::Symlink, &bare(&stat)).linked_to(target.into_bytes());
+                let member = PaxMember::new(path, EntryType::Symlink, &bare(&stat)).linked_to(target);
                 member.write(&mut self.out).map(|()| None)
             }
             FileType::RegularFile => self.file(at, name, path).map(|()| None),
@@ -567,9 +536,8 @@ impl Packer<'_> {
     }
 
     fn file(&mut self, at: &OwnedFd, name: &[u8], path: &[u8]) -> Result<()> {
-        // Opening an object that replaced it must not block.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(at, name, flags, Mode::empty()).map_err(host_error("cannot open it"))?;
+        let host = HostName { directory: at.as_fd(), name, follow: false };
+        let file = host.open(OFlags::empty()).map_err(host_error("cannot open it"))?;
         let stat = stat_of(&file)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(changed(path));
@@ -584,9 +552,7 @@ impl Packer<'_> {
         }
         let unstated = if stat.st_size == 0 { unstated_content(&file)? } else { Vec::new() };
         let size = u64::try_from(stat.st_size).unwrap_or_default().max(unstated.len() as u64);
-        let mut member = PaxMember::new(path, EntryType::Regular, &bare(&stat));
-        member.size = size;
-        member.write(&mut self.out)?;
+        PaxMember { size, ..PaxMember::new(path, EntryType::Regular, &bare(&stat)) }.write(&mut self.out)?;
         self.out.bytes(&unstated)?;
         let mut piece = vec![0; PACK_PIECE];
         let mut at = unstated.len() as u64;
@@ -628,11 +594,7 @@ fn unstated_content(file: &OwnedFd) -> Result<Vec<u8>> {
 
 fn bare(stat: &Stat) -> Attributes {
     let (_, mtime) = timestamps(stat);
-    PaxMember::bare(&Attributes {
-        mode: stat.st_mode & (mode::TYPE | mode::PERMISSIONS),
-        mtime,
-        ..Attributes::default()
-    })
+    PaxMember::bare(&Attributes { mode: stat.st_mode, mtime, ..Attributes::default() })
 }
 
 #[cfg(test)]

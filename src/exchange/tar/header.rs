@@ -62,13 +62,12 @@ impl ChecksummedHeader {
     }
 
     pub(super) fn device(&self) -> Result<(u32, u32)> {
-        let Some(header) = self.0.as_ustar() else { return self.gnu_device() };
-        Ok((in_range(number(&header.dev_major), "device")?, in_range(number(&header.dev_minor), "device")?))
-    }
-
-    fn gnu_device(&self) -> Result<(u32, u32)> {
-        let header = self.0.as_gnu().ok_or_else(|| Error::invalid("a device without numbers"))?;
-        Ok((in_range(number(&header.dev_major), "device")?, in_range(number(&header.dev_minor), "device")?))
+        let (major, minor) = match (self.0.as_ustar(), self.0.as_gnu()) {
+            (Some(header), _) => (&header.dev_major, &header.dev_minor),
+            (None, Some(header)) => (&header.dev_major, &header.dev_minor),
+            (None, None) => return Err(Error::invalid("a device without numbers")),
+        };
+        Ok((in_range(number(major), "device")?, in_range(number(minor), "device")?))
     }
 
     /// Returns the data ranges of a sparse file in GNU tar's old format, as far as this header

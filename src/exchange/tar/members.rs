@@ -1,12 +1,11 @@
 //! Reads a tar stream member by member: metadata from the header and the extended headers before
 //! it, then the content.
 
-use std::io::Read;
+use std::io::{self, ErrorKind, Read};
 
 use lockbox_terminal::display;
 
-use super::header::{self, ChecksummedHeader, ExtendedHeader};
-use super::header::{HeaderType, MemberType};
+use super::header::{self, ChecksummedHeader, ExtendedHeader, HeaderType, MemberType};
 use super::pax::{self, SparseMap};
 use super::{BLOCK, MAX_RECORDS};
 use crate::error::{Error, Result, Timestamp};
@@ -63,8 +62,7 @@ impl<'a> Members<'a> {
         Members { input, remaining: 0, padding: 0, globals: Vec::new(), begun: false }
     }
 
-    /// Returns the next member; `None` at the end mark. Errors: `Invalid` with a description of the
-    /// malformed part, `Io`.
+    /// Returns the next member; `None` at the end mark. Errors: `Invalid` for a bad tar, `Io`.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         let mut announced = ExtendedHeader::default();
         let mut consumed = 0;
@@ -95,8 +93,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Reads content of the current member. Errors: `Invalid` at the end of the content, and for a
-    /// truncated stream.
+    /// Reads content of the current member. Errors: `Invalid` at its end, or in a cut-off stream.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         if self.remaining == 0 {
             return Err(cut_off());
@@ -108,16 +105,15 @@ impl<'a> Members<'a> {
                 self.remaining -= length as u64;
                 Ok(length)
             }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(0),
-            Err(error) => Err(Error::io("cannot read the tar", error)),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(0),
+            Err(error) => Err(cannot_read(error)),
         }
     }
 
     fn header(&mut self) -> Result<Option<ChecksummedHeader>> {
-        let mut block = [0; BLOCK];
         let first = !std::mem::replace(&mut self.begun, true);
-        let length = self.fill(&mut block)?;
-        match length {
+        let block = self.read_up_to(BLOCK as u64)?;
+        match block.len() {
             0 if first => return Err(Error::invalid("the input is empty, not a tar")),
             0 => return Err(cut_off()),
             _ => {}
@@ -125,9 +121,9 @@ impl<'a> Members<'a> {
         if first && let Some((_, program)) = COMPRESSED.iter().find(|(magic, _)| block.starts_with(magic)) {
             return Err(Error::invalid(format!("the tar is compressed: unpack it with '{program} -dc' first")));
         }
-        if length < BLOCK {
+        let Ok(block) = <[u8; BLOCK]>::try_from(block) else {
             return Err(if first { Error::invalid("the input is not a tar") } else { cut_off() });
-        }
+        };
         if block.iter().all(|&byte| byte == 0) {
             return Ok(None);
         }
@@ -135,17 +131,12 @@ impl<'a> Members<'a> {
         ChecksummedHeader::new(&block).map(Some).ok_or_else(|| Error::invalid(wrong))
     }
 
-    fn fill(&mut self, block: &mut [u8]) -> Result<usize> {
-        let mut length = 0;
-        while length < block.len() {
-            match self.input.read(&mut block[length..]) {
-                Ok(0) => break,
-                Ok(more) => length += more,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::io("cannot read the tar", error)),
-            }
-        }
-        Ok(length)
+    /// Reads `size` bytes, or fewer at the end of the input. Memory grows with the received bytes,
+    /// not with the stated size.
+    fn read_up_to(&mut self, size: u64) -> Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(BLOCK);
+        (&mut *self.input).take(size).read_to_end(&mut bytes).map_err(cannot_read)?;
+        Ok(bytes)
     }
 
     fn begin(&mut self, size: u64) -> Result<()> {
@@ -156,16 +147,13 @@ impl<'a> Members<'a> {
         Ok(())
     }
 
-    /// Reads the whole content of an extended header. Memory grows with the received bytes, not
-    /// with the stated size.
+    /// Reads the whole content of an extended header.
     fn body(&mut self, size: u64, most: u64) -> Result<Vec<u8>> {
         if size > most {
             return Err(Error::invalid(format!("the tar has a header of {size} bytes, more than any real one")));
         }
         self.begin(size)?;
-        let mut bytes = Vec::new();
-        let read = (&mut *self.input).take(size).read_to_end(&mut bytes);
-        read.map_err(|error| Error::io("cannot read the tar", error))?;
+        let bytes = self.read_up_to(size)?;
         if (bytes.len() as u64) < size {
             return Err(cut_off());
         }
@@ -189,23 +177,14 @@ impl<'a> Members<'a> {
         Ok(())
     }
 
-    fn skip(&mut self, mut length: u64) -> Result<()> {
-        let mut buffer = [0; 16 * BLOCK];
-        while length > 0 {
-            let wanted = buffer.len().min(usize::try_from(length).unwrap_or(usize::MAX));
-            let read = self.fill(&mut buffer[..wanted])?;
-            if read < wanted {
-                return Err(cut_off());
-            }
-            length -= read as u64;
-        }
-        Ok(())
+    fn skip(&mut self, length: u64) -> Result<()> {
+        let skipped = io::copy(&mut (&mut *self.input).take(length), &mut io::sink()).map_err(cannot_read)?;
+        if skipped < length { Err(cut_off()) } else { Ok(()) }
     }
 
     fn member(&mut self, kind: MemberType, header: &ChecksummedHeader, announced: &ExtendedHeader) -> Result<Member> {
-        let own_name = || announced.name.clone().unwrap_or_else(|| header.path());
         let name = announced.value("GNU.sparse.name").or_else(|| announced.value("path")).map(<[u8]>::to_vec);
-        let name = name.unwrap_or_else(own_name);
+        let name = name.or_else(|| announced.name.clone()).unwrap_or_else(|| header.path());
         let link = announced.value("linkpath").map(<[u8]>::to_vec);
         let link = link.or_else(|| announced.link.clone()).unwrap_or_else(|| header.link());
         let kind = kind.named(&name);
@@ -252,6 +231,7 @@ impl<'a> Members<'a> {
 
     /// Returns the data ranges of a file: all of it, unless records describe a sparse file.
     fn map(&mut self, announced: &ExtendedHeader, size: u64) -> Result<SparseMap> {
+        let no_size = || Error::invalid("it is sparse without a size");
         if let Some(major) = announced.number::<u64>("GNU.sparse.major")? {
             let minor = announced.number::<u64>("GNU.sparse.minor")?;
             if (major, minor) != (1, Some(0)) {
@@ -259,16 +239,11 @@ impl<'a> Members<'a> {
             }
             let (parts, consumed) = pax::read_map_lines(&mut (&mut *self.input).take(size))?;
             self.remaining -= consumed;
-            let whole = announced.number("GNU.sparse.realsize")?;
-            return SparseMap::checked(
-                parts,
-                whole.ok_or_else(|| Error::invalid("it is sparse without a size"))?,
-                self.remaining,
-            );
+            let whole = announced.number("GNU.sparse.realsize")?.ok_or_else(no_size)?;
+            return SparseMap::checked(parts, whole, self.remaining);
         }
         if let Some(text) = announced.value("GNU.sparse.map") {
-            let whole = announced.number("GNU.sparse.size")?;
-            let whole = whole.ok_or_else(|| Error::invalid("it is sparse without a size"))?;
+            let whole = announced.number("GNU.sparse.size")?.ok_or_else(no_size)?;
             return SparseMap::checked(pax::parse_map_commas(text)?, whole, size);
         }
         if let Some(whole) = announced.number("GNU.sparse.size")? {
@@ -285,10 +260,7 @@ impl<'a> Members<'a> {
     fn old_map(&mut self, header: &ChecksummedHeader) -> Result<SparseMap> {
         let (mut parts, mut more, size) = header.sparse()?;
         while more {
-            let mut block = [0; BLOCK];
-            if self.fill(&mut block)? < BLOCK {
-                return Err(cut_off());
-            }
+            let block: [u8; BLOCK] = self.read_up_to(BLOCK as u64)?.try_into().map_err(|_| cut_off())?;
             let (next, goes_on) = header::sparse_continued(&block)?;
             parts.extend(next);
             pax::bound_parts(&parts)?;
@@ -324,11 +296,16 @@ fn without_nuls(mut name: Vec<u8>) -> Vec<u8> {
     name
 }
 
+fn cannot_read(error: io::Error) -> Error {
+    Error::io("cannot read the tar", error)
+}
+
 fn cut_off() -> Error {
     Error::invalid("the tar is cut off: it ends before its end mark")
 }
 
-fn in_member(name: &[u8], error: Error) -> Error {
+/// Adds the name of the member to an error that does not concern the whole tar.
+pub(super) fn in_member(name: &[u8], error: Error) -> Error {
     match error {
         Error::Invalid(detail) if !detail.starts_with("the tar ") => {
             Error::invalid(format!("member '{}' of the tar: {detail}", display(name)))

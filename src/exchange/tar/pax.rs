@@ -13,7 +13,7 @@ use crate::error::{Error, Result, Timestamp};
 
 /// Maximum records of one member: a file's attributes have names of 64 KiB together; times, owners
 /// and ranges of sparse files are few in comparison.
-pub(super) const MOST: usize = 1 << 16;
+const MOST: usize = 1 << 16;
 
 /// Keys and values in stream order.
 pub(super) type Records = Vec<(Vec<u8>, Vec<u8>)>;
@@ -58,12 +58,9 @@ pub(super) fn push(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     while length.to_string().len() + rest != length {
         length = length.to_string().len() + rest;
     }
-    out.extend_from_slice(length.to_string().as_bytes());
-    out.push(b' ');
-    out.extend_from_slice(key);
-    out.push(b'=');
-    out.extend_from_slice(value);
-    out.push(b'\n');
+    for part in [length.to_string().as_bytes(), b" ", key, b"=", value, b"\n"] {
+        out.extend_from_slice(part);
+    }
 }
 
 pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
@@ -75,11 +72,8 @@ pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
 
 /// Parses seconds with an optional fraction, truncated to nanoseconds.
 pub(super) fn parse_time(text: &[u8]) -> Option<Timestamp> {
-    let (negative, text) = match text.strip_prefix(b"-") {
-        Some(text) => (true, text),
-        None => (false, text),
-    };
-    let mut parts = text.splitn(2, |&byte| byte == b'.');
+    let magnitude = text.strip_prefix(b"-");
+    let mut parts = magnitude.unwrap_or(text).splitn(2, |&byte| byte == b'.');
     let seconds = i64::try_from(decimal(parts.next()?)?).ok()?;
     let mut nanos = 0;
     if let Some(fraction) = parts.next().filter(|fraction| !fraction.is_empty()) {
@@ -88,7 +82,7 @@ pub(super) fn parse_time(text: &[u8]) -> Option<Timestamp> {
             nanos = nanos * 10 + u32::from(fraction.get(place).copied().unwrap_or(b'0').wrapping_sub(b'0'));
         }
     }
-    Some(match (negative, nanos) {
+    Some(match (magnitude.is_some(), nanos) {
         (false, nanos) => Timestamp { seconds, nanos },
         (true, 0) => Timestamp { seconds: -seconds, nanos },
         (true, nanos) => Timestamp { seconds: -seconds - 1, nanos: 1_000_000_000 - nanos },
@@ -135,8 +129,7 @@ const ACL_ENTRY: usize = 8;
 /// Id of entries without a qualifier.
 const UNDEFINED_ID: u32 = u32::MAX;
 
-/// Converts an access control list from the kernel's format to text, with numeric ids; `None` for a
-/// malformed list.
+/// Converts a list from the kernel's format to text, with numeric ids; `None` if it is malformed.
 pub(super) fn acl_to_text(value: &[u8]) -> Option<String> {
     let (head, rest) = value.split_first_chunk::<4>()?;
     let (entries, []) = rest.as_chunks::<ACL_ENTRY>() else { return None };
@@ -164,16 +157,12 @@ pub(super) fn acl_to_text(value: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// Converts text to the kernel's format; `None` for a malformed list, or names unknown on this
-/// machine.
+/// Converts text to the kernel's format; `None` if it is malformed or has an unknown name.
 pub(super) fn acl_from_text(text: &[u8]) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(text).ok()?;
-    let mut entries = Vec::new();
-    for entry in text.split([',', '\n']).map(|entry| entry.split('#').next().unwrap_or_default().trim()) {
-        if !entry.is_empty() {
-            entries.push(parse_acl_entry(entry)?);
-        }
-    }
+    let entries = text.split([',', '\n']).map(|entry| entry.split('#').next().unwrap_or_default().trim());
+    let entries = entries.filter(|entry| !entry.is_empty()).map(parse_acl_entry);
+    let mut entries = entries.collect::<Option<Vec<_>>>()?;
     // The kernel requires this order.
     entries.sort_by_key(|&(tag, _, id)| (tag, id));
     let mut value = ACL_VERSION.to_le_bytes().to_vec();
@@ -228,8 +217,7 @@ const MAX_PARTS: usize = 1 << 20;
 /// Maximum digits of a line in a map.
 const MAX_DIGITS: usize = 20;
 
-/// Offsets and lengths of the stored ranges, ascending and disjoint, and the size of the whole
-/// file.
+/// Offsets and lengths of the stored ranges, ascending and disjoint, and the size of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SparseMap {
     pub(super) parts: Vec<(u64, u64)>,
@@ -259,8 +247,7 @@ impl SparseMap {
         Ok(SparseMap { parts, size })
     }
 
-    /// Encodes the map as it precedes the data in version 1.0 of the format, padded to whole
-    /// blocks.
+    /// Encodes the map as version 1.0 has it before the data, padded to whole blocks.
     pub(super) fn to_lines(&self) -> Vec<u8> {
         let mut lines = format!("{}\n", self.parts.len()).into_bytes();
         for (offset, length) in &self.parts {
@@ -276,10 +263,7 @@ pub(super) fn read_map_lines(input: &mut dyn Read) -> Result<(Vec<(u64, u64)>, u
     let mut lines = SparseLines { input, block: [0; BLOCK], at: BLOCK, consumed: 0 };
     let count = lines.number()?;
     let count = usize::try_from(count).ok().filter(|&count| count <= MAX_PARTS).ok_or_else(too_many)?;
-    let mut parts = Vec::new();
-    for _ in 0..count {
-        parts.push((lines.number()?, lines.number()?));
-    }
+    let parts = (0..count).map(|_| Ok((lines.number()?, lines.number()?))).collect::<Result<_>>()?;
     Ok((parts, lines.consumed))
 }
 

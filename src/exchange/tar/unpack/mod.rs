@@ -15,17 +15,18 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use lockbox_terminal::display;
-use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::members::{Member, MemberKind, Members};
+use super::members::{Member, MemberKind, Members, in_member};
 use super::pax::SparseMap;
 use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result, Timestamp};
-use crate::exchange::attributes::{SkippedItems, host_error};
+use crate::exchange::attributes::{SkippedItems, host_error, times};
 use crate::exchange::extract::write_all;
 use crate::exchange::path_ops::{delete_tree, none_if_missing, resolve_or_create};
 use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
+use crate::exchange::walk::join;
 use crate::exchange::{CopyCounts, Entries, Progress};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, Creator, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};
@@ -73,13 +74,11 @@ pub fn unpack_tar(
     };
     let mut members = Members::new(input);
     while let Some(member) = members.next()? {
-        let shown = display(&member.name);
-        unpack.member(member, &mut members).map_err(|error| match error {
-            Error::Invalid(detail) if !detail.starts_with("the tar ") => {
-                Error::invalid(format!("member '{shown}' of the tar: {detail}"))
+        unpack.member(&member, &mut members).map_err(|error| match error {
+            Error::Io { context, source } => {
+                Error::Io { context: format!("{}: {context}", display(&member.name)), source }
             }
-            Error::Io { context, source } => Error::Io { context: format!("{shown}: {context}"), source },
-            error => error,
+            error => in_member(&member.name, error),
         })?;
     }
     unpack.times()?;
@@ -123,29 +122,29 @@ struct Unpacker<'a> {
 }
 
 impl Unpacker<'_> {
-    fn member(&mut self, mut member: Member, members: &mut Members<'_>) -> Result<()> {
+    fn member(&mut self, member: &Member, members: &mut Members<'_>) -> Result<()> {
         (self.go_on)()?;
         if member.path.len() > MAX_DEPTH {
             return Err(Error::invalid(format!("it lies below more than {MAX_DEPTH} directories")));
         }
         let path = member.path.join(&b'/');
-        let Some(name) = member.path.pop() else {
+        let Some((name, above)) = member.path.split_last() else {
             return Err(Error::invalid("it has no directory of its own"));
         };
-        if member.path.is_empty() && !matches!(member.kind, MemberKind::Directory) {
+        if above.is_empty() && !matches!(member.kind, MemberKind::Directory) {
             return Err(Error::invalid("it is outside of the directory"));
         }
         if let MemberKind::Directory = member.kind {
-            self.directory(&member.path.iter().chain([&name]).map(|name| &name[..]).collect::<Vec<_>>())?;
+            self.directory(&member.path)?;
             if let Some(created) = self.directories.get_mut(&path) {
                 created.modified = Some(member.modified);
             }
             return Ok(());
         }
-        let at = self.directory(&member.path.iter().map(|name| &name[..]).collect::<Vec<_>>())?;
+        let at = self.directory(above)?;
         match &member.kind {
             MemberKind::File(map) => {
-                let created = self.file(&at, &name, &member, map, members)?;
+                let created = self.file(&at, name, member, map, members)?;
                 self.files.insert(path, created);
             }
             MemberKind::Link(first) => {
@@ -153,14 +152,16 @@ impl Unpacker<'_> {
                 let created = self.files.get(&first).ok_or_else(|| {
                     Error::invalid(format!("it links to '{}', which is not an earlier file", display(&first)))
                 })?;
-                link_again(self.stage.directory(), &first, *created, &at, &name)?;
+                link_again(self.stage.directory(), &first, *created, &at, name)?;
                 self.report.copied.links += 1;
             }
-            MemberKind::Symlink(target) if leads_out(target, member.path.len()) => self.report.strays += 1,
+            MemberKind::Symlink(target) if leads_out(target, above.len()) => self.report.strays += 1,
             MemberKind::Symlink(target) => {
                 let attributes = Attributes { mode: mode::SYMLINK, ..Attributes::default() };
-                make_special(&at, &name, &attributes, || Ok(target.clone()))?;
-                set_times(&at, &name, member.modified)?;
+                make_special(&at, name, &attributes, || Ok(target.clone()))?;
+                let times = times(member.modified, member.modified);
+                rustix::fs::utimensat(&at, &name[..], &times, AtFlags::SYMLINK_NOFOLLOW)
+                    .map_err(host_error("cannot set the times"))?;
                 self.report.copied.symlinks += 1;
             }
             MemberKind::Node(..) => self.report.special += 1,
@@ -170,7 +171,7 @@ impl Unpacker<'_> {
     }
 
     /// Returns the directory of this path; creates missing ones.
-    fn directory(&mut self, names: &[&[u8]]) -> Result<OwnedFd> {
+    fn directory(&mut self, names: &[Vec<u8>]) -> Result<OwnedFd> {
         let root = self.stage.directory();
         let path = names.join(&b'/');
         if let Some(created) = self.directories.get(&path) {
@@ -211,7 +212,8 @@ impl Unpacker<'_> {
         if member.permissions & 0o100 != 0 {
             rustix::fs::fchmod(&host, Mode::RWXU).map_err(host_error("cannot set the mode"))?;
         }
-        rustix::fs::futimens(&host, &timestamps(member.modified)).map_err(host_error("cannot set the times"))?;
+        let times = times(member.modified, member.modified);
+        rustix::fs::futimens(&host, &times).map_err(host_error("cannot set the times"))?;
         self.report.copied.files += 1;
         self.report.copied.bytes += map.size;
         identity_of(&host)
@@ -222,7 +224,8 @@ impl Unpacker<'_> {
         for (path, created) in &self.directories {
             if let Some(modified) = created.modified {
                 let directory = open_again(self.stage.directory(), path, created.identity)?;
-                rustix::fs::futimens(&directory, &timestamps(modified)).map_err(host_error("cannot set the times"))?;
+                let times = times(modified, modified);
+                rustix::fs::futimens(&directory, &times).map_err(host_error("cannot set the times"))?;
             }
         }
         Ok(())
@@ -246,22 +249,11 @@ fn leads_out(target: &[u8], depth: usize) -> bool {
     target.starts_with(b"/") || up >= depth || names.skip(up).any(|name| name == b"..")
 }
 
-fn timestamps(modified: Timestamp) -> Timestamps {
-    let time = Timespec { tv_sec: modified.seconds, tv_nsec: modified.nanos.into() };
-    Timestamps { last_access: time, last_modification: time }
-}
-
-fn set_times(at: &OwnedFd, name: &[u8], modified: Timestamp) -> Result<()> {
-    let set = rustix::fs::utimensat(at, name, &timestamps(modified), AtFlags::SYMLINK_NOFOLLOW);
-    set.map_err(host_error("cannot set the times"))
-}
-
 /// Size of one read from the tar and one write to the archive, in bytes.
 const IMPORT_PIECE: usize = 1 << 20;
 /// Staging directory in the root of the archive. The next import removes one of a killed import.
 const STAGE: &[u8] = b".lockbox-import-tar";
-/// Extended attribute that marks an import's directory, to distinguish it from a user's directory
-/// of that name.
+/// Extended attribute that marks an import's directory; a user's directory of that name has none.
 const MARK: &[u8] = b"user.lockbox.import-tar";
 
 #[derive(Clone, Debug)]
@@ -333,20 +325,14 @@ fn remove_old_stage(fs: &FileSystem) -> Result<()> {
     }
 }
 
-/// Metadata of a directory, set after everything was installed, because each created entry changes
-/// its times.
-pub(super) struct DirectoryMetadata {
-    pub(super) ino: Ino,
-    member: Member,
-}
-
 struct TarImporter<'a> {
     fs: &'a FileSystem,
     options: &'a TarImportOptions,
     progress: &'a mut dyn FnMut(&Progress<'_>) -> Result<()>,
     stage: Ino,
     report: TarImport,
-    directories: Vec<DirectoryMetadata>,
+    /// Directories with metadata to set at the end, because each created entry changes the times.
+    directories: Vec<(Ino, Member)>,
     /// Directory of the last member: usually also that of the next one.
     parent: Option<(Vec<Vec<u8>>, Ino)>,
     piece: Vec<u8>,
@@ -357,14 +343,12 @@ impl TarImporter<'_> {
         let mut members = Members::new(input);
         while let Some(member) = members.next()? {
             (self.progress)(&self.report.copied.progress(&member.name, 0))?;
-            let shown = display(&member.name);
+            let name = member.name.clone();
             self.member(member, &mut members).map_err(|error| match error {
-                Error::Invalid(detail) if detail.starts_with("the tar ") => Error::Invalid(detail),
-                Error::Invalid(detail) => Error::invalid(format!("member '{shown}' of the tar: {detail}")),
                 Error::NameTooLong | Error::FileTooLarge | Error::TooManyLinks | Error::IsDirectory => {
-                    Error::invalid(format!("member '{shown}' of the tar: {error}"))
+                    in_member(&name, Error::invalid(error.to_string()))
                 }
-                error => error,
+                error => in_member(&name, error),
             })?;
         }
         Ok(())
@@ -372,15 +356,14 @@ impl TarImporter<'_> {
 
     fn member(&mut self, mut member: Member, members: &mut Members<'_>) -> Result<()> {
         let Some(name) = member.path.pop() else {
-            self.directories.push(DirectoryMetadata { ino: self.stage, member });
+            self.directories.push((self.stage, member));
             return Ok(());
         };
         let parent = self.directory_of(&member.path)?;
         if let Some(existing) = none_if_missing(self.fs.lookup(parent, &name))? {
-            let was_directory = existing.is_directory();
-            match (was_directory, matches!(member.kind, MemberKind::Directory)) {
+            match (existing.is_directory(), matches!(member.kind, MemberKind::Directory)) {
                 (true, true) => {
-                    self.directories.push(DirectoryMetadata { ino: existing.ino, member });
+                    self.directories.push((existing.ino, member));
                     return Ok(());
                 }
                 (true, false) => return Err(Error::invalid("it would replace a directory")),
@@ -405,7 +388,7 @@ impl TarImporter<'_> {
             MemberKind::Directory => {
                 let created = self.fs.make_directory(parent, name, member.permissions, creator)?;
                 self.report.copied.directories += 1;
-                self.directories.push(DirectoryMetadata { ino: created.ino, member });
+                self.directories.push((created.ino, member));
                 Ok(())
             }
             MemberKind::Link(target) => {
@@ -472,11 +455,8 @@ impl TarImporter<'_> {
             }
         }
         for name in &member.strange {
-            self.report.skipped.attributes.add(
-                &member.name,
-                name,
-                &"it is malformed, or names an unknown user or group",
-            );
+            let reason = "it is malformed, or names an unknown user or group";
+            self.report.skipped.attributes.add(&member.name, name, &reason);
         }
         let set = SetAttributes {
             uid: Some(member.uid),
@@ -488,8 +468,7 @@ impl TarImporter<'_> {
         self.fs.set_attributes(ino, &set).map(drop)
     }
 
-    /// Returns the directory of this path in the stage; creates directories that are missing in the
-    /// tar.
+    /// Returns the directory of this path in the stage; creates directories missing in the tar.
     fn directory_of(&mut self, names: &[Vec<u8>]) -> Result<Ino> {
         if let Some((path, ino)) = &self.parent
             && path == names
@@ -514,13 +493,13 @@ impl TarImporter<'_> {
 
     /// Returns the object that the tar has at this path.
     fn find(&self, names: &[Vec<u8>]) -> Result<Attributes> {
-        let missing = || {
-            Error::invalid(format!("it links to '{}', which is not earlier in the tar", display(&names.join(&b'/'))))
-        };
         let mut at = self.fs.attributes(self.stage)?;
         for name in names {
             at = match self.fs.lookup(at.ino, name) {
-                Err(Error::NotFound | Error::NotDirectory) => return Err(missing()),
+                Err(Error::NotFound | Error::NotDirectory) => {
+                    let path = display(&names.join(&b'/'));
+                    return Err(Error::invalid(format!("it links to '{path}', which is not earlier in the tar")));
+                }
                 other => other?,
             };
         }
@@ -529,52 +508,29 @@ impl TarImporter<'_> {
 
     fn install(&mut self) -> Result<()> {
         let to = resolve_or_create(self.fs, &self.options.to, self.options.creator)?;
-        let install = Installer { fs: self.fs, replace: self.options.replace };
-        install.check(self.stage, to)?;
-        let merged = install.execute(self.stage, to)?;
-        for DirectoryMetadata { ino, member } in std::mem::take(&mut self.directories) {
+        self.check_conflicts(self.stage, to)?;
+        let merged = self.move_all(self.stage, to)?;
+        for (ino, member) in std::mem::take(&mut self.directories) {
             let ino = merged.get(&ino).copied().unwrap_or(ino);
             self.metadata(ino, &member, permissions(&member))?;
         }
         Ok(())
     }
-}
 
-fn permissions(member: &Member) -> SetAttributes {
-    SetAttributes { mode: Some(member.permissions), ..SetAttributes::default() }
-}
-
-struct Installer<'a> {
-    fs: &'a FileSystem,
-    replace: bool,
-}
-
-/// Action for an entry of the stage.
-enum InstallStep {
-    Move,
-    Replace,
-    /// Both are directories.
-    Merge(Ino),
-    InTheWay,
-}
-
-impl Installer<'_> {
     /// Checks for conflicts. Errors: `Invalid` naming the first conflicting object.
-    fn check(&self, from: Ino, to: Ino) -> Result<()> {
+    fn check_conflicts(&self, from: Ino, to: Ino) -> Result<()> {
         let mut levels = vec![(from, to, Vec::new())];
         while let Some((from, to, path)) = levels.pop() {
             let mut entries = Entries::new(self.fs, from)?;
             while let Some(entry) = entries.next_entry() {
                 let entry = entry?;
                 let mut path = path.clone();
-                path.push(b'/');
-                path.extend_from_slice(entry.name);
-                match self.step(entry.attributes, to, entry.name)? {
+                join(&mut path, entry.name);
+                match self.install_step(entry.attributes, to, entry.name)? {
                     InstallStep::Move | InstallStep::Replace => {}
                     InstallStep::Merge(existing) => levels.push((entry.attributes.ino, existing, path)),
                     InstallStep::InTheWay => {
-                        let path = display(path.strip_prefix(b"/").unwrap_or_default());
-                        let what = format!("nothing was imported: {path} already exists");
+                        let what = format!("nothing was imported: {} already exists", display(&path));
                         return Err(Error::Refused(Refusal::ExistingObject { what }));
                     }
                 }
@@ -584,7 +540,7 @@ impl Installer<'_> {
     }
 
     /// Moves everything; returns the merged directories: in the tar, and in the archive.
-    fn execute(&self, from: Ino, to: Ino) -> Result<HashMap<Ino, Ino>> {
+    fn move_all(&self, from: Ino, to: Ino) -> Result<HashMap<Ino, Ino>> {
         let mut merged = HashMap::from([(from, to)]);
         let mut levels = vec![(from, to)];
         while let Some((from, to)) = levels.pop() {
@@ -592,14 +548,14 @@ impl Installer<'_> {
             while let Some(entry) = entries.next_entry() {
                 let entry = entry?;
                 let name = entry.name;
-                match self.step(entry.attributes, to, name)? {
+                match self.install_step(entry.attributes, to, name)? {
                     InstallStep::Move => self.fs.rename(from, name, to, name, RenameMode::NoReplace)?,
                     InstallStep::Replace => self.fs.rename(from, name, to, name, RenameMode::Replace)?,
                     InstallStep::Merge(existing) => {
                         merged.insert(entry.attributes.ino, existing);
                         levels.push((entry.attributes.ino, existing));
                     }
-                    // The archive has no other users, so `check` would have found it.
+                    // The archive has no other users, so `check_conflicts` would have found it.
                     InstallStep::InTheWay => return Err(Error::Exists),
                 }
             }
@@ -607,12 +563,25 @@ impl Installer<'_> {
         Ok(merged)
     }
 
-    fn step(&self, attributes: &Attributes, to: Ino, name: &[u8]) -> Result<InstallStep> {
+    fn install_step(&self, attributes: &Attributes, to: Ino, name: &[u8]) -> Result<InstallStep> {
         let Some(existing) = none_if_missing(self.fs.lookup(to, name))? else { return Ok(InstallStep::Move) };
         Ok(match (attributes.is_directory(), existing.is_directory()) {
             (true, true) => InstallStep::Merge(existing.ino),
-            (false, false) if self.replace => InstallStep::Replace,
+            (false, false) if self.options.replace => InstallStep::Replace,
             _ => InstallStep::InTheWay,
         })
     }
+}
+
+fn permissions(member: &Member) -> SetAttributes {
+    SetAttributes { mode: Some(member.permissions), ..SetAttributes::default() }
+}
+
+/// Action for an entry of the stage.
+enum InstallStep {
+    Move,
+    Replace,
+    /// Both are directories.
+    Merge(Ino),
+    InTheWay,
 }
