@@ -291,7 +291,7 @@ pub(super) fn verify(
     let mut findings = volume.check_space(false, &mut |_, _| {}).map_err(in_backup)?;
     let options = OpenOptions { read_only: true, ..OpenOptions::default() }.file_system_options();
     let fs = FileSystem::new(volume, Arc::new(SystemEnvironment), source.fs.name_key, options).map_err(in_backup)?;
-    findings.extend(fs.check_structure(false, &mut |_, _| {}).map_err(in_backup)?.1);
+    findings.extend(fs.check_structure(false).map_err(in_backup)?);
     match findings.first() {
         None => Ok(compared),
         Some(finding) => Err(differs(format!("it is not sound: {finding}"))),

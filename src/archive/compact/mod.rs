@@ -429,7 +429,7 @@ fn verify(
     storage.evict(0, storage.len()?)?;
     let new = open(storage, &target.key, &target.framing, None, true)?;
     let mut findings = new.volume.check_space(each_page, &mut |_, _| {})?;
-    findings.extend(new.check_structure(false, &mut |_, _| {})?.1);
+    findings.extend(new.check_structure(false)?);
     if let Some(finding) = findings.first() {
         return Err(Error::damaged(format!("the new archive is not sound: {finding}")));
     }

@@ -176,7 +176,7 @@ impl Work {
         }
         assert!(self.is_done(world, fs));
         fs.finish_removals(&mut || Ok(())).unwrap();
-        let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
+        let findings = fs.check_structure(true).unwrap();
         assert_eq!(findings.len(), 0, "{findings:?}");
         assert_eq!(fs.volume.check_space(true, &mut |_, _| {}).unwrap(), []);
     }

@@ -524,7 +524,7 @@ fn a_damaged_leaf_costs_a_reader_what_lies_in_it() {
             }
         }
         assert!((1..500).contains(&lost), "{leaf:?}: {lost} answers are lost");
-        let (_, findings) = reader.check_structure(false, &mut |_, _| {}).unwrap();
+        let findings = reader.check_structure(false).unwrap();
         let named = |finding: &_| format!("{finding:?}").contains(&format!("block={}", leaf.address));
         assert!(findings.iter().any(named), "{leaf:?} is not named: {findings:#?}");
         let refused = try_open_on(altered, Arc::new(SeededEnvironment::new(1))).err().unwrap().to_string();

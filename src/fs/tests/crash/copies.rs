@@ -137,7 +137,7 @@ pub(super) fn read(file: &Arc<SimulatedStorage>, environment: &Arc<SeededEnviron
     let fs = open_to_read(file.clone(), environment.clone())
         .unwrap_or_else(|error| panic!("the backup does not open: {error}"));
     let origin = fs.volume.origin().expect("it is marked as a backup");
-    let (_, findings) = fs.check_structure(true, &mut |_, _| {}).unwrap();
+    let findings = fs.check_structure(true).unwrap();
     assert!(findings.is_empty(), "structure of the backup: {findings:?}");
     let findings = fs.volume.check_space(true, &mut |_, _| {}).unwrap();
     assert!(findings.is_empty(), "space of the backup: {findings:?}");
