@@ -262,7 +262,7 @@ impl FileSystem {
     /// Returns and clears the files that got more blocks in writeback since the last call;
     /// attributes returned earlier for them may be outdated.
     pub fn take_block_count_changes(&self) -> Vec<Ino> {
-        self.writeback.take_block_count_changes()
+        self.writeback.block_count_changes.take(&self.volume)
     }
 
     /// Runs [`FileSystem::walk_structure`] alone; `full` reads every page of file data through the

@@ -63,20 +63,8 @@ impl DirtyContent {
         self.active.is_empty() && self.sealed.is_empty()
     }
 
-    pub(super) fn active_bytes(&self) -> u64 {
-        self.active.bytes()
-    }
-
-    pub(super) fn has_active(&self, range: &Range<u64>) -> bool {
-        self.active.pieces_in(range).next().is_some()
-    }
-
     pub(super) fn has_sealed(&self) -> bool {
         !self.sealed.is_empty()
-    }
-
-    pub(super) fn sealed_batches(&self) -> Vec<Arc<WritebackBatch>> {
-        self.sealed.iter().map(|sealed| sealed.batch.clone()).collect()
     }
 
     fn layers(&self) -> impl Iterator<Item = &Layer> {
@@ -90,7 +78,7 @@ impl DirtyContent {
     /// Drops all that the state includes. The caller holds the writers' lock, or took the state
     /// with the content locked, or accepts that published data may be left.
     pub(super) fn drop_published(&mut self, state: &State) {
-        for sealed in self.sealed.extract_if(.., |sealed| sealed.batch.is_in(state)) {
+        for sealed in self.sealed.extract_if(.., |sealed| sealed.batch.publication.is_in(state)) {
             // Writeback may have filled holes between the pieces.
             sealed.layer.frames().keys().for_each(|number| self.active.invalidate_count(*number));
         }
@@ -98,14 +86,6 @@ impl DirtyContent {
             self.active.remove(range);
             self.trim_reservation();
         }
-    }
-
-    /// See [`super::LockedFile::supersede`].
-    pub(super) fn supersede(&mut self, op: &mut Operation<'_>, ino: Ino, range: Range<u64>) {
-        let publication = Publication::default();
-        op.carry(&publication);
-        op.drop_staged(ino, range.clone());
-        self.superseded = Some((publication, range));
     }
 
     /// Releases the space of frames that were removed.
@@ -185,14 +165,6 @@ impl DirtyContent {
         self.layers().flat_map(Layer::iter).map(|(offset, data)| offset..offset + data.len() as u64).collect()
     }
 
-    /// Drops all data that no batch has sealed.
-    pub(super) fn discard_active(&mut self) {
-        self.active = Layer::default();
-        self.reserved = None;
-        self.superseded = None;
-        self.unlogged.clear();
-    }
-
     /// Puts the parts into the active layer, and takes `reserved`, if that covers the shortfall of
     /// the touched frames (STAGE-4).
     pub(super) fn accept(
@@ -252,7 +224,6 @@ impl DirtyContent {
     }
 }
 
-/// Returns the parts of the range that are in none of the layers.
 fn outside<'l>(layers: impl Iterator<Item = &'l Layer>, range: Range<u64>) -> Vec<Range<u64>> {
     layers.fold(vec![range], |gaps, layer| gaps.into_iter().flat_map(|gap| layer.gaps(gap)).collect())
 }
@@ -364,7 +335,7 @@ impl DirtyFile {
         } else {
             self.total.fetch_sub(before - after, Ordering::Relaxed);
         }
-        self.active_bytes.store(content.active_bytes(), Ordering::Relaxed);
+        self.active_bytes.store(content.active.bytes(), Ordering::Relaxed);
         result
     }
 
@@ -390,13 +361,12 @@ impl LockedFile<'_> {
     pub(in crate::fs) fn sealed_batches(&self, volume: &Volume) -> Vec<Arc<WritebackBatch>> {
         self.with_content(|content| {
             content.drop_published(&volume.state());
-            content.sealed_batches()
+            content.sealed.iter().map(|sealed| sealed.batch.clone()).collect()
         })
     }
 
-    /// Returns whether the active layer has bytes of the range.
     pub(in crate::fs) fn has_active(&self, range: &Range<u64>) -> bool {
-        self.with_content(|content| content.has_active(range))
+        self.with_content(|content| content.active.pieces_in(range).next().is_some())
     }
 
     /// Returns whether the file has no sealed layer, so that its extents may be changed in `op`
@@ -411,20 +381,33 @@ impl LockedFile<'_> {
     /// Removes the range from the active layer once `op` is published. The caller calls
     /// `drop_published` afterwards; when `op` fails, the data stays.
     pub(in crate::fs) fn supersede(&self, op: &mut Operation<'_>, range: Range<u64>) {
-        self.with_content(|content| content.supersede(op, self.ino, range));
+        self.with_content(|content| {
+            let publication = Publication::default();
+            op.carry(&publication);
+            op.drop_staged(self.ino, range.clone());
+            content.superseded = Some((publication, range));
+        });
     }
 
+    /// Drops all data that no batch has sealed.
     pub(in crate::fs) fn discard_active(&self) {
-        self.with_content(DirtyContent::discard_active);
+        self.with_content(|content| {
+            content.active = Layer::default();
+            content.reserved = None;
+            content.superseded = None;
+            content.unlogged.clear();
+        });
     }
 }
 
 /// Layers sealed for one batch.
 #[derive(Default)]
 pub(in crate::fs) struct SealedLayers {
-    layers: Vec<(Ino, Arc<Layer>)>,
+    /// In the order of the files' numbers.
+    pub(in crate::fs) layers: Vec<(Ino, Arc<Layer>)>,
     files: Vec<Arc<DirtyFile>>,
-    reserved: Option<Reservation>,
+    /// Space for writing the layers.
+    pub(in crate::fs) reserved: Option<Reservation>,
 }
 
 impl SealedLayers {
@@ -441,18 +424,9 @@ impl SealedLayers {
         }
     }
 
-    /// Returns the layers in the order of the files' numbers, and the space for writing them.
-    pub(in crate::fs) fn parts(&mut self) -> (&[(Ino, Arc<Layer>)], &mut Option<Reservation>) {
-        (&self.layers, &mut self.reserved)
-    }
-
     #[cfg(test)]
     pub(super) fn bytes(&self) -> u64 {
         self.layers.iter().map(|(_, layer)| layer.bytes()).sum()
-    }
-
-    pub(in crate::fs) fn is_empty(&self) -> bool {
-        self.layers.is_empty()
     }
 
     pub(in crate::fs) fn drop_published(&self, volume: &Volume) {
@@ -478,7 +452,6 @@ pub(in crate::fs) struct ContentSize {
 pub(in crate::fs) type InodeAndSize = (InodeValue, ContentSize);
 
 impl ContentSize {
-    /// Returns the size of a file without dirty data.
     pub(in crate::fs) fn published(inode: &InodeValue) -> ContentSize {
         ContentSize { size: inode.size, bytes: inode.bytes }
     }

@@ -33,6 +33,11 @@ impl DirtyPiece {
         // Pieces lie within a frame of 128 KiB.
         self.start + self.data.len() as u32
     }
+
+    /// Returns the piece's range in the file; its frame begins at `base`.
+    pub(crate) fn range(&self, base: u64) -> Range<u64> {
+        base + u64::from(self.start)..base + u64::from(self.end())
+    }
 }
 
 /// Pieces of one frame: sorted, disjoint, not adjacent, never empty.
@@ -106,17 +111,12 @@ impl Frame {
                 remaining.push(piece);
                 continue;
             }
-            if end > to {
-                let tail = DirtyPiece { start: to, data: piece.data[(to - start) as usize..].to_vec() };
-                if start < from {
-                    piece.data.truncate((from - start) as usize);
-                    remaining.push(piece);
-                }
-                remaining.push(tail);
-            } else if start < from {
+            let tail = (end > to).then(|| DirtyPiece { start: to, data: piece.data[(to - start) as usize..].to_vec() });
+            if start < from {
                 piece.data.truncate((from - start) as usize);
                 remaining.push(piece);
             }
+            remaining.extend(tail);
         }
         self.pieces = remaining;
     }
@@ -158,7 +158,6 @@ impl Layer {
         &self.frames
     }
 
-    /// Reserves `groups` more for an existing frame.
     pub(crate) fn reserve_groups(&mut self, number: u64, groups: u64) {
         if let Some(frame) = self.frames.get_mut(&number) {
             frame.reserved_groups += groups;
@@ -183,9 +182,7 @@ impl Layer {
     pub(crate) fn new_bytes(&mut self, mut hole_bytes: impl FnMut(Range<u64>) -> Result<u64>) -> Result<u64> {
         while let Some(number) = self.uncounted_frames.first().copied() {
             if let Some(frame) = self.frames.get_mut(&number) {
-                let offset = |piece: &DirtyPiece| number * FRAME + u64::from(piece.start);
-                let counts =
-                    frame.pieces.iter().map(|piece| hole_bytes(offset(piece)..offset(piece) + piece.data.len() as u64));
+                let counts = frame.pieces.iter().map(|piece| hole_bytes(piece.range(number * FRAME)));
                 let added = counts.sum::<Result<u64>>()?;
                 frame.new_bytes = Some(added);
                 self.new_bytes += added;
@@ -207,7 +204,6 @@ impl Layer {
         self.frames.values().map(|f| f.pieces.len() as u64).sum()
     }
 
-    /// Returns the end of the last byte; 0 when empty.
     pub(crate) fn end(&self) -> u64 {
         self.frames
             .last_key_value()
@@ -236,7 +232,6 @@ impl Layer {
         }
     }
 
-    /// Puts bytes, overwriting existing ones.
     pub(crate) fn put(&mut self, offset: u64, data: &[u8]) {
         for (number, start, range) in split(offset, data.len()) {
             self.edit(number, |frame| frame.put(start, &data[range]));
@@ -269,13 +264,11 @@ impl Layer {
         let range = range.clone();
         let frames = range.start / FRAME..range.end.div_ceil(FRAME).max(range.start / FRAME);
         self.frames.range(frames).flat_map(move |(number, frame)| {
-            let base = number * FRAME;
             let range = range.clone();
             frame.pieces.iter().filter_map(move |piece| {
-                let offset = base + u64::from(piece.start);
-                let from = range.start.max(offset);
-                let to = range.end.min(offset + piece.data.len() as u64);
-                (from < to).then(|| (from, &piece.data[(from - offset) as usize..(to - offset) as usize]))
+                let at = piece.range(number * FRAME);
+                let (from, to) = (range.start.max(at.start), range.end.min(at.end));
+                (from < to).then(|| (from, &piece.data[(from - at.start) as usize..(to - at.start) as usize]))
             })
         })
     }

@@ -399,7 +399,6 @@ impl WriteBuffer {
         Some(pieces)
     }
 
-    /// Returns whether every dirty byte is in a log entry.
     pub(in crate::fs) fn is_logged(&self) -> bool {
         self.files().iter().all(|file| file.with_content(|content| content.is_logged()))
     }
@@ -482,7 +481,9 @@ impl FilePlan {
     }
 }
 
+#[derive(Default)]
 enum BatchState {
+    #[default]
     Writing,
     Written(Vec<FilePlan>, UnreferencedPages),
     /// No operation referenced the batch, and its layers were unsealed. Threads that wait for the
@@ -492,21 +493,14 @@ enum BatchState {
 
 /// Dirty layers of several files, written once and referenced by exactly one published operation
 /// (BATCH-1).
+#[derive(Default)]
 pub(crate) struct WritebackBatch {
     state: Mutex<BatchState>,
     changed: Condvar,
-    publication: Publication,
+    pub(crate) publication: Publication,
 }
 
 impl WritebackBatch {
-    pub(crate) fn new() -> WritebackBatch {
-        WritebackBatch {
-            state: Mutex::new(BatchState::Writing),
-            changed: Condvar::new(),
-            publication: Publication::default(),
-        }
-    }
-
     pub(crate) fn set_written(&self, plans: Vec<FilePlan>, pages: UnreferencedPages) {
         *self.state.lock() = BatchState::Written(plans, pages);
         self.changed.notify_all();
@@ -515,14 +509,6 @@ impl WritebackBatch {
     pub(crate) fn set_failed(&self, error: &Error) {
         *self.state.lock() = BatchState::Failed(error.clone());
         self.changed.notify_all();
-    }
-
-    pub(crate) fn publication(&self) -> &Publication {
-        &self.publication
-    }
-
-    pub(crate) fn is_in(&self, state: &State) -> bool {
-        self.publication.is_in(state)
     }
 
     /// Waits until its pages are written or failed. A caller that is about to apply the batch waits
@@ -561,7 +547,24 @@ impl WritebackBatch {
         }
         if let BatchState::Written(plans, pages) = &mut *self.wait_until_written() {
             let inodes = plans.iter().map(|plan| inode_of(op, plan)).collect::<Result<Vec<_>>>()?;
-            apply_plans(op, plans, inodes, pages)?;
+            // Pages of files that were removed since are never referenced: inode numbers are not
+            // reused.
+            let there: HashSet<Ino> =
+                plans.iter().zip(&inodes).filter(|(_, inode)| inode.is_some()).map(|(plan, _)| plan.ino).collect();
+            pages.name(op, |piece| there.contains(&piece.ino))?;
+            for (plan, inode) in plans.iter().zip(inodes) {
+                let Some(mut inode) = inode else { continue };
+                if let Some(value) = &plan.inline {
+                    extents::remove_range(op, plan.ino, &mut inode, 0..u64::MAX)?;
+                    extents::set_inline(op, plan.ino, &mut inode, value)?;
+                } else {
+                    // The planner merged the inline data into the layer.
+                    extents::set_inline(op, plan.ino, &mut inode, &[])?;
+                    extents::replace(op, &mut inode, &plan.pieces)?;
+                }
+                inode.size = inode.size.max(plan.end);
+                inode::store(op, plan.ino, &inode)?;
+            }
             // A log entry contains only the dirty data that is not in the trees.
             op.needs_commit();
             op.carry(&self.publication);
@@ -579,31 +582,4 @@ impl WritebackBatch {
     pub(crate) fn is_finished(&self) -> bool {
         self.publication.is_set() || matches!(&*self.state.lock(), BatchState::Failed(_))
     }
-}
-
-/// References the pages of the files that still have an inode.
-fn apply_plans(
-    op: &mut Operation<'_>,
-    plans: &[FilePlan],
-    inodes: Vec<Option<InodeValue>>,
-    pages: &mut UnreferencedPages,
-) -> Result<()> {
-    // Pages of files that were removed since are never referenced: inode numbers are not reused.
-    let there: HashSet<Ino> =
-        plans.iter().zip(&inodes).filter(|(_, inode)| inode.is_some()).map(|(plan, _)| plan.ino).collect();
-    pages.name(op, |piece| there.contains(&piece.ino))?;
-    for (plan, inode) in plans.iter().zip(inodes) {
-        let Some(mut inode) = inode else { continue };
-        if let Some(value) = &plan.inline {
-            extents::remove_range(op, plan.ino, &mut inode, 0..u64::MAX)?;
-            extents::set_inline(op, plan.ino, &mut inode, value)?;
-        } else {
-            // The planner merged the inline data into the layer.
-            extents::set_inline(op, plan.ino, &mut inode, &[])?;
-            extents::replace(op, &mut inode, &plan.pieces)?;
-        }
-        inode.size = inode.size.max(plan.end);
-        inode::store(op, plan.ino, &inode)?;
-    }
-    Ok(())
 }

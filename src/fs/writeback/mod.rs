@@ -49,7 +49,7 @@ pub(super) struct Writeback {
     /// Generation of the record before the last commit that a batch was sealed ahead of; `u64::MAX`
     /// for none.
     sealed_ahead: AtomicU64,
-    block_count_changes: BlockCountChanges,
+    pub(super) block_count_changes: BlockCountChanges,
 }
 
 impl Writeback {
@@ -71,14 +71,14 @@ impl Writeback {
     /// Flushes all dirty data accepted so far, at the start of each commit and under the writers'
     /// lock (STAGE-3).
     pub(super) fn flush(&self, op: &mut Operation<'_>) -> Result<()> {
-        let batch = Arc::new(WritebackBatch::new());
+        let batch = Arc::new(WritebackBatch::default());
         let (mut sealed, older) = self.write_buffer.seal_all(&batch, op);
         let was_ahead = self.has_sealed_ahead(self.volume.durable().generation);
         let kind = if was_ahead { BatchKind::Remainder } else { BatchKind::Whole };
         let written = apply_all(&older, op).and_then(|()| self.write_pages(op.view(), &mut sealed, kind));
         let result = match written {
             Ok((plans, pages)) => {
-                self.block_count_changes.record(batch.publication(), &plans);
+                self.block_count_changes.record(&batch.publication, &plans);
                 batch.set_written(plans, pages);
                 batch.apply_as_planned(op)
             }
@@ -100,7 +100,7 @@ impl Writeback {
         sealed: &mut SealedLayers,
         kind: BatchKind,
     ) -> Result<(Vec<FilePlan>, UnreferencedPages)> {
-        let (layers, reserved) = sealed.parts();
+        let SealedLayers { layers, reserved, .. } = sealed;
         let held = reserved.as_ref().map_or(0, Reservation::groups);
         let written = UnreferencedPages::new(&self.volume);
         let (volume, options) = (&self.volume, self.options);
@@ -135,10 +135,8 @@ impl Writeback {
     }
 
     fn seal(&self, files: &[LockedFile<'_>]) -> Result<(Arc<WritebackBatch>, SealedLayers)> {
-        for file in files {
-            self.finish_older_batches(file)?;
-        }
-        let batch = Arc::new(WritebackBatch::new());
+        files.iter().try_for_each(|file| self.finish_older_batches(file))?;
+        let batch = Arc::new(WritebackBatch::default());
         let sealed = self.write_buffer.seal_some(&batch, files, BATCH_PIECES, BATCH_BYTES);
         Ok((batch, sealed))
     }
@@ -152,7 +150,7 @@ impl Writeback {
     pub(super) fn seal_ahead(&self, record: Generation) -> Result<()> {
         let files = self.write_buffer.files();
         let locked: Vec<_> = files.iter().filter_map(|file| file.try_lock()).collect();
-        let batch = Arc::new(WritebackBatch::new());
+        let batch = Arc::new(WritebackBatch::default());
         let mut sealed = self.write_buffer.seal_some(&batch, &locked, BATCH_PIECES, AHEAD_BYTES);
         drop(locked);
         self.sealed_ahead.store(record.0, Ordering::Relaxed);
@@ -173,15 +171,13 @@ impl Writeback {
         self.volume.operate(records, true, |op| batch.apply(op))?;
         sealed.drop_published(&self.volume);
         self.write_buffer.remove_finished_batches();
-        Ok(!sealed.is_empty())
+        Ok(!sealed.layers.is_empty())
     }
 
     /// Writes the pages of a batch, outside of any operation; returns the number of records that
     /// applying it changes. After an error its layers are unsealed.
     fn write_batch(&self, batch: &Arc<WritebackBatch>, sealed: &mut SealedLayers, kind: BatchKind) -> Result<u64> {
-        let state = self.volume.state();
-        let written = self.write_pages(self.volume.view(&state), sealed, kind);
-        drop(state);
+        let written = self.write_pages(self.volume.view(&self.volume.state()), sealed, kind);
         let (plans, pages) = match written {
             Ok(planned) => planned,
             Err(error) => {
@@ -195,9 +191,9 @@ impl Writeback {
             }
         };
         let records = plans.iter().map(FilePlan::records).sum();
-        self.block_count_changes.record(batch.publication(), &plans);
+        self.block_count_changes.record(&batch.publication, &plans);
         batch.set_written(plans, pages);
-        drop(sealed.parts().1.take());
+        sealed.reserved = None;
         Ok(records)
     }
 
@@ -230,11 +226,6 @@ impl Writeback {
     pub(super) fn is_clear(&self, file: &LockedFile<'_>, op: &Operation<'_>, range: &Range<u64>) -> bool {
         file.is_unsealed(&self.volume, op) && !file.has_active(range)
     }
-
-    /// Returns and clears the files that got more blocks in writeback since the last call.
-    pub(super) fn take_block_count_changes(&self) -> Vec<Ino> {
-        self.block_count_changes.take(&self.volume)
-    }
 }
 
 /// Files that got more blocks in writeback than their dirty data counted, with the publications
@@ -245,7 +236,7 @@ impl Writeback {
 /// blocks of the page, so attributes returned before are outdated. A file is reported only after
 /// its batch is published: from then on every count includes the page.
 #[derive(Default)]
-struct BlockCountChanges(Mutex<HashMap<Ino, Vec<Publication>>>);
+pub(super) struct BlockCountChanges(Mutex<HashMap<Ino, Vec<Publication>>>);
 
 impl BlockCountChanges {
     /// Records the files that a batch will make grow, before the batch is applied.
@@ -261,7 +252,7 @@ impl BlockCountChanges {
     }
 
     /// Returns each file with a publication in the newest state once.
-    fn take(&self, volume: &Volume) -> Vec<Ino> {
+    pub(super) fn take(&self, volume: &Volume) -> Vec<Ino> {
         let mut files = self.0.lock();
         if files.is_empty() {
             return Vec::new();
@@ -374,7 +365,6 @@ impl DirtyThrottle {
         CommitWait(&self.awaited)
     }
 
-    /// Records that a program requests durability.
     pub(super) fn record_sync(&self) {
         self.synced.store(SYNCED_COMMITS, Ordering::Relaxed);
     }
@@ -394,7 +384,6 @@ impl DirtyThrottle {
         }
     }
 
-    /// Returns whether a write may have to write back dirty data first.
     pub(super) fn is_near_limit(&self) -> bool {
         self.write_buffer.total_bytes() >= self.bound() / 8 * 7
     }
@@ -505,7 +494,7 @@ mod tests {
     #[test]
     fn a_commit_tells_why_a_write_out_that_it_waited_for_failed() {
         let (_, fs) = fresh(1);
-        let batch = Arc::new(WritebackBatch::new());
+        let batch = Arc::new(WritebackBatch::default());
         fs.write_buffer.register_batch(&batch);
         let committing = std::thread::spawn({
             let fs = fs.clone();

@@ -110,7 +110,7 @@ impl PagePlanner<'_> {
                 let mapped = extents::find_overlapping(self.view, *ino, range.clone(), usize::MAX)?;
                 // Merges for which no space is found are prefetched in vain.
                 let layouts = choose_layouts(&piece_ranges(base, frame), &mapped, &range, self.kind);
-                let runs = layouts.first().map_or(&[][..], Layout::prefetched);
+                let runs = if let Some(Layout::Ranges(runs)) = layouts.first() { &runs[..] } else { &[] };
                 let parts = runs.iter().flat_map(|run| old_parts(base, frame, &mapped, run));
                 expected.extend(
                     parts.map(|(old, part)| (old.extent.page, old.start_of(&part), (part.end - part.start) as u32)),
@@ -194,18 +194,17 @@ impl PagePlanner<'_> {
             // (`Frame::own_groups`).
             first.reserved_groups = first.own_groups() + INLINE_GROUPS;
             first.inline = false;
-            for gap in gaps {
+            for gap in &gaps {
                 first.put(gap.start as u32, &old[gap.start as usize..gap.end as usize]);
             }
             self.frame(plan, inode, 0, &first)?;
         }
-        let done = layer.frames().contains_key(&0) && !layer.gaps(0..old.len() as u64).is_empty();
-        let rest: Vec<(u64, &Frame)> =
-            layer.frames().iter().map(|(number, frame)| (*number, frame)).skip(usize::from(done)).collect();
+        let rest = layer.frames().iter().filter(|(number, _)| **number > 0 || gaps.is_empty());
+        let rest: Vec<(u64, &Frame)> = rest.map(|(number, frame)| (*number, frame)).collect();
         self.write_frames(plan, inode, &rest)
     }
 
-    /// Runs [`Self::write_frame`] for each of the frames, ascending.
+    /// Runs [`Self::frame`] for each of the frames, ascending.
     fn write_frames(&mut self, plan: &mut FilePlan, inode: &InodeValue, frames: &[(u64, &Frame)]) -> Result<()> {
         let threads = self.threads.min(frames.len() / MIN_FRAMES_PER_THREAD);
         if threads < 2 {
@@ -328,7 +327,6 @@ fn no_space() -> Error {
     Error::NoSpace("no room is left for staged data".into())
 }
 
-/// Returns the layer's bytes if they are one piece from offset 0 on.
 fn as_single_piece(layer: &Layer) -> Option<&[u8]> {
     let mut pieces = layer.iter();
     let (offset, data) = pieces.next()?;
@@ -343,22 +341,18 @@ fn old_parts<'m>(
     run: &Range<u64>,
 ) -> impl Iterator<Item = (&'m MappedExtent, Range<u64>)> {
     let part = |old: &'m MappedExtent| (old, old.offset.max(run.start)..old.end().min(run.end));
-    mapped.iter().map(part).filter(move |(_, part)| !part.is_empty() && !covered(base, frame, part.clone()))
-}
-
-fn covered(base: u64, frame: &Frame, range: Range<u64>) -> bool {
-    frame.pieces.iter().any(|piece| {
-        let start = base + u64::from(piece.start);
-        start <= range.start && start + piece.data.len() as u64 >= range.end
-    })
+    let is_covered = move |part: &Range<u64>| {
+        frame
+            .pieces
+            .iter()
+            .map(|piece| piece.range(base))
+            .any(|piece| piece.start <= part.start && piece.end >= part.end)
+    };
+    mapped.iter().map(part).filter(move |(_, part)| !part.is_empty() && !is_covered(part))
 }
 
 fn piece_ranges(base: u64, frame: &Frame) -> Vec<Range<u64>> {
-    let range = |piece: &DirtyPiece| {
-        let start = base + u64::from(piece.start);
-        start..start + piece.data.len() as u64
-    };
-    frame.pieces.iter().map(range).collect()
+    frame.pieces.iter().map(|piece| piece.range(base)).collect()
 }
 
 /// Returns whether a page over `run` covers holes between the pieces and the extents.
@@ -385,13 +379,6 @@ impl Layout {
         match self {
             Layout::Ranges(runs) => groups_of(runs),
             Layout::Gathered(bytes) => groups_for(*bytes, 1),
-        }
-    }
-
-    fn prefetched(&self) -> &[Range<u64>] {
-        match self {
-            Layout::Ranges(runs) => runs,
-            Layout::Gathered(_) => &[],
         }
     }
 }
