@@ -46,14 +46,10 @@ const COPY_CALL_BYTES: u64 = 64 << 20;
 /// A shorter part is copied: an extent of its own would cost as much and pin a whole page.
 const MIN_SHARED: u64 = BLOCK;
 
-#[derive(Clone, Copy)]
-enum CopySource<'a> {
-    Live(Ino),
-    Snapshot(&'a FileSystem, Ino),
-}
-
 struct CopyJob<'a> {
-    source: CopySource<'a>,
+    /// Snapshot that has the source; `None` for the live tree.
+    snapshot: Option<&'a FileSystem>,
+    source: Ino,
     target: &'a Arc<DirtyFile>,
     kill_set_id: bool,
 }
@@ -96,9 +92,29 @@ impl FileSystem {
             return Ok(0);
         }
         self.strip_capability(target, kill_set_id)?;
-        let copied = self.copy_steps(source, from, &self.write_buffer.file(target), to, wanted, kill_set_id)?;
+        let entry = self.write_buffer.file(target);
+        self.land_source(source, &entry, from..from + wanted)?;
+        let copy = CopyJob { snapshot: None, source, target: &entry, kill_set_id };
+        let (mut done, mut named, mut copied) = (0, 0, 0);
+        while done < wanted && named < MAX_EXTENTS_PER_CALL && copied < COPY_CALL_BYTES {
+            let part = CopyRange { from: from + done, to: to + done, length: wanted - done };
+            match self.copy_step(&copy, part) {
+                Ok(SourceContent::Shared(length, extents)) => {
+                    done += length;
+                    named += extents.len();
+                }
+                Ok(SourceContent::Bytes(length)) => {
+                    done += length;
+                    copied += length;
+                    self.throttle_dirty();
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        drop(entry);
         self.finish_change()?;
-        Ok(copied)
+        Ok(done)
     }
 
     /// Copies the content of `source` in a snapshot to `target`, an empty file. Returns the bytes
@@ -117,7 +133,7 @@ impl FileSystem {
         }
         let size = snapshot.attributes(source)?.size;
         let entry = self.write_buffer.file(target);
-        let copy = CopyJob { source: CopySource::Snapshot(snapshot, source), target: &entry, kill_set_id: false };
+        let copy = CopyJob { snapshot: Some(snapshot), source, target: &entry, kill_set_id: false };
         let (mut done, mut copied) = (0, 0);
         while done < size {
             go_on()?;
@@ -149,37 +165,6 @@ impl FileSystem {
         Ok(wanted)
     }
 
-    fn copy_steps(
-        &self,
-        source: Ino,
-        from: u64,
-        target: &Arc<DirtyFile>,
-        to: u64,
-        wanted: u64,
-        kill_set_id: bool,
-    ) -> Result<u64> {
-        self.land_source(source, target, from..from + wanted)?;
-        let copy = CopyJob { source: CopySource::Live(source), target, kill_set_id };
-        let (mut done, mut named, mut copied) = (0, 0, 0);
-        while done < wanted && named < MAX_EXTENTS_PER_CALL && copied < COPY_CALL_BYTES {
-            let part = CopyRange { from: from + done, to: to + done, length: wanted - done };
-            match self.copy_step(&copy, part) {
-                Ok(SourceContent::Shared(length, extents)) => {
-                    done += length;
-                    named += extents.len();
-                }
-                Ok(SourceContent::Bytes(length)) => {
-                    done += length;
-                    copied += length;
-                    self.throttle_dirty();
-                }
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
-    }
-
     /// Writes back the dirty data of the source range (COPY-2).
     fn land_source(&self, source: Ino, target: &Arc<DirtyFile>, range: Range<u64>) -> Result<()> {
         if source == target.ino() {
@@ -195,34 +180,35 @@ impl FileSystem {
             let state = self.volume.state();
             let view = self.volume.view(&state);
             let inode = inode::load_regular(view, target.ino())?;
-            let found = copy.source.find_content(view, &inode, &part)?;
+            let found = copy.find_content(view, &inode, &part)?;
             drop(state);
-            let shared = match found {
+            let (length, count) = match found {
                 SourceContent::Bytes(length) => {
                     return self.copy_bytes(copy, &target, &part, length).map(SourceContent::Bytes);
                 }
                 SourceContent::Shared(length, extents) => (length, extents.len() as u64),
             };
-            let range = part.to..part.to + shared.0;
+            let range = part.to..part.to + length;
             if inode.trim < range.end {
                 self.reclaim.complete_trim(&target, range.end)?;
             }
             self.writeback.clear(&target, &range)?;
             self.move_inline_to_page(&target)?;
             // Inode; extents of both; removals from the target are bounded in the step itself.
-            let records = 1 + shared.1 * extents::RECORDS_PER_PIECE + STEP as u64;
+            let records = 1 + count * extents::RECORDS_PER_PIECE + STEP as u64;
             let step = self.volume.operate(records, false, |op| {
                 if !self.writeback.is_clear(&target, op, &range) {
                     return Ok(None);
                 }
                 let mut inode = inode::load(op.view(), target.ino())?;
-                if inode.trim < range.end || has_inline(op.view(), target.ino(), &inode)? {
+                let has_inline = extents::load_inline(op.view(), target.ino(), &inode)?.is_some();
+                if inode.trim < range.end || has_inline {
                     return Ok(None);
                 }
-                if let CopySource::Snapshot(snapshot, _) = copy.source {
+                if let Some(snapshot) = copy.snapshot {
                     op.require_snapshot(&snapshot.volume)?; // COPY-4
                 }
-                let SourceContent::Shared(length, extents) = copy.source.find_content(op.view(), &inode, &part)? else {
+                let SourceContent::Shared(length, extents) = copy.find_content(op.view(), &inode, &part)? else {
                     return Ok(None);
                 };
                 let length = length.min(range.end - range.start);
@@ -243,10 +229,7 @@ impl FileSystem {
 
     /// Copies bytes like a read and a write.
     fn copy_bytes(&self, copy: &CopyJob<'_>, target: &LockedFile<'_>, part: &CopyRange, length: u64) -> Result<u64> {
-        let mut data = match copy.source {
-            CopySource::Live(source) => self.read(source, part.from, length as usize)?,
-            CopySource::Snapshot(snapshot, source) => snapshot.read(source, part.from, length as usize)?,
-        };
+        let mut data = copy.snapshot.unwrap_or(self).read(copy.source, part.from, length as usize)?;
         // The source may have been truncated since: the rest is a hole.
         data.resize(length as usize, 0);
         self.write_locked(target, part.to..part.to + length, &data)?;
@@ -292,22 +275,14 @@ impl FileSystem {
     }
 }
 
-impl CopySource<'_> {
+impl CopyJob<'_> {
     /// Returns the content at the beginning of `part`, for a target with this inode; `live` is the
     /// version of the live tree.
-    fn find_content(self, live: View<'_>, target: &InodeValue, part: &CopyRange) -> Result<SourceContent> {
-        match self {
-            CopySource::Live(source) => find_content(live, source, target, part),
-            CopySource::Snapshot(snapshot, source) => {
-                let state = snapshot.volume.state();
-                find_content(snapshot.volume.view(&state), source, target, part)
-            }
-        }
+    fn find_content(&self, live: View<'_>, target: &InodeValue, part: &CopyRange) -> Result<SourceContent> {
+        let Some(snapshot) = self.snapshot else { return find_content(live, self.source, target, part) };
+        let state = snapshot.volume.state();
+        find_content(snapshot.volume.view(&state), self.source, target, part)
     }
-}
-
-fn has_inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<bool> {
-    Ok(extents::load_inline(view, ino, inode)?.is_some())
 }
 
 /// Returns the content of `source` at the beginning of `part`, for a target with this inode.

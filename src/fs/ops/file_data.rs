@@ -71,7 +71,9 @@ impl FileSystem {
         if let Some(ahead) = &self.readahead {
             let (behind, known) = ahead.record_read(ino, &range);
             is_prefetched = known;
-            prefetch_range(&self.volume, view, ino, &inode, behind)?;
+            let visible = behind.start..behind.end.min(inode.trim).min(inode.size);
+            let found = extents::find_overlapping(view, ino, visible, usize::MAX)?;
+            self.volume.prefetch_pages(found.iter().map(|mapped| &mapped.extent.page));
         }
         if !whole {
             read_published(&self.volume, view, ino, &inode, &range, out, is_prefetched)?;
@@ -210,55 +212,44 @@ impl FileSystem {
         data: &[u8],
         mut pages: UnreferencedPages,
     ) -> Result<InodeValue> {
+        let ino = file.ino();
         // Inline data that the pages include, since a file with extents has none.
         let mut included: Option<Vec<u8>> = None;
         loop {
-            if let Some(inode) = self.try_link_frames(file, &mut known, range, data, &mut pages, &mut included)? {
+            self.writeback.finish_older_batches(file)?;
+            let (state, now) = self.look_up(ino, Some(known))?;
+            known = now;
+            let view = self.volume.view(&state);
+            let inline = remaining_inline(view, ino, &known.inode, range)?;
+            let (cuts, _) = extents::measure(view, ino, range.clone(), u64::MAX)?;
+            drop(state);
+            if inline != included {
+                // Given back first: there may be no space for both.
+                drop(pages);
+                pages = self.write_pages_of(ino, &known.inode, range, data, inline.as_deref())?;
+                included = inline;
+            }
+            // Inode, inline data.
+            let records =
+                2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE + cuts * extents::RECORDS_PER_CUT;
+            let linked = self.volume.operate(records, false, |op| {
+                let mut inode = inode::load(op.view(), ino)?;
+                // A commit may have written back dirty data of the file in between.
+                if !file.is_unsealed(&self.volume, op) || remaining_inline(op.view(), ino, &inode, range)? != included {
+                    return Ok(None);
+                }
+                extents::set_inline(op, ino, &mut inode, &[])?;
+                extents::link_pages(op, &mut inode, &mut pages)?;
+                inode.size = inode.size.max(range.end);
+                inode::store(op, ino, &inode)?;
+                file.supersede(op, range.clone());
+                Ok(Some(inode))
+            })?;
+            if let Some(inode) = linked {
                 file.drop_published(&self.volume);
                 return Ok(inode);
             }
         }
-    }
-
-    /// Returns `None` when a commit intervened and the caller has to try again.
-    fn try_link_frames(
-        &self,
-        file: &LockedFile<'_>,
-        known: &mut InodeInState,
-        range: &Range<u64>,
-        data: &[u8],
-        pages: &mut UnreferencedPages,
-        included: &mut Option<Vec<u8>>,
-    ) -> Result<Option<InodeValue>> {
-        self.writeback.finish_older_batches(file)?;
-        let ino = file.ino();
-        let (state, now) = self.look_up(ino, Some(*known))?;
-        *known = now;
-        let view = self.volume.view(&state);
-        let inline = remaining_inline(view, ino, &known.inode, range)?;
-        let (cuts, _) = extents::measure(view, ino, range.clone(), u64::MAX)?;
-        drop(state);
-        if inline != *included {
-            // Given back first: there may be no space for both.
-            *pages = UnreferencedPages::new(&self.volume);
-            *pages = self.write_pages_of(ino, &known.inode, range, data, inline.as_deref())?;
-            *included = inline;
-        }
-        // Inode, inline data.
-        let records = 2 + pages.pieces().len() as u64 * extents::RECORDS_PER_PIECE + cuts * extents::RECORDS_PER_CUT;
-        self.volume.operate(records, false, |op| {
-            let mut inode = inode::load(op.view(), ino)?;
-            // A commit may have written back dirty data of the file in between.
-            if !file.is_unsealed(&self.volume, op) || remaining_inline(op.view(), ino, &inode, range)? != *included {
-                return Ok(None);
-            }
-            extents::set_inline(op, ino, &mut inode, &[])?;
-            extents::link_pages(op, &mut inode, pages)?;
-            inode.size = inode.size.max(range.end);
-            inode::store(op, ino, &inode)?;
-            file.supersede(op, range.clone());
-            Ok(Some(inode))
-        })
     }
 
     /// Writes the pages of whole frames, and one for inline data that they do not replace.
@@ -349,14 +340,6 @@ pub(super) fn read_published(
     Ok(())
 }
 
-fn prefetch_range(volume: &Volume, view: View<'_>, ino: Ino, inode: &InodeValue, range: Range<u64>) -> Result<()> {
-    let visible = range.start..range.end.min(inode.trim).min(inode.size);
-    let found = extents::find_overlapping(view, ino, visible, usize::MAX)?;
-    volume.prefetch_pages(found.iter().map(|mapped| &mapped.extent.page));
-    Ok(())
-}
-
-/// Returns the aligned frames that the range covers; empty if none.
 fn whole_frames(range: &Range<u64>) -> Range<u64> {
     let start = range.start.next_multiple_of(FRAME);
     start..(range.end / FRAME * FRAME).max(start)
@@ -405,36 +388,28 @@ impl FileSystem {
             // Inode, inline data, trim record.
             let records = 3 + cuts * extents::RECORDS_PER_CUT;
             let shrinks = size < inode.size.max(end);
-            let cut = self.volume.operate(records, shrinks, |op| self.truncate_in(op, file, size, change))?;
-            if let Some(inode) = cut {
+            let truncated = self.volume.operate(records, shrinks, |op| {
+                // A commit intervened: try again.
+                if !file.is_unsealed(&self.volume, op) {
+                    return Ok(None);
+                }
+                let mut inode = inode::load(op.view(), file.ino())?;
+                cut(op, file.ino(), &mut inode, size)?;
+                inode.size = size;
+                change(&mut inode);
+                inode::store(op, file.ino(), &inode)?;
+                file.supersede(op, size..u64::MAX);
+                Ok(Some(inode))
+            })?;
+            if let Some(inode) = truncated {
                 file.drop_published(&self.volume);
                 return Ok(inode);
             }
         }
     }
-
-    /// Returns `None` when a commit intervened and the caller has to try again.
-    fn truncate_in(
-        &self,
-        op: &mut Operation<'_>,
-        file: &LockedFile<'_>,
-        size: u64,
-        change: &mut dyn FnMut(&mut InodeValue),
-    ) -> Result<Option<InodeValue>> {
-        if !file.is_unsealed(&self.volume, op) {
-            return Ok(None);
-        }
-        let mut inode = inode::load(op.view(), file.ino())?;
-        cut(op, file.ino(), &mut inode, size)?;
-        inode.size = size;
-        change(&mut inode);
-        inode::store(op, file.ino(), &inode)?;
-        file.supersede(op, size..u64::MAX);
-        Ok(Some(inode))
-    }
 }
 
-/// Removes or hides everything from `size` on.
+/// Removes everything from `size` on, or hides it if it is a lot.
 fn cut(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, size: u64) -> Result<()> {
     if let Some(old) = extents::load_inline(op.view(), ino, inode)?
         && old.len() as u64 > size
@@ -471,10 +446,8 @@ fn checked_range(offset: u64, length: u64) -> Result<Range<u64>> {
     if length == 0 {
         return Err(Error::invalid("the range is empty"));
     }
-    match offset.checked_add(length).filter(|end| *end <= MAX_OFFSET) {
-        Some(end) => Ok(offset..end),
-        None => Err(Error::FileTooLarge),
-    }
+    let end = offset.checked_add(length).filter(|end| *end <= MAX_OFFSET).ok_or(Error::FileTooLarge)?;
+    Ok(offset..end)
 }
 
 impl FileSystem {
@@ -487,10 +460,7 @@ impl FileSystem {
     /// `Invalid` for an empty range or anything but a regular file (`IsDirectory`), `FileTooLarge`
     /// beyond 2^63-1.
     pub fn zero_range(&self, ino: Ino, offset: u64, length: u64, keep_size: bool, kill_set_id: bool) -> Result<()> {
-        self.punch_range(ino, checked_range(offset, length)?, keep_size, kill_set_id)
-    }
-
-    fn punch_range(&self, ino: Ino, range: Range<u64>, keep_size: bool, kill_set_id: bool) -> Result<()> {
+        let range = checked_range(offset, length)?;
         self.strip_capability(ino, kill_set_id)?;
         self.punch_locked(&self.write_buffer.file(ino).lock(), range, keep_size, kill_set_id)?;
         self.finish_change()
@@ -502,9 +472,7 @@ impl FileSystem {
         while at < range.end {
             let rest = at..range.end;
             self.writeback.clear(file, &rest)?;
-            let state = self.volume.state();
-            let (cuts, _) = extents::measure(self.volume.view(&state), file.ino(), rest.clone(), STEP)?;
-            drop(state);
+            let (cuts, _) = extents::measure(self.volume.view(&self.volume.state()), file.ino(), rest.clone(), STEP)?;
             // Inode and inline data.
             let done = self.volume.operate(2 + cuts * extents::RECORDS_PER_CUT, true, |op| {
                 if !self.writeback.is_clear(file, op, &rest) {
@@ -570,7 +538,8 @@ impl FileSystem {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let inode = inode::load_regular(view, ino)?;
-        let wanted = length.saturating_sub(allocated_bytes(view, ino, &inode, range.start, range.end)?);
+        let visible = range.start..range.end.min(inode.trim).min(inode.size).max(range.start);
+        let wanted = length.saturating_sub(extents::measure(view, ino, visible, u64::MAX)?.1);
         // A reader would delay the frees that this waits for.
         drop(state);
         let fits = || Ok(wanted <= self.writable_now(host_free)?);
@@ -595,11 +564,6 @@ impl FileSystem {
         drop(file);
         self.finish_change()
     }
-}
-
-/// Returns the bytes of the range that extents hold already.
-fn allocated_bytes(view: View<'_>, ino: Ino, inode: &InodeValue, start: u64, end: u64) -> Result<u64> {
-    Ok(extents::measure(view, ino, start..end.min(inode.trim).min(inode.size).max(start), u64::MAX)?.1)
 }
 
 /// Rounds down to whole blocks, the unit of holes and data as in other file systems: a block with
@@ -663,7 +627,6 @@ impl FileLayout<'_> {
         Ok(FileLayout { view, ino, inode, inline, dirty, size })
     }
 
-    /// Returns the range of visible extents from `offset` on.
     fn visible(&self, offset: u64) -> Range<u64> {
         let end = if self.inode.bytes == 0 { 0 } else { self.inode.trim.min(self.inode.size) };
         offset..end.max(offset)
