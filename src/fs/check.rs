@@ -393,7 +393,6 @@ impl StructureWalk<'_> {
         self.object.inode.is_some_and(|inode| inode.mode & mode::TYPE == mode::SYMLINK)
     }
 
-    /// Completes an object after its last record.
     fn finish_object(&mut self) {
         let object = std::mem::take(&mut self.object);
         let Some(inode) = object.inode else { return };

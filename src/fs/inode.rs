@@ -42,6 +42,5 @@ pub(crate) fn load_named(view: View<'_>, ino: Ino) -> Result<InodeValue> {
 }
 
 pub(crate) fn store(op: &mut Operation<'_>, ino: Ino, inode: &InodeValue) -> Result<()> {
-    op.insert(key(ino), &inode.encode())?;
-    Ok(())
+    op.insert(key(ino), &inode.encode()).map(drop)
 }

@@ -46,15 +46,13 @@ struct StreamTable {
 }
 
 #[derive(Default)]
-pub(super) struct Readahead {
-    streams: Mutex<StreamTable>,
-}
+pub(super) struct Readahead(Mutex<StreamTable>);
 
 impl Readahead {
     /// Records a read. Returns the range of the file to prefetch, possibly empty, and whether all
     /// of `read` was prefetched before.
     pub(super) fn record_read(&self, ino: Ino, read: &Range<u64>) -> (Range<u64>, bool) {
-        let StreamTable { streams, turn } = &mut *self.streams.lock();
+        let StreamTable { streams, turn } = &mut *self.0.lock();
         *turn += 1;
         let follows = |stream: &ReadStream| {
             stream.ino == ino

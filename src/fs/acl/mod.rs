@@ -53,6 +53,19 @@ enum AclQualifier {
     Others,
 }
 
+impl AclQualifier {
+    fn tag_and_id(self) -> (u16, u32) {
+        match self {
+            AclQualifier::Owner => (0x01, UNDEFINED),
+            AclQualifier::User(id) => (0x02, id),
+            AclQualifier::Group => (0x04, UNDEFINED),
+            AclQualifier::NamedGroup(id) => (0x08, id),
+            AclQualifier::Mask => (0x10, UNDEFINED),
+            AclQualifier::Others => (0x20, UNDEFINED),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct AclEntry {
     qualifier: AclQualifier,
@@ -100,14 +113,7 @@ impl Acl {
         let mut out = Vec::with_capacity(HEAD + self.entries.len() * ENTRY);
         out.extend_from_slice(&VERSION.to_le_bytes());
         for entry in &self.entries {
-            let (tag, id): (u16, u32) = match entry.qualifier {
-                AclQualifier::Owner => (0x01, UNDEFINED),
-                AclQualifier::User(id) => (0x02, id),
-                AclQualifier::Group => (0x04, UNDEFINED),
-                AclQualifier::NamedGroup(id) => (0x08, id),
-                AclQualifier::Mask => (0x10, UNDEFINED),
-                AclQualifier::Others => (0x20, UNDEFINED),
-            };
+            let (tag, id) = entry.qualifier.tag_and_id();
             out.extend_from_slice(&tag.to_le_bytes());
             // Three bits.
             out.extend_from_slice(&(entry.permissions as u16).to_le_bytes());
@@ -116,24 +122,16 @@ impl Acl {
         out
     }
 
-    /// Checks ACL-1, with the entries in the kernel's order: owner, users, group, groups, mask,
-    /// others.
+    /// Checks ACL-1, with the entries in the kernel's order, which is that of the tags: owner,
+    /// users, group, groups, mask, others.
     fn is_valid(&self) -> bool {
-        let rank = |entry: &AclEntry| match entry.qualifier {
-            AclQualifier::Owner => 0,
-            AclQualifier::User(_) => 1,
-            AclQualifier::Group => 2,
-            AclQualifier::NamedGroup(_) => 3,
-            AclQualifier::Mask => 4,
-            AclQualifier::Others => 5,
-        };
-        let ranks: Vec<u32> = self.entries.iter().map(rank).collect();
-        let count = |wanted: u32| ranks.iter().filter(|&&rank| rank == wanted).count();
-        let named = count(1) + count(3) > 0;
-        ranks.is_sorted()
-            && [0, 2, 5].into_iter().all(|required| count(required) == 1)
-            && count(4) <= 1
-            && (count(4) == 1 || !named)
+        let tags: Vec<u16> = self.entries.iter().map(|entry| entry.qualifier.tag_and_id().0).collect();
+        let count = |wanted: u16| tags.iter().filter(|&&tag| tag == wanted).count();
+        let (named, masks) = (count(0x02) + count(0x08) > 0, count(0x10));
+        tags.is_sorted()
+            && [0x01, 0x04, 0x20].into_iter().all(|required| count(required) == 1)
+            && masks <= 1
+            && (masks == 1 || !named)
     }
 
     /// Returns whether a mode can express the list.

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use super::extents::FRAME;
 use super::writeback::FREED_BYTES;
 use super::{FileSystem, Statistics, SyncProfile, Usage, inode};
-use crate::error::{CacheStats, Error, Result};
+use crate::error::{Error, Result};
 use crate::format::values::InodeValue;
 use crate::format::{BLOCK, Generation, Ino, MAX_DATA, MAX_INO, MAX_OFFSET, Timestamp};
 use crate::txn::{CommitTicket, Volume};
@@ -187,12 +187,6 @@ impl FileSystem {
         self.write_buffer.total_bytes() + self.volume.writer().dirty_bytes()
     }
 
-    /// Returns the part of [`FileSystem::dirty_bytes`] that a power failure would lose; 0 when the
-    /// log has the rest.
-    fn volatile_bytes(&self) -> u64 {
-        if self.volume.writer().is_logged() && self.write_buffer.is_logged() { 0 } else { self.dirty_bytes() }
-    }
-
     /// Checks that a write of this many bytes could be accepted, and waits for space like one.
     ///
     /// # Errors
@@ -302,12 +296,14 @@ impl FileSystem {
     pub fn usage(&self) -> Usage {
         let [chunks, heads, nodes] = self.volume.cache_use();
         let blocks = self.volume.allocator().blocks_unless_busy();
+        let dirty_bytes = self.dirty_bytes();
+        let is_logged = self.volume.writer().is_logged() && self.write_buffer.is_logged();
         Usage {
             chunks,
             heads,
             nodes,
-            dirty_bytes: self.dirty_bytes(),
-            volatile_bytes: self.volatile_bytes(),
+            dirty_bytes,
+            volatile_bytes: if is_logged { 0 } else { dirty_bytes },
             log: self.volume.log_use(),
             snapshots: self.volume.snapshot_use(),
             map_bytes: blocks.as_ref().map_or(0, |(_, memory)| *memory),
@@ -353,7 +349,6 @@ impl FileSystem {
 impl Usage {
     /// Returns the bytes that count against the memory limit.
     pub fn memory(&self) -> u64 {
-        let cache = |cache: &CacheStats| cache.bytes;
-        cache(&self.chunks) + cache(&self.heads) + cache(&self.nodes) + self.dirty_bytes + self.map_bytes
+        self.chunks.bytes + self.heads.bytes + self.nodes.bytes + self.dirty_bytes + self.map_bytes
     }
 }

@@ -42,7 +42,15 @@ impl FileSystem {
     /// errors of `go_on`.
     pub(crate) fn paths_of(&self, wanted: &BTreeSet<Ino>, go_on: &mut dyn FnMut() -> Result<()>) -> Result<Paths> {
         let reading = ReadView::of(&self.volume, self.volume.state());
-        let mut search = PathSearch::new(reading.view(), go_on);
+        let mut search = PathSearch {
+            view: reading.view(),
+            go_on,
+            files: BTreeMap::new(),
+            names: HashMap::new(),
+            looked_through: HashSet::new(),
+            above: HashMap::new(),
+            fences: MAX_FENCES_TOTAL,
+        };
         for ino in wanted {
             search.add_target(*ino)?;
         }
@@ -64,19 +72,7 @@ struct PathSearch<'a> {
     go_on: &'a mut dyn FnMut() -> Result<()>,
 }
 
-impl<'a> PathSearch<'a> {
-    fn new(view: View<'a>, go_on: &'a mut dyn FnMut() -> Result<()>) -> PathSearch<'a> {
-        PathSearch {
-            view,
-            go_on,
-            files: BTreeMap::new(),
-            names: HashMap::new(),
-            looked_through: HashSet::new(),
-            above: HashMap::new(),
-            fences: MAX_FENCES_TOTAL,
-        }
-    }
-
+impl PathSearch<'_> {
     fn add_target(&mut self, ino: Ino) -> Result<()> {
         match inode::find(self.view, ino)? {
             Some(inode) if file_type(inode.mode) == DIRECTORY_TYPE => self.add_ancestors(ino),
@@ -223,10 +219,9 @@ impl<'a> PathSearch<'a> {
             }
             for below in self.scan_directory(directory)?.unwrap_or_default() {
                 // NAME-5
+                let target = EntryTarget { ino: below, file_type: DIRECTORY_TYPE };
                 let inode = inode::find(self.view, below)?;
-                if inode.is_some_and(|inode| {
-                    is_consistent_target(directory, EntryTarget { ino: below, file_type: DIRECTORY_TYPE }, &inode)
-                }) {
+                if inode.is_some_and(|inode| is_consistent_target(directory, target, &inode)) {
                     waiting.push(below);
                 }
             }
@@ -263,20 +258,16 @@ impl<'a> PathSearch<'a> {
     }
 
     fn paths(&self, ino: Ino) -> Vec<Vec<u8>> {
-        match self.names.get(&ino) {
-            None => self.path(ino).into_iter().collect(),
-            Some(names) => {
-                let path = |(directory, name): &ParentAndName| {
-                    let mut path = self.path(*directory)?;
-                    if !path.is_empty() {
-                        path.push(b'/');
-                    }
-                    path.extend_from_slice(name);
-                    Some(path)
-                };
-                names.iter().filter_map(path).collect()
+        let Some(names) = self.names.get(&ino) else { return self.path(ino).into_iter().collect() };
+        let path = |(directory, name): &ParentAndName| {
+            let mut path = self.path(*directory)?;
+            if !path.is_empty() {
+                path.push(b'/');
             }
-        }
+            path.extend_from_slice(name);
+            Some(path)
+        };
+        names.iter().filter_map(path).collect()
     }
 
     fn path(&self, directory: Ino) -> Option<Vec<u8>> {
