@@ -15,7 +15,7 @@
 //!     else.
 
 use std::hash::Hasher;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use siphasher::sip::SipHasher24;
 
@@ -33,7 +33,6 @@ pub(crate) const FIRST_SEQUENCE: u64 = 3;
 pub(crate) const MAX_LINKS: u32 = u32::MAX - 1;
 pub(crate) const DIRECTORY_TYPE: u8 = file_type(mode::DIRECTORY);
 
-/// Returns the type code of an inode in its entry.
 pub(crate) const fn file_type(mode: u32) -> u8 {
     ((mode & mode::TYPE) >> 12) as u8
 }
@@ -69,6 +68,11 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
+pub(crate) fn check_new_name(name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    if is_dot(name) { Err(Error::Exists) } else { Ok(()) }
+}
+
 pub(crate) fn is_dot(name: &[u8]) -> bool {
     name == b"." || name == b".."
 }
@@ -102,14 +106,26 @@ pub(crate) fn load_target(view: View<'_>, directory: Ino, target: EntryTarget) -
 /// Returns whether a directory has entries, according to its inode or its list. The size in the
 /// inode alone is not sufficient to delete them.
 pub(crate) fn has_entries(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<bool> {
-    let mut any = inode.size != 0;
-    if !any {
-        view.scan(list_key(ino, 0), Key::new(ino.0, kind::DIR_LIST + 1, 0), &mut |_, _| {
-            any = true;
-            Ok(ControlFlow::Break(()))
-        })?;
-    }
+    Ok(inode.size != 0 || has_records(view, list_key(ino, 0)..Key::new(ino.0, kind::DIR_LIST + 1, 0))?)
+}
+
+pub(super) fn has_records(view: View<'_>, keys: Range<Key>) -> Result<bool> {
+    let mut any = false;
+    view.scan(keys.start, keys.end, &mut |_, _| {
+        any = true;
+        Ok(ControlFlow::Break(()))
+    })?;
     Ok(any)
+}
+
+/// Loads a directory; `NotFound` when it is removed. One that is removed but still open has no
+/// links.
+pub(super) fn load_directory(view: View<'_>, ino: Ino) -> Result<InodeValue> {
+    let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
+    if inode.mode & mode::TYPE != mode::DIRECTORY {
+        return Err(Error::NotDirectory);
+    }
+    Ok(inode)
 }
 
 /// Returns whether the inode may be the target of an entry of `directory` (NAME-5).
@@ -155,46 +171,36 @@ pub(crate) fn put_in_index(op: &mut Operation<'_>, key: Key, name: &[u8], found:
         // 13 names with the same keyed 64-bit hash: infeasible to find without the key.
         return Err(Error::NoSpace("too many names share one hash".into()));
     }
-    op.insert(key, &value)?;
-    Ok(())
+    op.insert(key, &value).map(drop)
 }
 
 pub(crate) fn put_in_list(op: &mut Operation<'_>, directory: Ino, name: &[u8], found: DirectoryRecord) -> Result<()> {
     let DirectoryRecord { target: EntryTarget { ino, file_type }, sequence } = found;
-    op.insert(list_key(directory, sequence), &encode_list(&ListEntry { name, file_type, ino }))?;
-    Ok(())
+    op.insert(list_key(directory, sequence), &encode_list(&ListEntry { name, file_type, ino })).map(drop)
 }
 
 /// A directory that an operation changes. Its records are written at once, its inode by `store`.
-pub(crate) struct DirectoryEditor {
+pub(crate) struct DirectoryEditor<'k> {
+    name_key: &'k [u8; 16],
     pub(crate) ino: Ino,
     pub(crate) inode: InodeValue,
 }
 
-impl DirectoryEditor {
+impl<'k> DirectoryEditor<'k> {
     /// Loads the directory. `NotFound` when it was removed (NAME-4): the caller has it as a working
     /// directory or by a handle.
-    pub(crate) fn load(view: View<'_>, ino: Ino) -> Result<DirectoryEditor> {
-        let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
-        if inode.mode & mode::TYPE != mode::DIRECTORY {
-            return Err(Error::NotDirectory);
-        }
+    pub(crate) fn load(view: View<'_>, name_key: &'k [u8; 16], ino: Ino) -> Result<DirectoryEditor<'k>> {
+        let inode = load_directory(view, ino)?;
         if inode.links == 0 {
             return Err(Error::NotFound);
         }
-        Ok(DirectoryEditor { ino, inode })
+        Ok(DirectoryEditor { name_key, ino, inode })
     }
 
     /// Appends an entry. Changes 2 records.
-    pub(crate) fn insert(
-        &mut self,
-        op: &mut Operation<'_>,
-        hash_key: &[u8; 16],
-        name: &[u8],
-        target: EntryTarget,
-    ) -> Result<()> {
+    pub(crate) fn insert(&mut self, op: &mut Operation<'_>, name: &[u8], target: EntryTarget) -> Result<()> {
         let found = self.allocate_sequence(target)?;
-        self.put(op, hash_key, name, found)
+        self.put(op, name, found)
     }
 
     /// Allocates a sequence number at the end for an entry, and counts it; the caller puts both
@@ -210,44 +216,35 @@ impl DirectoryEditor {
     }
 
     /// Removes an entry that `find` returned in the same operation. Changes 2 records.
-    pub(crate) fn remove(
-        &mut self,
-        op: &mut Operation<'_>,
-        hash_key: &[u8; 16],
-        name: &[u8],
-        found: DirectoryRecord,
-    ) -> Result<()> {
+    pub(crate) fn remove(&mut self, op: &mut Operation<'_>, name: &[u8], found: DirectoryRecord) -> Result<()> {
         self.count_subdirectory(Some(found.target), None)?;
         self.inode.size = self.inode.size.saturating_sub(1);
-        self.remove_from_index(op, hash_key, name)?;
-        op.remove(list_key(self.ino, found.sequence))?;
-        Ok(())
+        self.remove_from_index(op, name)?;
+        op.remove(list_key(self.ino, found.sequence)).map(drop)
     }
 
     /// Makes an entry reference another inode. Changes 2 records.
     pub(crate) fn retarget(
         &mut self,
         op: &mut Operation<'_>,
-        hash_key: &[u8; 16],
         name: &[u8],
         found: DirectoryRecord,
         target: EntryTarget,
     ) -> Result<()> {
         self.count_subdirectory(Some(found.target), Some(target))?;
-        self.put(op, hash_key, name, DirectoryRecord { target, ..found })
+        self.put(op, name, DirectoryRecord { target, ..found })
     }
 
     /// Gives an entry another, free name; its position in the listing stays. Changes 3 records.
     pub(crate) fn rename(
         &mut self,
         op: &mut Operation<'_>,
-        hash_key: &[u8; 16],
         name: &[u8],
         new_name: &[u8],
         found: DirectoryRecord,
     ) -> Result<()> {
-        self.remove_from_index(op, hash_key, name)?;
-        self.put(op, hash_key, new_name, found)
+        self.remove_from_index(op, name)?;
+        self.put(op, new_name, found)
     }
 
     /// Writes the inode of the changed directory. Changes 1 record.
@@ -268,13 +265,13 @@ impl DirectoryEditor {
     }
 
     /// Writes both records of an entry, and replaces records of the same name and sequence number.
-    fn put(&self, op: &mut Operation<'_>, hash_key: &[u8; 16], name: &[u8], found: DirectoryRecord) -> Result<()> {
-        put_in_index(op, index_key(hash_key, self.ino, name), name, found)?;
+    fn put(&self, op: &mut Operation<'_>, name: &[u8], found: DirectoryRecord) -> Result<()> {
+        put_in_index(op, index_key(self.name_key, self.ino, name), name, found)?;
         put_in_list(op, self.ino, name, found)
     }
 
-    fn remove_from_index(&self, op: &mut Operation<'_>, hash_key: &[u8; 16], name: &[u8]) -> Result<()> {
-        let key = index_key(hash_key, self.ino, name);
+    fn remove_from_index(&self, op: &mut Operation<'_>, name: &[u8]) -> Result<()> {
+        let key = index_key(self.name_key, self.ino, name);
         let mut entries = op.view().get(key, decode_index)?.unwrap_or_default();
         entries.retain(|entry| entry.name != name);
         if entries.is_empty() {

@@ -33,7 +33,6 @@ pub(crate) fn key(ino: Ino, offset: u64) -> Key {
     Key::new(ino.0, kind::EXTENT, offset)
 }
 
-/// Returns the first key after all extents of the inode.
 pub(crate) fn end_key(ino: Ino) -> Key {
     Key::new(ino.0, kind::EXTENT + 1, 0)
 }
@@ -202,8 +201,7 @@ fn replace_in_frame(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Wr
             }
         }
         // A record at the same offset is overwritten.
-        let stays = |at: u64| at == offset;
-        if !rest.iter().any(|part| stays(part.start)) && !pieces.iter().any(|piece| stays(piece.offset)) {
+        if rest.iter().all(|part| part.start != offset) && pieces.iter().all(|piece| piece.offset != offset) {
             op.remove(key(ino, offset))?;
         }
         for part in rest {
@@ -212,9 +210,7 @@ fn replace_in_frame(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Wr
         }
         inode.bytes = inode.bytes.saturating_sub(u64::from(extent.length) - left);
     }
-    for (page, more) in counts {
-        op.recount(&page, more)?;
-    }
+    counts.iter().try_for_each(|(page, more)| op.recount(page, *more))?;
     for piece in pieces {
         debug_assert!((1..=MAX_DATA as u32).contains(&piece.length) && piece.ino == ino);
         insert_piece(op, piece)?;
@@ -227,11 +223,9 @@ fn replace_in_frame(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Wr
 /// references its page.
 pub(crate) fn insert_piece(op: &mut Operation<'_>, piece: &WrittenPiece) -> Result<()> {
     let WrittenPiece { ino, offset, page, start, length, .. } = *piece;
-    op.insert(key(ino, offset), &Extent { page, start, length, born: op.generation() }.encode())?;
-    Ok(())
+    op.insert(key(ino, offset), &Extent { page, start, length, born: op.generation() }.encode()).map(drop)
 }
 
-/// Returns the inode's inline data, if any; skips the lookup if there cannot be any.
 pub(crate) fn load_inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Option<Vec<u8>>> {
     // Inline data counts in `bytes` and is never longer than a value (specification 7).
     if inode.bytes == 0 || inode.bytes > crate::format::MAX_VALUE as u64 {
@@ -271,7 +265,6 @@ pub(super) const INLINE: u64 = 256;
 /// Items of one packed page (specification 5.3 bounds the page, `write_packed` the number).
 pub(super) const PACK_FILES: usize = 256;
 
-/// Returns the compression of a file with these flags.
 pub(super) fn compression_of(options: &FsOptions, flags: u32) -> Compression {
     if flags & inode_flags::NO_COMPRESS == 0 { options.compression } else { Compression::Off }
 }
@@ -292,6 +285,7 @@ pub(super) type SharedPages<T> = Vec<SharedPage<T>>;
 /// of arrival.
 pub(super) struct Packer<T> {
     options: FsOptions,
+    /// Maximum items of a page.
     most: usize,
     /// Keyed by owner and compression: the contents of one page are read, and lost, together.
     open: BTreeMap<(u32, Compression), SharedPage<T>>,
@@ -299,11 +293,7 @@ pub(super) struct Packer<T> {
 }
 
 impl<T> Packer<T> {
-    pub(super) fn new(options: FsOptions) -> Packer<T> {
-        Packer::with_max_items(options, PACK_FILES)
-    }
-
-    pub(super) fn with_max_items(options: FsOptions, most: usize) -> Packer<T> {
+    pub(super) fn new(options: FsOptions, most: usize) -> Packer<T> {
         Packer { options, most, open: BTreeMap::new(), full: Vec::new() }
     }
 
@@ -372,7 +362,7 @@ mod tests {
             pack: true,
             compression: Compression::Default,
         };
-        let mut packer = Packer::new(options);
+        let mut packer = Packer::new(options, PACK_FILES);
         let third = MAX_DATA / 3;
         let alone = inode_flags::NO_PACK;
         let plain = inode_flags::NO_COMPRESS;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::directory::has_records;
 use super::types::mode;
 use super::write_buffer::{DirtyFile, LockedFile, WriteBuffer};
 use super::writeback::Writeback;
@@ -126,11 +127,9 @@ impl Reclaim {
         if !self.handles.release(ino) {
             return Ok(());
         }
-        let state = self.volume.state();
-        if self.volume.view(&state).get(orphan_key(ino), |_| Ok(()))?.is_none() {
+        if self.volume.view(&self.volume.state()).get(orphan_key(ino), |_| Ok(()))?.is_none() {
             return Ok(());
         }
-        drop(state);
         self.enqueue(ino);
         if let Some(taken) = self.queue.dequeue_inode(ino)
             && let Err(error) = self.run_step(&taken, |file| file.try_lock())
@@ -149,7 +148,7 @@ impl Reclaim {
         essential: bool,
         f: impl FnOnce(&mut Operation<'_>, &mut NameRemoval<'_>) -> Result<R>,
     ) -> Result<R> {
-        let mut removal = NameRemoval::new(&self.handles);
+        let mut removal = NameRemoval { handles: &self.handles, last: None };
         let result = self.volume.operate(records + REMOVAL_RECORDS, essential, |op| f(op, &mut removal));
         let Some((ino, gone)) = removal.end() else { return result };
         if result.is_ok() && gone {
@@ -183,14 +182,8 @@ impl Reclaim {
         })
     }
 
-    /// Returns whether `queue_leftovers` would queue anything.
     pub(super) fn has_pending_reclaim(&self) -> Result<bool> {
-        let (state, mut found) = (self.volume.state(), false);
-        self.volume.view(&state).scan(RECLAIM_RECORDS.0, RECLAIM_RECORDS.1, &mut |_, _| {
-            found = true;
-            Ok(ControlFlow::Break(()))
-        })?;
-        Ok(found)
+        has_records(self.volume.view(&self.volume.state()), RECLAIM_RECORDS.0..RECLAIM_RECORDS.1)
     }
 
     /// Runs one step for the next inode of the queue; returns whether there was one.
@@ -243,8 +236,7 @@ impl Reclaim {
     /// orphan is open or its file locked.
     pub(super) fn has_blocked_work(&self) -> Result<bool> {
         let mut held = !self.queue.state.lock().in_step.is_empty();
-        let state = self.volume.state();
-        self.volume.view(&state).scan(orphan_key(Ino(0)), orphan_key(Ino(u64::MAX)), &mut |key, _| {
+        self.volume.view(&self.volume.state()).scan(orphan_key(Ino(0)), orphan_key(Ino(u64::MAX)), &mut |key, _| {
             let ino = Ino(key.sub);
             held = held
                 || self.handles.is_open(ino)
@@ -418,11 +410,7 @@ struct UnlinkedInode {
     gone: bool,
 }
 
-impl<'r> NameRemoval<'r> {
-    fn new(handles: &'r OpenHandles) -> NameRemoval<'r> {
-        NameRemoval { handles, last: None }
-    }
-
+impl NameRemoval<'_> {
     /// Removes a name of `inode` (of a directory: the only one) and stores it. Changes 1 record,
     /// and at most REMOVAL_RECORDS.
     pub(super) fn drop_name(

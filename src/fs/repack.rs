@@ -309,7 +309,7 @@ impl Repacker {
             }
         }
         left.sort_by_key(|(part, ..)| (part.ino, part.offset));
-        let mut packer = Packer::with_max_items(self.options, most);
+        let mut packer = Packer::new(self.options, most);
         for (part, inode, content) in left {
             packer.add(inode.uid, inode.flags, content.len(), (part, content));
         }

@@ -6,7 +6,7 @@ use super::xattr;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, ListEntry, decode_list, inode_flags};
 use crate::format::{BLOCK, Ino, MAX_OFFSET, ROOT_INO};
-use crate::fs::directory::{self, DIRECTORY_TYPE, EntryTarget, FIRST_SEQUENCE, check_name, list_key};
+use crate::fs::directory::{self, DIRECTORY_TYPE, EntryTarget, FIRST_SEQUENCE, check_name, list_key, load_directory};
 use crate::fs::write_buffer::ContentSize;
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, SetAttributes, SetTime, inode, mode};
 use crate::txn::{Operation, ReadView, State, View};
@@ -203,7 +203,6 @@ pub(super) enum LookupTarget {
     Entry(EntryTarget),
 }
 
-/// Looks up a name like [`FileSystem::lookup`].
 pub(super) fn find(view: View<'_>, name_key: &[u8; 16], directory: Ino, name: &[u8]) -> Result<LookupTarget> {
     check_name(name)?;
     // An open directory without a name cannot be found again, not even by its number.
@@ -334,8 +333,7 @@ const PARENT_COOKIE: u64 = 2;
 impl FileSystem {
     /// Returns the bound of a listing that starts now: the directory's next sequence number.
     pub fn directory_bound(&self, directory: Ino) -> Result<u64> {
-        let state = self.volume.state();
-        Ok(load_directory(self.volume.view(&state), directory)?.next_sequence)
+        Ok(load_directory(self.volume.view(&self.volume.state()), directory)?.next_sequence)
     }
 
     /// Calls `f` with the entries after `cookie` (0 at the start) and before `bound`: `.` (cookie
@@ -371,21 +369,19 @@ impl FileSystem {
             return Ok(Attributes::of_published(ino, inode));
         }
         // Dirty data belongs to the newest version: if that is a later one by now, all attributes
-        // are taken from it. An inode removed meanwhile is taken from the older version, which has
-        // it.
-        let published = || Ok(Attributes::of_published(ino, inode));
-        let (newest, dirty) = match self.write_buffer.load_dirty_inode(ino) {
-            Err(Error::Stale) => return published(),
-            looked => looked?,
-        };
-        if newest.sequence != state.sequence {
-            match self.attributes(ino) {
-                Err(Error::Stale) => return published(),
-                newest => return newest,
+        // are taken from it.
+        let newest = self.write_buffer.load_dirty_inode(ino).and_then(|(newest, dirty)| {
+            if newest.sequence != state.sequence {
+                return self.attributes(ino);
             }
+            let content_size = dirty.map_or_else(|| ContentSize::published(inode), |(_, content_size)| content_size);
+            Ok(attributes_of(ino, inode, content_size))
+        });
+        match newest {
+            // Removed meanwhile; the older version has it.
+            Err(Error::Stale) => Ok(Attributes::of_published(ino, inode)),
+            newest => newest,
         }
-        let content_size = dirty.map_or_else(|| ContentSize::published(inode), |(_, content_size)| content_size);
-        Ok(attributes_of(ino, inode, content_size))
     }
 }
 
@@ -444,14 +440,4 @@ pub(super) fn list(
         Ok(f(&DirectoryEntry { ino, file_type, name, cookie: key.sub }, found.as_ref()))
     })?;
     unreadable
-}
-
-/// Loads a directory; `NotFound` when it is removed. One that is removed but still open has no
-/// links.
-pub(super) fn load_directory(view: View<'_>, ino: Ino) -> Result<InodeValue> {
-    let inode = inode::find(view, ino)?.ok_or(Error::NotFound)?;
-    if inode.mode & mode::TYPE != mode::DIRECTORY {
-        return Err(Error::NotDirectory);
-    }
-    Ok(inode)
 }

@@ -14,15 +14,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::names::{NewObject, new_inode};
-use super::xattr::{self, RECORDS_OF_VALUE, put_entry};
+use super::xattr::{RECORDS_OF_VALUE, put_entry};
 use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{InodeValue, MAX_XATTR, find_in_index, inode_flags};
 use crate::format::{Ino, Key, MAX_DATA};
-use crate::fs::directory::{self, DirectoryEditor, DirectoryRecord, EntryTarget, check_name, is_dot, put_in_list};
-use crate::fs::extents::{INLINE, PACK, Packer, SharedPage, SharedPages};
+use crate::fs::directory::{self, DirectoryEditor, DirectoryRecord, EntryTarget, check_new_name, put_in_list};
+use crate::fs::extents::{INLINE, PACK, PACK_FILES, Packer, SharedPage, SharedPages};
 use crate::fs::writeback::run_parallel;
 use crate::fs::{Creator, FileSystem, XattrMode, extents, inode, mode};
-use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume, WrittenPiece, groups_for};
+use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume, groups_for};
 
 /// Maximum content of a file that can be added in bulk, which is the limit for packing.
 pub(crate) const MAX_SMALL_FILE: u64 = PACK;
@@ -59,8 +59,6 @@ pub struct NewFile<'a> {
 }
 
 impl NewFile<'_> {
-    /// Returns the bytes that the file adds to a batch: attributes may be much larger than the
-    /// content.
     fn bytes(&self) -> usize {
         self.content.len() + self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
     }
@@ -75,25 +73,15 @@ impl FileSystem {
     /// are not added. Files of earlier batches exist, as durable as without the error.
     pub fn add_files(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
         let before = added.len();
-        let done = self.add_batches(files, added);
+        let (mut rest, mut done) = (files, Ok(()));
+        while done.is_ok() && !rest.is_empty() {
+            let (batch, later) = rest.split_at(batch_length(rest));
+            done = self.add_batch(batch, added);
+            rest = later;
+        }
         // Published batches stay, even after a later error.
         let durable = if added[before..].iter().any(Result::is_ok) { self.finish_change() } else { Ok(()) };
         done.and(durable)
-    }
-
-    fn add_batches(&self, files: &[NewFile<'_>], added: &mut Vec<Result<Ino>>) -> Result<()> {
-        let mut rest = files;
-        while !rest.is_empty() {
-            let (batch, later) = rest.split_at(batch_length(rest));
-            self.add_batch(batch, added)?;
-            rest = later;
-        }
-        Ok(())
-    }
-
-    /// Returns whether [`FileSystem::add_files`] accepts an attribute of this name.
-    pub(crate) fn is_plain_xattr(name: &[u8]) -> bool {
-        xattr::is_plain(name)
     }
 
     /// Halves a batch that has no space as a whole, until a single file does not fit.
@@ -134,16 +122,11 @@ impl FileSystem {
         };
         // The entry of a refused file has the number of another one and is not used.
         let inos: Vec<Ino> = refused.iter().map(number).collect();
-        let ino_of = |index: usize| inos[index];
-        let mut written =
-            write_pages(&self.volume, self.writeback.threads(), &pages, files, &ino_of, reserved)?.sorted();
+        let mut written = write_pages(&self.volume, self.writeback.threads, &pages, files, &inos, reserved)?.sorted();
         let records = files.iter().map(|file| RECORDS + file.xattrs.len() as u64 * RECORDS_OF_VALUE).sum();
         self.volume.operate(records, false, |op| {
-            let outcome = |(index, refused): (usize, &Option<Error>)| match refused {
-                Some(error) => Err(error.clone()),
-                None => Ok(ino_of(index)),
-            };
-            let mut outcomes: Vec<Result<Ino>> = refused.iter().enumerate().map(outcome).collect();
+            let outcome = |(ino, refused): (&Ino, &Option<Error>)| refused.clone().map_or(Ok(*ino), Err);
+            let mut outcomes: Vec<Result<Ino>> = inos.iter().zip(&refused).map(outcome).collect();
             self.link_batch(op, files, &mut outcomes, &mut written)?;
             Ok(outcomes)
         })
@@ -155,7 +138,7 @@ impl FileSystem {
         let state = self.volume.state();
         let view = self.volume.view(&state);
         let mut directories: BTreeMap<Ino, u32> = BTreeMap::new();
-        let (mut refused, mut packer) = (Vec::with_capacity(files.len()), Packer::new(self.options));
+        let (mut refused, mut packer) = (Vec::with_capacity(files.len()), Packer::new(self.options, PACK_FILES));
         for (index, file) in files.iter().enumerate() {
             let checked = validate(file).and_then(|()| self.check_target(view, file, &mut directories));
             match checked {
@@ -175,12 +158,10 @@ impl FileSystem {
     /// Returns the flags of the file's directory, or an error if the file cannot be created in this
     /// version.
     fn check_target(&self, view: View<'_>, file: &NewFile<'_>, directories: &mut BTreeMap<Ino, u32>) -> Result<u32> {
-        let flags = match directories.get(&file.directory) {
-            Some(flags) => *flags,
-            None => {
-                let flags = DirectoryEditor::load(view, file.directory)?.inode.flags;
-                directories.insert(file.directory, flags);
-                flags
+        let flags = match directories.entry(file.directory) {
+            Entry::Occupied(entry) => *entry.get(),
+            Entry::Vacant(entry) => {
+                *entry.insert(DirectoryEditor::load(view, &self.name_key, file.directory)?.inode.flags)
             }
         };
         match directory::find(view, &self.name_key, file.directory, file.name)? {
@@ -220,53 +201,41 @@ impl FileSystem {
         }
         let changed: BTreeSet<Ino> = listed.iter().map(|(file, _)| file.directory).collect();
         listed.into_iter().try_for_each(|(file, found)| put_in_list(op, file.directory, file.name, found))?;
-        let changed = naming.directories.into_values().filter(|directory| changed.contains(&directory.ino));
-        changed.into_iter().try_for_each(|mut directory| directory.store(op, now))?;
+        let mut changed = naming.directories.into_values().filter(|directory| changed.contains(&directory.ino));
+        changed.try_for_each(|mut directory| directory.store(op, now))?;
         let named: BTreeSet<Ino> = outcomes.iter().flatten().copied().collect();
         written.name(op, |piece| named.contains(&piece.ino))?; // BULK-3
         for (index, file) in files.iter().enumerate() {
-            if let Ok(ino) = outcomes[index] {
-                self.store_file(op, file, ino, flags[index], written.of(ino), now)?;
+            let Ok(ino) = outcomes[index] else { continue };
+            let creator = Creator { uid: file.uid, gid: file.gid, umask: None };
+            let object = NewObject { mode: (file.mode & mode::PERMISSIONS) | mode::REGULAR, rdev: 0, creator };
+            let length = file.content.len() as u64;
+            let mut value = InodeValue {
+                atime: file.atime.unwrap_or(now),
+                mtime: file.mtime.unwrap_or(now),
+                flags: flags[index],
+                size: length,
+                bytes: length,
+                ..new_inode(object, file.directory, now)
+            };
+            op.inode_made();
+            for (name, content) in file.xattrs {
+                put_entry(op, &self.name_key, ino, &mut value, name, content, XattrMode::Create)?;
             }
+            inode::store(op, ino, &value)?;
+            let pieces = written.of(ino);
+            if pieces.is_empty() && length > 0 {
+                op.insert(extents::inline_key(ino), file.content)?;
+            }
+            pieces.iter().try_for_each(|piece| extents::insert_piece(op, piece))?;
         }
         Ok(())
-    }
-
-    fn store_file(
-        &self,
-        op: &mut Operation<'_>,
-        file: &NewFile<'_>,
-        ino: Ino,
-        flags: u32,
-        pieces: &[WrittenPiece],
-        now: Timestamp,
-    ) -> Result<()> {
-        let creator = Creator { uid: file.uid, gid: file.gid, umask: None };
-        let object = NewObject { mode: (file.mode & mode::PERMISSIONS) | mode::REGULAR, rdev: 0, creator };
-        let length = file.content.len() as u64;
-        let mut value = InodeValue {
-            atime: file.atime.unwrap_or(now),
-            mtime: file.mtime.unwrap_or(now),
-            flags,
-            size: length,
-            bytes: length,
-            ..new_inode(object, file.directory, now)
-        };
-        op.inode_made();
-        for (name, content) in file.xattrs {
-            put_entry(op, &self.name_key, ino, &mut value, name, content, XattrMode::Create)?;
-        }
-        inode::store(op, ino, &value)?;
-        if pieces.is_empty() && length > 0 {
-            op.insert(extents::inline_key(ino), file.content)?;
-        }
-        pieces.iter().try_for_each(|piece| extents::insert_piece(op, piece))
     }
 }
 
 /// Entries that a batch adds to its directories, not yet in the tree.
 struct BatchEntries<'a> {
-    directories: BTreeMap<Ino, DirectoryEditor>,
+    directories: BTreeMap<Ino, DirectoryEditor<'a>>,
     /// Names by the key of their index record.
     index: BTreeMap<Key, Vec<(&'a [u8], DirectoryRecord)>>,
 }
@@ -277,15 +246,15 @@ impl<'a> BatchEntries<'a> {
     fn add_entry(
         &mut self,
         op: &Operation<'_>,
-        hash_key: &[u8; 16],
+        name_key: &'a [u8; 16],
         file: &NewFile<'a>,
         ino: Ino,
     ) -> Result<(DirectoryRecord, u32)> {
         let directory = match self.directories.entry(file.directory) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(DirectoryEditor::load(op.view(), file.directory)?),
+            Entry::Vacant(entry) => entry.insert(DirectoryEditor::load(op.view(), name_key, file.directory)?),
         };
-        let key = directory::index_key(hash_key, file.directory, file.name);
+        let key = directory::index_key(name_key, file.directory, file.name);
         let there = op.view().get(key, |value| find_in_index(value, file.name))?.flatten();
         let names = self.index.entry(key).or_default();
         if there.is_some() || names.iter().any(|(name, _)| *name == file.name) {
@@ -307,10 +276,7 @@ fn batch_length(files: &[NewFile<'_>]) -> usize {
 }
 
 fn validate(file: &NewFile<'_>) -> Result<()> {
-    check_name(file.name)?;
-    if is_dot(file.name) {
-        return Err(Error::Exists);
-    }
+    check_new_name(file.name)?;
     if file.content.len() as u64 > MAX_SMALL_FILE {
         return Err(Error::FileTooLarge);
     }
@@ -318,7 +284,7 @@ fn validate(file: &NewFile<'_>) -> Result<()> {
         return Err(Error::invalid("nanoseconds of a time are out of range"));
     }
     for (name, value) in file.xattrs {
-        if !xattr::is_plain(name) {
+        if !FileSystem::is_plain_xattr(name) {
             return Err(Error::Unsupported("such an attribute of a file that is added in bulk".into()));
         }
         if value.len() > MAX_XATTR {
@@ -334,7 +300,7 @@ fn write_pages(
     threads: usize,
     pages: &[SharedPage<usize>],
     files: &[NewFile<'_>],
-    ino_of: &(dyn Fn(usize) -> Ino + Sync),
+    inos: &[Ino],
     mut reserved: Option<Reservation>,
 ) -> Result<UnreferencedPages> {
     let share = |page: &SharedPage<usize>| {
@@ -352,7 +318,7 @@ fn write_pages(
             if let Some(reserved) = reserved {
                 for page in pages {
                     let parts: Vec<(Ino, u64, &[u8])> =
-                        page.items.iter().map(|i| (ino_of(*i), 0, files[*i].content)).collect();
+                        page.items.iter().map(|i| (inos[*i], 0, files[*i].content)).collect();
                     written.absorb(volume.write_packed(reserved, &parts, page.compression)?);
                 }
             }

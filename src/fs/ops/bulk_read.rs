@@ -91,7 +91,7 @@ impl FileSystem {
 
     /// Fills `out` with the segments, and returns which of them could be read.
     fn read_segments(&self, segments: &[Segment], mut out: &mut [u8]) -> Vec<bool> {
-        let threads = self.writeback.threads().min(out.len() / MIN_BYTES_PER_THREAD);
+        let threads = self.writeback.threads.min(out.len() / MIN_BYTES_PER_THREAD);
         self.volume
             .prefetch_data(segments.iter().map(|Segment { page, range }| (page, range.start, range.len() as u32)));
         let mut jobs = Vec::with_capacity(segments.len());

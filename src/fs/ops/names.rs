@@ -7,7 +7,7 @@ use crate::error::{Error, Result, Timestamp};
 use crate::format::values::{Extent, InodeValue, NO_TRIM, inode_flags};
 use crate::format::{Ino, MAX_VALUE, ROOT_INO};
 use crate::fs::directory::{
-    self, DirectoryEditor, DirectoryRecord, EntryTarget, FIRST_SEQUENCE, MAX_LINKS, check_name, is_dot,
+    self, DirectoryEditor, DirectoryRecord, EntryTarget, FIRST_SEQUENCE, MAX_LINKS, check_name, check_new_name, is_dot,
 };
 use crate::fs::extents::{self, compression_of};
 use crate::fs::reclaim::NameRemoval;
@@ -121,8 +121,7 @@ impl FileSystem {
 
     /// Returns the target; `Invalid` for anything but a symlink.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        let state = self.volume.state();
-        link_target(&self.volume, self.volume.view(&state), ino)
+        link_target(&self.volume, self.volume.view(&self.volume.state()), ino)
     }
 
     /// Writes the root directory of a new archive (mode 0755, owned by `creator`).
@@ -159,13 +158,10 @@ impl FileSystem {
         object: NewObject,
         fill: &mut ObjectInitializer<'_>,
     ) -> Result<Attributes> {
-        check_name(name)?;
-        if is_dot(name) {
-            return Err(Error::Exists);
-        }
+        check_new_name(name)?;
         let (ino, inode) = self.volume.operate(RECORDS + RECORDS_OF_TARGET + RECORDS_INHERITED, false, |op| {
             let now = self.environment.stamp();
-            let mut parent = DirectoryEditor::load(op.view(), directory)?;
+            let mut parent = DirectoryEditor::load(op.view(), &self.name_key, directory)?;
             if directory::find(op.view(), &self.name_key, directory, name)?.is_some() {
                 return Err(Error::Exists);
             }
@@ -173,7 +169,7 @@ impl FileSystem {
             xattr::inherit_acls(op, &self.name_key, &parent, object.creator.umask, ino, &mut inode)?;
             fill(op, ino, &mut inode)?;
             inode::store(op, ino, &inode)?;
-            parent.insert(op, &self.name_key, name, EntryTarget::of(ino, &inode))?;
+            parent.insert(op, name, EntryTarget::of(ino, &inode))?;
             parent.store(op, now)?;
             Ok((ino, inode))
         })?;
@@ -186,9 +182,9 @@ type ObjectInitializer<'a> = dyn FnMut(&mut Operation<'_>, Ino, &mut InodeValue)
 
 /// Allocates the number of a new object of `parent` and inherits flags and group; the caller stores
 /// the inode.
-pub(super) fn begin_object(
+fn begin_object(
     op: &mut Operation<'_>,
-    parent: &DirectoryEditor,
+    parent: &DirectoryEditor<'_>,
     object: NewObject,
     now: Timestamp,
 ) -> Result<(Ino, InodeValue)> {
@@ -256,22 +252,19 @@ const RECORDS_OF_RENAME: u64 = 3 + 3 + 3;
 const MAX_DEPTH: u64 = 1 << 24;
 
 /// Directories of a rename; one if both names are in the same.
-struct RenameDirectories {
-    source: DirectoryEditor,
-    other: Option<DirectoryEditor>,
+struct RenameDirectories<'k> {
+    source: DirectoryEditor<'k>,
+    other: Option<DirectoryEditor<'k>>,
 }
 
-impl RenameDirectories {
-    fn target(&mut self) -> &mut DirectoryEditor {
+impl<'k> RenameDirectories<'k> {
+    fn target(&mut self) -> &mut DirectoryEditor<'k> {
         self.other.as_mut().unwrap_or(&mut self.source)
     }
 
     fn store(&mut self, op: &mut Operation<'_>, now: Timestamp) -> Result<()> {
         self.source.store(op, now)?;
-        match &mut self.other {
-            Some(other) => other.store(op, now),
-            None => Ok(()),
-        }
+        self.other.as_mut().map_or(Ok(()), |other| other.store(op, now))
     }
 }
 
@@ -279,7 +272,7 @@ struct RenameStep<'a> {
     name: &'a [u8],
     new_name: &'a [u8],
     moved: DirectoryRecord,
-    parents: RenameDirectories,
+    parents: RenameDirectories<'a>,
     now: Timestamp,
 }
 
@@ -300,9 +293,9 @@ impl FileSystem {
         }
         self.reclaim.operate_removing(RECORDS_OF_RENAME, false, |op, removal| {
             let now = self.environment.stamp();
-            let source = DirectoryEditor::load(op.view(), directory)?;
-            let other =
-                if directory == new_directory { None } else { Some(DirectoryEditor::load(op.view(), new_directory)?) };
+            let load = |directory| DirectoryEditor::load(op.view(), &self.name_key, directory);
+            let source = load(directory)?;
+            let other = if directory == new_directory { None } else { Some(load(new_directory)?) };
             let moved = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
             let existing = directory::find(op.view(), &self.name_key, new_directory, new_name)?;
             // An inode that does not agree with its entry gets no other one (NAME-5).
@@ -321,15 +314,10 @@ impl FileSystem {
                 check_not_below(op.view(), moved.target.ino, new_directory)?;
             }
             let change = RenameStep { name, new_name, moved, parents: RenameDirectories { source, other }, now };
-            match existing {
-                Some(existing) if rename_mode == RenameMode::Exchange => self.exchange(op, change, existing),
-                _ => {
-                    let whiteout = match rename_mode {
-                        RenameMode::Whiteout(creator) => Some(creator),
-                        _ => None,
-                    };
-                    self.replace(op, removal, change, existing, whiteout)
-                }
+            match (rename_mode, existing) {
+                (RenameMode::Exchange, Some(existing)) => self.exchange(op, change, existing),
+                (RenameMode::Whiteout(creator), _) => self.replace(op, removal, change, existing, Some(creator)),
+                _ => self.replace(op, removal, change, existing, None),
             }
         })?;
         self.finish_change()
@@ -341,8 +329,8 @@ impl FileSystem {
             check_not_below(op.view(), existing.target.ino, parents.source.ino)?;
         }
         let (source, target) = (parents.source.ino, parents.target().ino);
-        parents.source.retarget(op, &self.name_key, name, moved, existing.target)?;
-        parents.target().retarget(op, &self.name_key, new_name, existing, moved.target)?;
+        parents.source.retarget(op, name, moved, existing.target)?;
+        parents.target().retarget(op, new_name, existing, moved.target)?;
         parents.store(op, now)?;
         store_moved(op, moved.target, target, now)?;
         store_moved(op, existing.target, source, now)
@@ -357,23 +345,23 @@ impl FileSystem {
         whiteout: Option<Creator>,
     ) -> Result<()> {
         let RenameStep { name, new_name, moved, mut parents, now } = change;
-        let replaced = match existing {
-            Some(existing) => Some((existing, load_replaceable(op.view(), moved.target, existing.target)?)),
-            None => None,
-        };
-        let key = &self.name_key;
+        let load = |existing: &DirectoryRecord| load_replaceable(op.view(), moved.target, existing.target);
+        let replaced = existing.map(|existing| load(&existing).map(|inode| (existing, inode))).transpose()?;
         if let Some(creator) = whiteout {
-            let left = store_whiteout(op, &parents.source, creator, now)?;
-            parents.source.retarget(op, key, name, moved, left)?;
+            // As overlayfs expects it: a 0:0 character device without permissions.
+            let object = NewObject { mode: mode::CHARACTER, rdev: 0, creator };
+            let (ino, inode) = begin_object(op, &parents.source, object, now)?;
+            inode::store(op, ino, &inode)?;
+            parents.source.retarget(op, name, moved, EntryTarget::of(ino, &inode))?;
         } else if parents.other.is_some() || replaced.is_some() {
-            parents.source.remove(op, key, name, moved)?;
+            parents.source.remove(op, name, moved)?;
         }
         let is_new_entry = whiteout.is_some() || parents.other.is_some();
         let target = parents.target();
         match &replaced {
-            Some((existing, _)) => target.retarget(op, key, new_name, *existing, moved.target)?,
-            None if is_new_entry => target.insert(op, key, new_name, moved.target)?,
-            None => target.rename(op, key, name, new_name, moved)?,
+            Some((existing, _)) => target.retarget(op, new_name, *existing, moved.target)?,
+            None if is_new_entry => target.insert(op, new_name, moved.target)?,
+            None => target.rename(op, name, new_name, moved)?,
         }
         let new_parent = target.ino;
         parents.store(op, now)?;
@@ -424,28 +412,11 @@ fn store_moved(op: &mut Operation<'_>, moved: EntryTarget, parent: Ino, now: Tim
     inode::store(op, moved.ino, &inode)
 }
 
-/// Creates an overlayfs whiteout: a 0:0 character device without permissions. Changes 1 record.
-fn store_whiteout(
-    op: &mut Operation<'_>,
-    parent: &DirectoryEditor,
-    creator: Creator,
-    now: Timestamp,
-) -> Result<EntryTarget> {
-    let creator = Creator { umask: None, ..creator };
-    let object = NewObject { mode: mode::CHARACTER, rdev: 0, creator };
-    let (ino, inode) = begin_object(op, parent, object, now)?;
-    inode::store(op, ino, &inode)?;
-    Ok(EntryTarget::of(ino, &inode))
-}
-
 impl FileSystem {
     /// Adds a name, up to 2^32 - 2 links; directories are refused with `NotPermitted`, an inode
     /// without any name with `NotFound`.
     pub fn link(&self, ino: Ino, directory: Ino, name: &[u8]) -> Result<Attributes> {
-        check_name(name)?;
-        if is_dot(name) {
-            return Err(Error::Exists);
-        }
+        check_new_name(name)?;
         // The directory's inode, index and list; the linked inode.
         self.volume.operate(4, false, |op| {
             let now = self.environment.stamp();
@@ -454,7 +425,7 @@ impl FileSystem {
             if target.is_directory() {
                 return Err(Error::NotPermitted);
             }
-            let mut parent = DirectoryEditor::load(op.view(), directory)?;
+            let mut parent = DirectoryEditor::load(op.view(), &self.name_key, directory)?;
             if directory::find(op.view(), &self.name_key, directory, name)?.is_some() {
                 return Err(Error::Exists);
             }
@@ -464,7 +435,7 @@ impl FileSystem {
                 _ => linked.links += 1,
             }
             linked.ctime = now;
-            parent.insert(op, &self.name_key, name, target)?;
+            parent.insert(op, name, target)?;
             parent.store(op, now)?;
             inode::store(op, ino, &linked)
         })?;
@@ -475,30 +446,27 @@ impl FileSystem {
     /// Removes a name. The last link of a file that is not open frees it at once when small, else
     /// in steps.
     pub fn unlink(&self, directory: Ino, name: &[u8]) -> Result<()> {
-        check_name(name)?;
         match name {
-            b"." => return Err(Error::invalid("`.` cannot be unlinked")),
-            b".." => return Err(Error::IsDirectory),
-            _ => {}
+            b"." => Err(Error::invalid("`.` cannot be unlinked")),
+            b".." => Err(Error::IsDirectory),
+            _ => self.remove_name(directory, name, false),
         }
-        self.remove_name(directory, name, false)
     }
 
     pub fn remove_directory(&self, directory: Ino, name: &[u8]) -> Result<()> {
-        check_name(name)?;
         match name {
-            b"." => return Err(Error::invalid("`.` cannot be removed")),
-            b".." => return Err(Error::NotEmpty),
-            _ => {}
+            b"." => Err(Error::invalid("`.` cannot be removed")),
+            b".." => Err(Error::NotEmpty),
+            _ => self.remove_name(directory, name, true),
         }
-        self.remove_name(directory, name, true)
     }
 
     fn remove_name(&self, directory: Ino, name: &[u8], want_directory: bool) -> Result<()> {
+        check_name(name)?;
         // The directory's inode, index and list; the removed inode.
         self.reclaim.operate_removing(4, true, |op, removal| {
             let now = self.environment.stamp();
-            let mut parent = DirectoryEditor::load(op.view(), directory)?;
+            let mut parent = DirectoryEditor::load(op.view(), &self.name_key, directory)?;
             let found = directory::find(op.view(), &self.name_key, directory, name)?.ok_or(Error::NotFound)?;
             match (found.target.is_directory(), want_directory) {
                 (true, false) => return Err(Error::IsDirectory),
@@ -509,7 +477,7 @@ impl FileSystem {
             if want_directory && directory::has_entries(op.view(), found.target.ino, &removed)? {
                 return Err(Error::NotEmpty);
             }
-            parent.remove(op, &self.name_key, name, found)?;
+            parent.remove(op, name, found)?;
             parent.store(op, now)?;
             removal.drop_name(op, found.target.ino, &mut removed, now)
         })?;

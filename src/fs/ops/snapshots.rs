@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::attributes::{AttributeLoader, LookupTarget, find, list, load_directory, stale_to_not_found};
+use super::attributes::{AttributeLoader, LookupTarget, find, list, stale_to_not_found};
 use super::file_data::{FileLayout, read_published, resize_buffer};
 use super::names::link_target;
 use super::xattr;
@@ -277,8 +277,7 @@ impl<'a> SnapshotView<'a> {
     /// # Errors
     /// `Stale` also when there is no such inode.
     pub fn attributes(&self, ino: Ino) -> Result<Attributes> {
-        let reading = self.reading()?;
-        inode::load(reading.view(), ino).map(|inode| Attributes::of_published(ino, &inode))
+        inode::load(self.reading()?.view(), ino).map(|inode| Attributes::of_published(ino, &inode))
     }
 
     /// Returns the target of a symlink.
@@ -286,8 +285,7 @@ impl<'a> SnapshotView<'a> {
     /// # Errors
     /// `Invalid` for anything but a symlink.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        let reading = self.reading()?;
-        link_target(self.volume, reading.view(), ino)
+        link_target(self.volume, self.reading()?.view(), ino)
     }
 
     /// See [`FileSystem::read_into`].
@@ -302,14 +300,12 @@ impl<'a> SnapshotView<'a> {
 
     /// See [`FileSystem::next_data`].
     pub fn next_data(&self, ino: Ino, offset: u64) -> Result<u64> {
-        let reading = self.reading()?;
-        FileLayout::at(reading.view(), ino, offset, Vec::new())?.next_data(offset)?.ok_or(Error::NoSuchRange)
+        FileLayout::at(self.reading()?.view(), ino, offset, Vec::new())?.next_data(offset)?.ok_or(Error::NoSuchRange)
     }
 
     /// See [`FileSystem::next_hole`].
     pub fn next_hole(&self, ino: Ino, offset: u64) -> Result<u64> {
-        let reading = self.reading()?;
-        FileLayout::at(reading.view(), ino, offset, Vec::new())?.next_hole(offset)
+        FileLayout::at(self.reading()?.view(), ino, offset, Vec::new())?.next_hole(offset)
     }
 
     /// Returns the value of an extended attribute.
@@ -317,20 +313,17 @@ impl<'a> SnapshotView<'a> {
     /// # Errors
     /// `NoAttribute`, `Unsupported` for a namespace that is not stored.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        let reading = self.reading()?;
-        xattr::read(reading.view(), self.name_key, ino, name)
+        xattr::read(self.reading()?.view(), self.name_key, ino, name)
     }
 
     /// See [`FileSystem::list_xattrs_for`].
     pub fn list_xattrs_for(&self, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
-        let reading = self.reading()?;
-        xattr::list(reading.view(), ino, is_trusted)
+        xattr::list(self.reading()?.view(), ino, is_trusted)
     }
 
     /// See [`FileSystem::directory_bound`].
     pub fn directory_bound(&self, directory: Ino) -> Result<u64> {
-        let reading = self.reading()?;
-        Ok(load_directory(reading.view(), directory)?.next_sequence)
+        Ok(directory::load_directory(self.reading()?.view(), directory)?.next_sequence)
     }
 
     /// See [`FileSystem::list_directory`].
@@ -342,9 +335,8 @@ impl<'a> SnapshotView<'a> {
         with_attributes: bool,
         f: &mut dyn FnMut(&DirectoryEntry<'_>, Option<&Attributes>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let reading = self.reading()?;
         let attributes = |ino: Ino, inode: &_| Ok(Attributes::of_published(ino, inode));
         let attributes: Option<&AttributeLoader<'_>> = if with_attributes { Some(&attributes) } else { None };
-        list(reading.view(), directory, cookie, bound, attributes, f)
+        list(self.reading()?.view(), directory, cookie, bound, attributes, f)
     }
 }

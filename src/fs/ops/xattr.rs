@@ -9,7 +9,7 @@ use crate::format::values::{
 };
 use crate::format::{Ino, Key, MAX_NAME, MAX_VALUE, kind};
 use crate::fs::acl::{self, Acl, AclKind};
-use crate::fs::directory::{DirectoryEditor, name_hash};
+use crate::fs::directory::{DirectoryEditor, has_records, name_hash};
 use crate::fs::{FileSystem, XattrMode, inode, mode};
 use crate::txn::{Operation, View};
 
@@ -41,8 +41,7 @@ impl FileSystem {
     /// # Errors
     /// `NoAttribute`, `Unsupported` for a namespace that is not stored.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        let state = self.volume.state();
-        read(self.volume.view(&state), &self.name_key, ino, name)
+        read(self.volume.view(&self.volume.state()), &self.name_key, ino, name)
     }
 
     /// Sets an attribute with all privileges.
@@ -97,8 +96,13 @@ impl FileSystem {
     /// Lists `trusted.` names only for privileged callers, like the kernel's own file systems;
     /// `is_trusted` is called if there is such a name.
     pub fn list_xattrs_for(&self, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
-        let state = self.volume.state();
-        list(self.volume.view(&state), ino, is_trusted)
+        list(self.volume.view(&self.volume.state()), ino, is_trusted)
+    }
+
+    /// Returns whether [`FileSystem::add_files`] accepts an attribute of this name: neither an
+    /// access control list nor the computed one.
+    pub(crate) fn is_plain_xattr(name: &[u8]) -> bool {
+        matches!(classify(name), Ok(Attribute::Plain))
     }
 
     /// Removes an attribute.
@@ -128,12 +132,10 @@ impl FileSystem {
 pub(super) fn read(view: View<'_>, name_key: &[u8; 16], ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
     let attribute = classify(name)?;
     let inode = inode::load(view, ino)?;
-    match attribute {
-        Attribute::Birth => Ok(format!("{}.{:09}", inode.btime.seconds, inode.btime.nanos).into_bytes()),
-        Attribute::Plain | Attribute::List(_) => {
-            find_value(view, name_key, ino, &inode, name)?.ok_or(Error::NoAttribute)
-        }
+    if let Attribute::Birth = attribute {
+        return Ok(format!("{}.{:09}", inode.btime.seconds, inode.btime.nanos).into_bytes());
     }
+    find_value(view, name_key, ino, &inode, name)?.ok_or(Error::NoAttribute)
 }
 
 pub(super) fn list(view: View<'_>, ino: Ino, is_trusted: &dyn Fn() -> bool) -> Result<Vec<u8>> {
@@ -144,12 +146,6 @@ pub(super) fn list(view: View<'_>, ino: Ino, is_trusted: &dyn Fn() -> bool) -> R
     }
     let shown = names.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(TRUSTED));
     Ok(shown.flatten().copied().collect())
-}
-
-/// Returns whether an attribute of this name is stored unchanged: neither an access control list
-/// nor the computed one.
-pub(super) fn is_plain(name: &[u8]) -> bool {
-    matches!(classify(name), Ok(Attribute::Plain))
 }
 
 fn classify(name: &[u8]) -> Result<Attribute> {
@@ -171,8 +167,7 @@ fn classify(name: &[u8]) -> Result<Attribute> {
     }
 }
 
-/// Returns the value of an attribute, if it exists.
-pub(super) fn find_value(
+fn find_value(
     view: View<'_>,
     hash_key: &[u8; 16],
     ino: Ino,
@@ -248,7 +243,19 @@ pub(in crate::fs) fn put_entry(
             }
         }
     }
-    entries.push(store_value(op, ino, inode, name, value)?);
+    let mut entry = XattrEntry { name: name.to_vec(), length: value.len() as u32, piece: 0, value: Vec::new() };
+    if value.len() <= MAX_INSIDE {
+        entry.value = value.to_vec();
+    } else {
+        entry.piece = inode.next_piece;
+        let next = entry.piece.checked_add(1);
+        inode.next_piece = next.ok_or_else(|| Error::NoSpace("an inode's piece numbers are used up".into()))?;
+        let first = pieces(ino, &entry).start;
+        for (index, bytes) in value.chunks(XATTR_PIECE).enumerate() {
+            op.insert(Key { sub: first.sub + index as u64, ..first }, bytes)?;
+        }
+    }
+    entries.push(entry);
     let record = encode_xattrs(&entries);
     if record.len() > MAX_VALUE {
         // Three long values with the same keyed 64-bit hash: infeasible to find without the key.
@@ -278,13 +285,7 @@ pub(super) fn remove_entry(
         return Ok(true);
     }
     op.remove(key)?;
-    let mut is_last = true;
-    let all = records(ino);
-    op.view().scan(all.start, all.end, &mut |_, _| {
-        is_last = false;
-        Ok(ControlFlow::Break(()))
-    })?;
-    if is_last {
+    if !has_records(op.view(), records(ino))? {
         inode.flags &= !inode_flags::HAS_XATTRS;
     }
     Ok(true)
@@ -304,34 +305,11 @@ fn pieces(ino: Ino, entry: &XattrEntry) -> Range<Key> {
     Key::new(ino.0, kind::XATTR_PIECE, first)..Key::new(ino.0, kind::XATTR_PIECE, first + count)
 }
 
-/// Returns the entries of a record; an inode without attributes needs no search.
 fn load(view: View<'_>, inode: &InodeValue, key: Key) -> Result<Vec<XattrEntry>> {
     if inode.flags & inode_flags::HAS_XATTRS == 0 {
         return Ok(Vec::new());
     }
     Ok(view.get(key, decode_xattrs)?.unwrap_or_default())
-}
-
-fn store_value(
-    op: &mut Operation<'_>,
-    ino: Ino,
-    inode: &mut InodeValue,
-    name: &[u8],
-    value: &[u8],
-) -> Result<XattrEntry> {
-    let length = value.len() as u32;
-    if value.len() <= MAX_INSIDE {
-        return Ok(XattrEntry { name: name.to_vec(), length, piece: 0, value: value.to_vec() });
-    }
-    let piece = inode.next_piece;
-    inode.next_piece =
-        piece.checked_add(1).ok_or_else(|| Error::NoSpace("an inode's piece numbers are used up".into()))?;
-    let entry = XattrEntry { name: name.to_vec(), length, piece, value: Vec::new() };
-    let first = pieces(ino, &entry).start;
-    for (index, bytes) in value.chunks(XATTR_PIECE).enumerate() {
-        op.insert(Key { sub: first.sub + index as u64, ..first }, bytes)?;
-    }
-    Ok(entry)
 }
 
 fn remove_pieces(op: &mut Operation<'_>, ino: Ino, entry: &XattrEntry) -> Result<()> {
@@ -356,7 +334,7 @@ impl FileSystem {
     /// Sets the list, and with an access list the mode (ACL-2). `keeps_set_gid` returns whether the
     /// caller may keep the set-gid bit on objects of the group; otherwise an access list clears it,
     /// like chmod(2). It is called before the change begins.
-    pub(super) fn set_acl(
+    fn set_acl(
         &self,
         ino: Ino,
         kind: AclKind,
@@ -392,7 +370,7 @@ impl FileSystem {
 
     /// Removes the list; without one it succeeds, as on every Linux file system. The mode keeps the
     /// bits of the list.
-    pub(super) fn remove_acl(&self, ino: Ino, kind: AclKind) -> Result<()> {
+    fn remove_acl(&self, ino: Ino, kind: AclKind) -> Result<()> {
         // The inode and the list.
         self.volume.operate(1 + RECORDS_OF_LIST, true, |op| {
             let now = self.environment.stamp();
@@ -420,9 +398,8 @@ fn load_acl(view: View<'_>, hash_key: &[u8; 16], ino: Ino, inode: &InodeValue, k
     let Some(value) = find_value(view, hash_key, ino, inode, kind.name())? else { return Ok(None) };
     // Only valid lists are stored: another program wrote this one.
     let damaged = |error| Error::damaged(format!("{error}: inode={}", ino.0));
-    Acl::parse(&value)
-        .map_err(damaged)?
-        .map_or_else(|| Err(damaged(Error::invalid("an empty list"))), |list| Ok(Some(list)))
+    let list = Acl::parse(&value).and_then(|list| list.ok_or_else(|| Error::invalid("an empty list")));
+    list.map(Some).map_err(damaged)
 }
 
 /// Changes the permission bits of `inode` and its access list (ACL-2). The caller stores the inode.
@@ -445,7 +422,7 @@ pub(super) fn change_mode(
 pub(super) fn inherit_acls(
     op: &mut Operation<'_>,
     hash_key: &[u8; 16],
-    parent: &DirectoryEditor,
+    parent: &DirectoryEditor<'_>,
     umask: Option<u32>,
     ino: Ino,
     inode: &mut InodeValue,

@@ -23,10 +23,10 @@ fn fill(fs: &FileSystem, directory: Ino, count: u64) {
         fs.volume
             .operate(3000, false, |op| {
                 let now = fs.environment.now();
-                let mut parent = DirectoryEditor::load(op.view(), directory)?;
+                let mut parent = DirectoryEditor::load(op.view(), &fs.name_key, directory)?;
                 let mut linked = inode::load(op.view(), file)?;
                 for number in first..first + 1000 {
-                    parent.insert(op, &fs.name_key, &name(number), EntryTarget::of(file, &linked))?;
+                    parent.insert(op, &name(number), EntryTarget::of(file, &linked))?;
                     linked.links += 1;
                 }
                 parent.store(op, now)?;

@@ -45,7 +45,7 @@ pub(super) struct Writeback {
     volume: Arc<Volume>,
     write_buffer: Arc<WriteBuffer>,
     options: FsOptions,
-    threads: usize,
+    pub(super) threads: usize,
     /// Generation of the record before the last commit that a batch was sealed ahead of; `u64::MAX`
     /// for none.
     sealed_ahead: AtomicU64,
@@ -62,10 +62,6 @@ impl Writeback {
             sealed_ahead: AtomicU64::new(u64::MAX),
             block_count_changes: BlockCountChanges::default(),
         }
-    }
-
-    pub(super) fn threads(&self) -> usize {
-        self.threads
     }
 
     /// Flushes all dirty data accepted so far, at the start of each commit and under the writers'

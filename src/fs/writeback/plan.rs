@@ -14,8 +14,8 @@ use crate::format::page::ITEM;
 use crate::format::values::InodeValue;
 use crate::format::{BLOCK, Ino};
 use crate::fs::extents::{
-    self, FRAME, INLINE, MappedExtent, PACK, Packer, SharedPage, compression_of, gaps, join_ranges, may_be_packed,
-    packs,
+    self, FRAME, INLINE, MappedExtent, PACK, PACK_FILES, Packer, SharedPage, compression_of, gaps, join_ranges,
+    may_be_packed, packs,
 };
 use crate::fs::inode;
 use crate::fs::types::FsOptions;
@@ -75,7 +75,7 @@ impl PagePlanner<'_> {
     /// together are packed together).
     pub(super) fn plan(mut self, layers: &[(Ino, Arc<Layer>)]) -> Result<(Vec<FilePlan>, UnreferencedPages)> {
         let mut plans = Vec::with_capacity(layers.len());
-        let mut packer = Packer::new(self.options);
+        let mut packer = Packer::new(self.options, PACK_FILES);
         if self.volume.is_remote() {
             self.prefetch_old_pages(layers)?;
         }
