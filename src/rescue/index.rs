@@ -16,13 +16,15 @@
 //! Memory: about 130 bytes for each node page of any age (one for some 50 files), 60 for each inode
 //! number, and for each page of an inode that no leaf describes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use lockbox_terminal::display;
 
 use super::LaterCommits;
-use super::scan::{KnownSnapshots, LogOverlay, SnapshotRoots, SurvivingLog, as_damage, open_found, scan, visit_leaves};
+use super::scan::{
+    KnownSnapshots, LogOverlay, SnapshotRoots, SurvivingLog, as_damage, find_page, ignoring_damage, scan, visit_leaves,
+};
 use crate::error::{Error, Refusal, Result};
 use crate::format::node::{self, NodeEntries, NodeView};
 use crate::format::page::{PackedItem, PageKind, Prologue};
@@ -140,12 +142,11 @@ impl ScanCollector {
                     self.data.entry(ino).or_default().add(prologue.generation, piece.length);
                 }
             }
-            PageKind::Node if prologue.owner == TreeId::Live as u64 => match open_found(pager, run) {
-                Ok((pointer, opened)) => self.node(pointer, opened.body())?,
-                // Only the prologue survived.
-                Err(Error::Damaged(_) | Error::Io { .. }) => {}
-                Err(error) => return Err(error),
-            },
+            PageKind::Node if prologue.owner == TreeId::Live as u64 => {
+                if let Some((pointer, opened)) = find_page(pager, run)? {
+                    self.node(pointer, opened.body())?;
+                }
+            }
             PageKind::Node if prologue.owner == TreeId::Snapshots as u64 => self.known_snapshots.page(pager, run)?,
             PageKind::Node | PageKind::DeltaList => {}
         }
@@ -153,11 +154,8 @@ impl ScanCollector {
     }
 
     fn node(&mut self, pointer: Pointer, body: &[u8]) -> Result<()> {
-        let view = match node::decode(body) {
-            Ok(view) if view.head.tree == TreeId::Live as u8 => view,
-            Ok(_) | Err(Error::Damaged(_)) => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let decoded = ignoring_damage(node::decode(body))?;
+        let Some(view) = decoded.filter(|view| view.head.tree == TreeId::Live as u8) else { return Ok(()) };
         if let NodeEntries::Leaf(entries) = &view.entries {
             self.inodes.extend(entries.iter().map(|(key, _)| key.object).filter(|object| *object != 0));
         }
@@ -174,13 +172,13 @@ impl LeafIndex {
         progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<LeafIndex> {
         let mut found = ScanCollector::default();
-        let scanned =
+        let unreadable =
             scan(&**pager.storage(), pager.cipher(), progress, &mut |run, prologue| found.page(&pager, run, prologue))?;
         let mut nodes = found.nodes;
         let records = surviving_records(&pager);
         learn_lifetimes(&pager, &records, &mut nodes);
         let shown = nodes.iter().map(|node| node.last).chain(records.iter().map(|(record, _)| record.generation));
-        let newest = shown.chain([log.newest()]).max().unwrap_or_default();
+        let newest = shown.chain([log.newest]).max().unwrap_or_default();
         let log = log.into_overlay(&records);
         found.inodes.extend(log.inodes());
         let later = later_commits(&records, newest, found.youngest);
@@ -195,7 +193,7 @@ impl LeafIndex {
             inodes: Vec::new(),
             data: found.data,
             pages: found.pages,
-            unreadable: scanned.unreadable,
+            unreadable,
             newest,
             later,
             log,
@@ -205,18 +203,14 @@ impl LeafIndex {
         Ok(index)
     }
 
-    /// Returns the number of objects of which at least a part survived.
-    pub(super) fn objects(&self) -> u64 {
-        (self.inodes.len() + self.data.len()) as u64
-    }
-
     /// Returns the index of a snapshot: exactly the leaves reachable from its root (KEPT-1),
     /// without data pages that no leaf describes, and without the log, which belongs to the live
     /// tree. The newest generation is that of the snapshot; later commits do not matter. Errors:
     /// `Refused` when no known snapshot has this name, `Damaged` when the list of snapshots may be
     /// incomplete.
     pub(super) fn of_snapshot(mut self, name: &[u8]) -> Result<LeafIndex> {
-        let Some((id, snapshot)) = self.known_snapshots.named(name).cloned() else {
+        let named = self.known_snapshots.all.iter().rev().find(|(_, snapshot)| snapshot.name == name);
+        let Some((id, snapshot)) = named.cloned() else {
             return Err(match self.known_snapshots.lost {
                 None => Error::Refused(Refusal::NoSnapshot { name: display(name) }),
                 Some(reason) => {
@@ -334,7 +328,6 @@ impl LeafIndex {
         Ok(false)
     }
 
-    /// Returns all leaves that overlap the inode's keys.
     pub(super) fn of(&self, ino: Ino) -> Vec<u32> {
         self.overlapping(Key::new(ino.0, 0, 0), Key::new(ino.0.saturating_add(1), 0, 0))
     }
@@ -343,9 +336,7 @@ impl LeafIndex {
     /// (RESCUE-2).
     pub(super) fn versions(&self, ino: Ino) -> Vec<LeafSet> {
         let all = self.of(ino);
-        let mut generations: Vec<Generation> = all.iter().map(|&leaf| self.leaves[leaf as usize].last).collect();
-        generations.sort_unstable();
-        generations.dedup();
+        let generations: BTreeSet<Generation> = all.iter().map(|&leaf| self.last(leaf)).collect();
         let mut versions: Vec<LeafSet> = Vec::new();
         let mut to_lay = self.log.has(ino);
         for generation in generations.into_iter().rev() {
@@ -470,22 +461,14 @@ impl LeafIndex {
 
 /// Returns the inodes and byte ranges in a data page's own header; none if it does not open.
 fn pieces_of(pager: &Pager, run: Run, prologue: &Prologue) -> Result<Vec<(u64, DataPiece)>> {
-    let (page, opened) = match open_found(pager, run) {
-        Ok(found) => found,
-        Err(Error::Damaged(_) | Error::Io { .. }) => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
+    let Some((page, opened)) = find_page(pager, run)? else { return Ok(Vec::new()) };
     if prologue.kind == PageKind::Data {
         let piece = DataPiece { page, offset: prologue.position, start: 0, length: prologue.plain_length };
         return Ok(vec![(prologue.owner, piece)]);
     }
-    let items = match opened.table() {
-        Ok(table) => &table.items,
-        Err(Error::Damaged(_)) => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
+    let Some(table) = ignoring_damage(opened.table())? else { return Ok(Vec::new()) };
     let piece = |item: &PackedItem| DataPiece { page, offset: item.offset, start: item.start, length: item.length };
-    Ok(items.iter().map(|item| (item.ino.0, piece(item))).collect())
+    Ok(table.items.iter().map(|item| (item.ino.0, piece(item))).collect())
 }
 
 /// RESCUE-1, top-down: a node is reachable at least as long as the newest node that references it.

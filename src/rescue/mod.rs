@@ -117,7 +117,6 @@ pub enum RescueProgress<'a> {
     Writing(Progress<'a>, FileTotals),
 }
 
-/// Result of a rescue.
 #[derive(Debug, Default)]
 pub struct RescueReport {
     /// Authentic pages of any age.

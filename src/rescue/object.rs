@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::index::{DataPiece, LeafIndex, LeafSet};
-use super::scan::as_damage;
+use super::scan::{as_damage, ignoring_damage};
 use crate::error::{Error, Result};
 use crate::exchange::attributes::{self, Phase, apply, apply_at, host_error};
 use crate::exchange::staging_dir::{StagingDir, identity_of, make_directory, make_special};
@@ -90,21 +90,12 @@ impl RescuedInode {
         RescuedInode { inode, inline: None, xattrs: Vec::new(), stand_in: true, pieces: Vec::new() }
     }
 
-    pub(super) fn is_stand_in(&self) -> bool {
-        self.stand_in
-    }
-
     pub(super) fn file_type(&self) -> u32 {
         self.inode.mode & mode::TYPE
     }
 
     pub(super) fn is_directory(&self) -> bool {
         self.file_type() == mode::DIRECTORY
-    }
-
-    /// Returns whether the inode has no name: it was deleted.
-    pub(super) fn is_orphan(&self) -> bool {
-        self.inode.links == 0
     }
 
     pub(super) fn attributes(&self, ino: Ino) -> Attributes {
@@ -219,7 +210,11 @@ pub(super) fn write_object(
     (at, name): (&OwnedFd, &[u8]),
 ) -> Result<WrittenObject> {
     match object.file_type() {
-        mode::REGULAR => file(source, object, lenient, stage, (at, name)),
+        mode::REGULAR => {
+            let host = begin(stage)?;
+            let created = fill(source, object, lenient, &host);
+            finished(stage, created.and_then(|created| place(stage, at, name).map(|()| created)))
+        }
         mode::SYMLINK | mode::FIFO | mode::SOCKET | mode::CHARACTER | mode::BLOCK => {
             special(source, object, stage, (at, name))
         }
@@ -263,18 +258,6 @@ fn begin(stage: &StagingDir) -> Result<OwnedFd> {
     rustix::fs::openat(stage.directory(), UNFINISHED, flags, Mode::RUSR | Mode::WUSR).map_err(host_error("cannot make"))
 }
 
-fn file(
-    source: ObjectSource<'_>,
-    object: &RescuedInode,
-    lenient: bool,
-    stage: &StagingDir,
-    (at, name): (&OwnedFd, &[u8]),
-) -> Result<WrittenObject> {
-    let host = begin(stage)?;
-    let created = fill(source, object, lenient, &host);
-    finished(stage, created.and_then(|created| place(stage, at, name).map(|()| created)))
-}
-
 fn fill(source: ObjectSource<'_>, object: &RescuedInode, lenient: bool, host: &OwnedFd) -> Result<WrittenObject> {
     let stat = object.attributes(source.ino);
     let (mut end, mut written) = (0, 0);
@@ -286,7 +269,7 @@ fn fill(source: ObjectSource<'_>, object: &RescuedInode, lenient: bool, host: &O
             (source.written)(written)
         })?;
     // Without an inode record the size is unknown: the end of the surviving data is used.
-    let size = if object.is_stand_in() { end } else { stat.size };
+    let size = if object.stand_in { end } else { stat.size };
     host_call::set_length(host, size).map_err(host_error("cannot set the size"))?;
     let target = attributes::XattrObject::open(host);
     attributes::set_for_phase(&object.xattrs, &target, Phase::BeforeMode, source.path, source.skipped);
@@ -314,9 +297,8 @@ pub(super) fn write_pieces(
             continue;
         }
         bytes.resize(piece.length as usize, 0);
-        match pager.read_data(&piece.page, piece.start, &mut bytes).map_err(as_damage) {
-            Err(Error::Damaged(_)) => continue,
-            read => read?,
+        if ignoring_damage(pager.read_data(&piece.page, piece.start, &mut bytes).map_err(as_damage))?.is_none() {
+            continue;
         }
         let host = match &mut host {
             Some(host) => host,

@@ -50,38 +50,31 @@ use crate::storage::Storage;
 /// Size of one read, in bytes.
 const WINDOW: u64 = 1 << 20;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ScanSummary {
-    /// Blocks that the host could not read.
-    pub(crate) unreadable: u64,
-}
-
 /// Calls `page` for every address with a block that opens as a prologue for that address. Every
 /// block is tried, also within pages: a page that was partly overwritten may contain a newer one.
 /// Holes are skipped. `progress` is called with the bytes done and the length of the file; its
-/// error ends the scan.
+/// error ends the scan. Returns the number of blocks that the host could not read.
 pub(crate) fn scan(
     storage: &dyn Storage,
     cipher: &PageCipher,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     page: &mut dyn FnMut(Run, &Prologue) -> Result<()>,
-) -> Result<ScanSummary> {
+) -> Result<u64> {
     let length = storage.len()? / BLOCK * BLOCK;
-    let mut scanned = ScanSummary::default();
-    let mut at = 0;
+    let (mut at, mut unreadable) = (0, 0);
     while at < length {
         let Some(data) = storage.next_data(at)? else { break };
         at = data.start / BLOCK * BLOCK;
         let end = data.end.next_multiple_of(BLOCK).min(length);
         while at < end {
             let count = (end - at).min(WINDOW);
-            scan_window(storage, cipher, at, count, &mut scanned, page)?;
+            scan_window(storage, cipher, at, count, &mut unreadable, page)?;
             at += count;
             progress(at, length)?;
         }
     }
     progress(length, length)?;
-    Ok(scanned)
+    Ok(unreadable)
 }
 
 fn scan_window(
@@ -89,7 +82,7 @@ fn scan_window(
     cipher: &PageCipher,
     at: u64,
     count: u64,
-    scanned: &mut ScanSummary,
+    unreadable: &mut u64,
     page: &mut dyn FnMut(Run, &Prologue) -> Result<()>,
 ) -> Result<()> {
     let mut bytes = vec![0; count as usize];
@@ -99,12 +92,12 @@ fn scan_window(
         }
         if count == BLOCK {
             tracing::warn!(%error, block = at / BLOCK, "a block cannot be read");
-            scanned.unreadable += 1;
+            *unreadable += 1;
             return Ok(());
         }
         // A bad sector must not hide its neighbours.
         for block in 0..count / BLOCK {
-            scan_window(storage, cipher, at + block * BLOCK, BLOCK, scanned, page)?;
+            scan_window(storage, cipher, at + block * BLOCK, BLOCK, unreadable, page)?;
         }
         return Ok(());
     }
@@ -135,6 +128,11 @@ pub(crate) fn open_found(pager: &Pager, run: Run) -> Result<(Pointer, OpenedPage
     let pointer = Pointer { run, generation: prologue.generation, tag };
     let opened = pager.cipher().open(&pointer, bytes)?;
     Ok((pointer, opened))
+}
+
+/// Opens a page like [`open_found`]; `None` if only its prologue survived.
+pub(super) fn find_page(pager: &Pager, run: Run) -> Result<Option<(Pointer, OpenedPage)>> {
+    ignoring_damage(open_found(pager, run).map_err(as_damage))
 }
 
 /// Maps I/O errors to damage: an unreadable sector is as lost as an altered one.
@@ -209,7 +207,7 @@ pub(super) struct SurvivingLog {
     /// Last entry of the chain.
     last: Option<LogMark>,
     /// Highest generation that any entry extends.
-    newest: Generation,
+    pub(super) newest: Generation,
     /// An entry after the chain extends the same record, so an entry between them is lost.
     lost: bool,
 }
@@ -274,10 +272,6 @@ impl SurvivingLog {
         self.newest > Generation(0)
     }
 
-    pub(super) fn newest(&self) -> Generation {
-        self.newest
-    }
-
     /// Decides by the surviving records (LAID-1, LAID-2).
     pub(super) fn into_overlay(mut self, records: &[(CommitRecord, Tag)]) -> LogOverlay {
         let newest = records.iter().map(|(record, _)| record).max_by_key(|record| record.generation);
@@ -312,9 +306,9 @@ impl SurvivingLog {
     }
 }
 
-/// Maps `Damaged` to `None`: an authentic structure that does not decode was written by a holder of
-/// the key.
-fn ignoring_damage<T>(opened: Result<T>) -> Result<Option<T>> {
+/// Maps `Damaged` to `None`. An authentic structure that does not decode was written by a holder of
+/// the key, and is skipped like a lost one.
+pub(super) fn ignoring_damage<T>(opened: Result<T>) -> Result<Option<T>> {
     match opened {
         Ok(opened) => Ok(Some(opened)),
         Err(Error::Damaged(_)) => Ok(None),
@@ -433,10 +427,7 @@ pub(super) struct SnapshotRoots {
 impl SnapshotRoots {
     pub(super) fn page(&mut self, pager: &Pager, run: Run) -> Result<()> {
         self.any = true;
-        let (pointer, opened) = match open_found(pager, run) {
-            Err(Error::Damaged(_) | Error::Io { .. }) => return Ok(()),
-            found => found?,
-        };
+        let Some((pointer, opened)) = find_page(pager, run)? else { return Ok(()) };
         if let Ok(head) = node::decode(opened.body()).map(|view| view.head)
             && head.tree == TreeId::Snapshots as u8
             && (head.lower, head.upper) == (Key::MIN, Key::MAX)
@@ -508,10 +499,6 @@ impl KnownSnapshots {
         }
     }
 
-    pub(super) fn named(&self, name: &[u8]) -> Option<&(u64, SnapshotValue)> {
-        self.all.iter().rev().find(|(_, snapshot)| snapshot.name == name)
-    }
-
     /// Checks the tree of each snapshot. Shared nodes are read once: about 60 bytes of memory for
     /// each node.
     pub(super) fn check_all(&self, pager: &Pager) -> Result<Vec<SnapshotCondition>> {
@@ -544,15 +531,13 @@ impl ReachabilityCheck<'_> {
         if let Some(whole) = self.known.get(&place.pointer) {
             return Ok(*whole);
         }
-        let mut whole = true;
-        match place.open(self.pager) {
-            Err(Error::Damaged(_)) => whole = false,
-            opened => {
-                if let NodeEntries::Internal(children) = node::decode(&opened?)?.entries {
-                    for child in place.children(&children) {
-                        whole &= self.is_whole(&child)?;
-                    }
-                }
+        let body = ignoring_damage(place.open(self.pager))?;
+        let mut whole = body.is_some();
+        if let Some(body) = body
+            && let NodeEntries::Internal(children) = node::decode(&body)?.entries
+        {
+            for child in place.children(&children) {
+                whole &= self.is_whole(&child)?;
             }
         }
         self.known.insert(place.pointer, whole);

@@ -8,6 +8,7 @@ use rustix::fs::AtFlags;
 
 use super::index::{DataPiece, LeafIndex, LeafSet};
 use super::object::{self, ObjectSource, RescuedInode};
+use super::scan::ignoring_damage;
 use super::{PARTIAL, RescueOptions, RescueProgress, RescueReport, RescueState, RescuedObject, UNNAMED};
 use crate::error::{Error, Result};
 use crate::exchange::attributes::{self, Phase, apply, host_error, is_root};
@@ -123,7 +124,7 @@ pub(super) fn run(
         skipped: SkippedItems::extracting(options.privileges),
         ..RescueReport::default()
     };
-    let objects = index.objects();
+    let objects = (index.inodes.len() + index.data.len()) as u64;
     let mut walk = RescueWalk {
         index,
         pager,
@@ -186,7 +187,13 @@ impl RescueWalk<'_> {
             }
             self.index.inodes = inodes;
         }
-        self.remove_if_empty(&special)
+        if special.host.is_some() {
+            match rustix::fs::unlinkat(self.stage.target(), &special.name[..], AtFlags::REMOVEDIR) {
+                Ok(()) | Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {}
+                Err(errno) => return Err(host_error("cannot remove an empty directory")(errno)),
+            }
+        }
+        Ok(())
     }
 
     fn is_of_pass(&mut self, pass: u32, ino: Ino, inodes: &[u64]) -> Result<bool> {
@@ -195,11 +202,7 @@ impl RescueWalk<'_> {
         }
         let mut directory = None;
         for version in self.index.versions(ino).into_iter().chain([self.index.newest_leaves(ino)]) {
-            match RescuedInode::load(&mut self.index, &version, ino) {
-                Ok(Some(object)) => directory = Some(object),
-                Ok(None) | Err(Error::Damaged(_)) => {}
-                Err(error) => return Err(error),
-            }
+            directory = ignoring_damage(RescuedInode::load(&mut self.index, &version, ino))?.flatten();
             if directory.is_some() {
                 break;
             }
@@ -256,7 +259,7 @@ impl RescueWalk<'_> {
                     failed = failed.or_else(|| Some("the records that are left are from before it was made".into()));
                     break;
                 }
-                Ok(Some(object)) if object.is_orphan() && failed.is_none() => return Ok(FindOutcome::Deleted),
+                Ok(Some(object)) if object.inode.links == 0 && failed.is_none() => return Ok(FindOutcome::Deleted),
                 Ok(Some(object)) => object,
                 Err(Error::Damaged(reason)) => {
                     failed = failed.or(Some(reason));
@@ -350,7 +353,14 @@ impl RescueWalk<'_> {
                 else {
                     return Ok(None);
                 };
-                self.count(&object, ino, identity);
+                if object.file_type() == mode::REGULAR {
+                    self.report.files += 1;
+                } else {
+                    self.report.others += 1;
+                }
+                if object.inode.links > 1 {
+                    self.links.insert(ino.0, (self.path.clone(), identity));
+                }
                 self.report_complete(ino, &version, failed.as_deref())?;
                 self.report.bytes += created.bytes;
                 self.note(created.metadata)?;
@@ -364,17 +374,6 @@ impl RescueWalk<'_> {
                 self.write_incomplete_file(ino, object, &version, &reason)?;
                 Ok(None)
             }
-        }
-    }
-
-    fn count(&mut self, object: &RescuedInode, ino: Ino, identity: FileIdentity) {
-        if object.file_type() == mode::REGULAR {
-            self.report.files += 1;
-        } else {
-            self.report.others += 1;
-        }
-        if object.inode.links > 1 {
-            self.links.insert(ino.0, (self.path.clone(), identity));
         }
     }
 
@@ -518,10 +517,7 @@ impl RescueWalk<'_> {
         let Some(mut special) = self.partial.take() else { return Ok(()) };
         let written = self.write_partial(&mut special, ino, object, version);
         self.partial = Some(special);
-        match written {
-            Err(Error::Damaged(_)) => Ok(()),
-            other => self.note(other),
-        }
+        self.note(ignoring_damage(written).map(drop))
     }
 
     fn write_partial(
@@ -563,33 +559,16 @@ impl RescueWalk<'_> {
         Ok(())
     }
 
-    fn remove_if_empty(&mut self, special: &LostFoundDirectory) -> Result<()> {
-        if special.host.is_some() {
-            match rustix::fs::unlinkat(self.stage.target(), &special.name[..], AtFlags::REMOVEDIR) {
-                Ok(()) | Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {}
-                Err(errno) => return Err(host_error("cannot remove an empty directory")(errno)),
-            }
-        }
-        Ok(())
-    }
-}
-
-impl RescueWalk<'_> {
     /// Writes inodes of which only data pages survived, with or without a name.
     fn write_orphan_data(&mut self) -> Result<()> {
         let mut remaining = std::mem::take(&mut self.named_orphans);
-        let mut unnamed = Vec::new();
-        for ino in self.index.data.keys().copied().filter(|ino| !self.seen.contains(ino)) {
-            unnamed.push(ino);
-        }
+        let unnamed: Vec<u64> = self.index.data.keys().copied().filter(|ino| !self.seen.contains(ino)).collect();
         for ino in unnamed {
             // A leaf that covers the inode without having it proves a deletion, unless the leaf is
             // older than the inode.
-            let deleted = match self.index.versions(Ino(ino)).first().map(|version| version.generation) {
-                Some(generation) => !self.index.existed_after(Ino(ino), generation)?,
-                None => false,
-            };
-            if !deleted {
+            let newest = self.index.versions(Ino(ino)).first().map(|version| version.generation);
+            let exists = newest.map(|generation| self.index.existed_after(Ino(ino), generation)).transpose()?;
+            if exists.unwrap_or(true) {
                 remaining.insert(ino, [UNNAMED.as_bytes(), b"/", ino.to_string().as_bytes()].concat());
             }
         }
@@ -626,9 +605,6 @@ impl RescueWalk<'_> {
             None => Ok(0),
         });
         self.partial = Some(special);
-        match written {
-            Err(Error::Damaged(_)) => Ok(None),
-            written => written.map(Some),
-        }
+        ignoring_damage(written)
     }
 }
