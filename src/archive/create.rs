@@ -13,7 +13,7 @@ use crate::format::header::{FEATURE_LOG, Framing, SLOT_EMPTY};
 use crate::frame::PageCipher;
 use crate::fs::FileSystem;
 use crate::keys::RollbackOptions;
-use crate::keys::header::{self, empty_slots};
+use crate::keys::header::{self, random_slots};
 use crate::keys::rollback::KnownPlaces;
 use crate::keys::slots::{self, NewKey, SlotAddress};
 use crate::storage::{FileStorage, HostEntry, Storage};
@@ -81,14 +81,12 @@ impl Archive {
 }
 
 /// Archive that was just created.
-pub struct NewArchive {
-    places: KnownPlaces,
-}
+pub struct NewArchive(KnownPlaces);
 
 impl NewArchive {
     /// Remembers the archive at its places, in place of the previous ones (PLACE-4).
     pub fn remember(&self) {
-        self.places.remember(None);
+        self.0.remember(None);
     }
 }
 
@@ -119,7 +117,21 @@ fn fill(
     let volume_key = random_key(&*environment)?;
     let places = KnownPlaces::at(seen, &volume_key, &archive);
     places.announce();
-    write_header(&**storage, &archive, &volume_key, passphrase, options, &*environment)?;
+    let mut blocks = random_slots(&*environment)?;
+    let mut slots = [SLOT_EMPTY; 32];
+    let address = SlotAddress { archive: &archive, slot: 0, volume_key: &volume_key };
+    let new = NewKey::Passphrase(passphrase, options.kdf);
+    (slots[0], blocks[0]) = slots::make(&address, &new, String::new(), &*environment)?;
+    let framing = Framing {
+        copy: 0,
+        features: FEATURE_LOG,
+        archive,
+        sequence: FIRST_SEQUENCE,
+        commitment: header::commitment(&volume_key, &archive),
+        slots,
+        mac: [0; 32],
+    };
+    header::write_over(&**storage, None, &framing, &blocks, &volume_key)?;
 
     let cipher = PageCipher::new(&volume_key, archive, true, environment.clone());
     let volume = Volume::create(storage.clone(), cipher, environment.clone(), FIRST_SEQUENCE)?;
@@ -128,38 +140,7 @@ fn fill(
     fs.format(options.creator)?;
     fs.close()?;
     storage.barrier()?;
-    Ok(NewArchive { places })
-}
-
-fn write_header(
-    storage: &dyn Storage,
-    archive: &ArchiveId,
-    volume_key: &SecretKey,
-    passphrase: &Passphrase,
-    options: &CreateOptions,
-    environment: &dyn Environment,
-) -> Result<()> {
-    let mut blocks = empty_slots();
-    for block in blocks.iter_mut() {
-        environment.fill_random(block)?;
-    }
-    let mut kinds = [SLOT_EMPTY; 32];
-    let new = NewKey::Passphrase(passphrase, options.kdf);
-    (kinds[0], blocks[0]) =
-        slots::make(&SlotAddress { archive, slot: 0, volume_key }, &new, String::new(), environment)?;
-    let framing = Framing {
-        copy: 0,
-        features: FEATURE_LOG,
-        archive: *archive,
-        sequence: FIRST_SEQUENCE,
-        commitment: header::commitment(volume_key, archive),
-        slots: kinds,
-        mac: [0; 32],
-    };
-    for copy in 0..2 {
-        header::write_copy(storage, &framing, &blocks, copy, volume_key)?;
-    }
-    Ok(())
+    Ok(NewArchive(places))
 }
 
 pub(super) fn random_key(environment: &dyn Environment) -> Result<SecretKey> {

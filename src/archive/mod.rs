@@ -26,13 +26,13 @@ use std::sync::Arc;
 
 use crate::crypto::kdf::constant_time_eq;
 use crate::crypto::{Prompts, SecretKey};
-use crate::env::{Environment, StampingEnvironment, SystemEnvironment};
+use crate::env::{StampingEnvironment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result};
 use crate::format::header::{Framing, SLOT_EMPTY, encode};
 use crate::format::{BLOCK, KEY_SLOTS, ROOT_INO, SessionId, Timestamp};
 use crate::frame::PageCipher;
 use crate::fs::{Compression, Creator, DataReading, FileSystem, FsOptions, StructureReport, SyncProfile};
-use crate::keys::header::{self, Header, SlotBlock, empty_slots};
+use crate::keys::header::{self, Header, SlotBlock, random_slots};
 use crate::keys::rollback::RollbackCheck;
 use crate::keys::slots::{self, OpenedSlot, SlotAddress};
 use crate::keys::{
@@ -44,14 +44,12 @@ use crate::txn::{self, Audit, LostPage, Volume};
 use compact::{CompactTarget, with_log};
 use create::{name_key, random_key};
 
-/// Options of creating an archive.
 pub struct CreateOptions {
     pub kdf: KdfCost,
     /// Owner of the root directory.
     pub creator: Creator,
 }
 
-/// Options of opening an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
     pub read_only: bool,
@@ -182,9 +180,7 @@ impl Archive {
     pub fn is_unlinked(&self) -> bool {
         self.storage.is_unlinked()
     }
-}
 
-impl Archive {
     /// Returns whether no other process holds a conflicting lock at the moment.
     ///
     /// # Errors
@@ -447,7 +443,6 @@ fn partial_block(length: u64) -> Option<String> {
     (part > 0).then(|| format!("the file ends with a partial block of {part} bytes, which is not part of the archive"))
 }
 
-/// [`Archive::check`] of any file system.
 fn check(fs: &FileSystem, full: bool, progress: &mut dyn FnMut(CheckStep)) -> Result<CheckReport> {
     let pages = &mut |done: u64, total: u64| {
         progress(CheckStep::Pages { done: done.saturating_mul(BLOCK), total: total.saturating_mul(BLOCK) });
@@ -502,7 +497,6 @@ pub struct RekeyOptions<'a> {
     pub prompts: &'a Arc<dyn Prompts>,
 }
 
-/// Result of a rekey.
 #[derive(Clone, Debug)]
 pub struct RekeyReport {
     pub kept: Vec<KeyInfo>,
@@ -554,20 +548,14 @@ impl Archive {
 
 fn choose(header: &Header, opened: &OpenedSlot, keep: &KeepKeys) -> Result<(Vec<KeyInfo>, Vec<KeyInfo>)> {
     let keys = listed(header, &opened.volume_key, std::slice::from_ref(opened));
-    let found = |names: &[KeyName]| names.iter().map(|name| name.find(&keys)).collect::<Result<Vec<_>>>();
-    let keeps: Box<dyn Fn(usize) -> bool> = match keep {
-        KeepKeys::All => Box::new(|_| true),
-        KeepKeys::Only(names) => {
-            let slots = found(names)?;
-            Box::new(move |slot| slots.contains(&slot))
-        }
-        KeepKeys::Drop(names) => {
-            let slots = found(names)?;
-            Box::new(move |slot| !slots.contains(&slot))
-        }
+    let (names, keeps_named): (&[KeyName], bool) = match keep {
+        KeepKeys::All => (&[][..], false),
+        KeepKeys::Only(names) => (&names[..], true),
+        KeepKeys::Drop(names) => (&names[..], false),
     };
+    let named = names.iter().map(|name| Ok(name.find(&keys)?.slot)).collect::<Result<Vec<u8>>>()?;
     let (kept, dropped): (Vec<KeyInfo>, Vec<KeyInfo>) =
-        keys.iter().cloned().partition(|key| keeps(usize::from(key.slot)));
+        keys.into_iter().partition(|key| named.contains(&key.slot) == keeps_named);
     if kept.is_empty() {
         return Err(Error::invalid("no key slot would remain, so the archive could not be opened"));
     }
@@ -592,10 +580,7 @@ fn target(
     let environment = SystemEnvironment;
     let archive = header.framing().archive;
     let volume_key = random_key(&environment)?;
-    let mut blocks = empty_slots();
-    for block in blocks.iter_mut() {
-        environment.fill_random(block)?;
-    }
+    let mut blocks = random_slots(&environment)?;
     let mut framing = Framing {
         sequence: header.framing().sequence + 1,
         commitment: header::commitment(&volume_key, &archive),

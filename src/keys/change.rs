@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::header::{self, Header, SlotBlock, read_header};
-use super::rollback::{self, RollbackCheck, RollbackState};
+use super::rollback::{self, RollbackCheck};
 use super::slots::{self, KeyKind, NewKey, OpenedSlot, Secrets, SlotAddress};
 use super::{RollbackGuard, RollbackOptions, UnlockLimits, UnlockedKey, open_header};
 use crate::crypto::kdf::{KdfCost, constant_time_eq};
@@ -93,14 +93,14 @@ impl KeyName {
     }
 
     /// The slot in use that it names. Errors: `Invalid` for none or several.
-    pub(crate) fn find(&self, keys: &[KeyInfo]) -> Result<usize> {
+    pub(crate) fn find<'k>(&self, keys: &'k [KeyInfo]) -> Result<&'k KeyInfo> {
         let named = |key: &&KeyInfo| match self {
             KeyName::Slot(slot) => key.slot == *slot,
             KeyName::Label(label) => key.about.as_ref().is_some_and(|about| about.label == *label),
         };
         let mut found = keys.iter().filter(named);
         match (found.next(), found.next(), self) {
-            (Some(key), None, _) => Ok(usize::from(key.slot)),
+            (Some(key), None, _) => Ok(key),
             (None, _, KeyName::Slot(slot)) => Err(Error::invalid(format!("key slot {slot} is empty"))),
             (None, _, KeyName::Label(label)) => {
                 let shown = |label: &str| lockbox_terminal::display(label.as_bytes());
@@ -149,7 +149,7 @@ pub fn new_key_file() -> Result<zeroize::Zeroizing<[u8; 64]>> {
 pub fn list_all<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>) -> Result<Vec<KeyInfo>> {
     let site = site.into();
     let header = read_header(site)?;
-    let opened = slots::unlock_each(&header, access.secrets, &access.limits)?;
+    let (opened, _) = slots::unlock_all(&header, access.secrets, &access.limits)?;
     header.authenticate(&opened[0].volume_key)?;
     check_age(site, &header, &opened[0], &access.seen)?;
     Ok(listed(&header, &opened[0].volume_key, &opened))
@@ -201,18 +201,18 @@ pub fn add<'a>(
 pub fn remove<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>, name: &KeyName) -> Result<KeyInfo> {
     let change = Change::begin(site.into(), access)?;
     let keys = change.keys();
-    let slot = name.find(&keys)?;
-    let others = keys.iter().filter(|key| usize::from(key.slot) != slot);
-    if !others.clone().any(|key| !matches!(key.kind, KeyKind::Unknown(_))) {
+    let removed = name.find(&keys)?.clone();
+    let slot = usize::from(removed.slot);
+    let mut others = keys.iter().filter(|key| key.slot != removed.slot);
+    if others.all(|key| matches!(key.kind, KeyKind::Unknown(_))) {
         return Err(Error::invalid(format!(
             "key slot {slot} is the last one: without it the archive could not be opened; add another key first"
         )));
     }
-    let removed = keys.iter().find(|key| usize::from(key.slot) == slot).cloned();
     let mut noise = [0; crate::format::BLOCK as usize];
     SystemEnvironment.fill_random(&mut noise)?;
     change.finish(vec![(slot, (SLOT_EMPTY, noise))])?;
-    removed.ok_or_else(|| Error::invalid(format!("key slot {slot} is empty")))
+    Ok(removed)
 }
 
 /// Replaces the passphrase of every slot that the secrets open, so that the old one opens none of
@@ -258,7 +258,7 @@ pub fn set_passphrase<'a>(
     let change = Change::begin(site.into(), access)?;
     let keys = change.keys();
     let slot = match name {
-        Some(name) => name.find(&keys)?,
+        Some(name) => usize::from(name.find(&keys)?.slot),
         None => {
             let mut passphrases = keys.iter().filter(|key| key.kind == KeyKind::Passphrase);
             match (passphrases.next(), passphrases.next()) {
@@ -277,15 +277,11 @@ pub fn set_passphrase<'a>(
 
 /// The slots in use, in order.
 pub(crate) fn listed(header: &Header, volume_key: &SecretKey, opened: &[OpenedSlot]) -> Vec<KeyInfo> {
-    let of = |slot: u8| {
+    let info = |(slot, kind): (u8, KeyKind)| {
         let mine = opened.iter().find(|opened| opened.slot == usize::from(slot));
         let own = mine.and_then(|opened| opened.own.clone());
         let about = slots::description(header, slot.into(), volume_key).or(own).map(KeyAbout::new);
-        (about, mine.is_some())
-    };
-    let info = |(slot, kind)| {
-        let (about, opened) = of(slot);
-        KeyInfo { slot, kind, about, opened }
+        KeyInfo { slot, kind, about, opened: mine.is_some() }
     };
     slots::kinds(header).into_iter().map(info).collect()
 }
@@ -321,17 +317,13 @@ impl Change {
         Ok(Change { storage, header, opened, current })
     }
 
-    fn archive(&self) -> &ArchiveId {
-        &self.header.framing().archive
-    }
-
     /// The key of the first slot that opened: the header was authenticated with it.
     fn volume_key(&self) -> &SecretKey {
         &self.opened[0].volume_key
     }
 
     fn address(&self, slot: usize) -> SlotAddress<'_> {
-        SlotAddress { archive: self.archive(), slot, volume_key: self.volume_key() }
+        SlotAddress { archive: &self.header.framing().archive, slot, volume_key: self.volume_key() }
     }
 
     fn keys(&self) -> Vec<KeyInfo> {
@@ -368,6 +360,7 @@ impl Change {
         }
     }
 
+    /// Writes the slots with another passphrase and everything else as it was.
     fn replace_passphrases(
         self,
         slots: &[usize],
@@ -375,29 +368,18 @@ impl Change {
         kdf: KdfCost,
         file: Option<&KeyFile>,
     ) -> Result<()> {
-        let made = slots.iter().map(|&slot| Ok((slot, self.with_passphrase(slot, new, kdf, file)?)));
-        let made = made.collect::<Result<Vec<_>>>()?;
+        let mut made = Vec::with_capacity(slots.len());
+        for &slot in slots {
+            let key = match (slots::kind_of(&self.header, slot), file) {
+                (KeyKind::Passphrase, _) => NewKey::Passphrase(new, kdf),
+                (KeyKind::KeyFileAndPassphrase, Some(file)) => NewKey::KeyFileAndPassphrase(file, new, kdf),
+                (kind, _) => return Err(Error::Refused(Refusal::NoPassphrase { slot, kind: kind.name() })),
+            };
+            let known = self.keys().into_iter().find(|key| usize::from(key.slot) == slot);
+            let label = known.and_then(|key| key.about).map(|about| about.label).unwrap_or_default();
+            made.push((slot, self.make(slot, &key, label)?));
+        }
         self.finish(made)
-    }
-
-    /// The slot with another passphrase and everything else as it was.
-    fn with_passphrase(
-        &self,
-        slot: usize,
-        new: &Passphrase,
-        kdf: KdfCost,
-        file: Option<&KeyFile>,
-    ) -> Result<(u8, SlotBlock)> {
-        let key = match (slots::kind_of(&self.header, slot), file) {
-            (KeyKind::Passphrase, _) => NewKey::Passphrase(new, kdf),
-            (KeyKind::KeyFileAndPassphrase, Some(file)) => NewKey::KeyFileAndPassphrase(file, new, kdf),
-            (kind, _) => {
-                return Err(Error::Refused(Refusal::NoPassphrase { slot, kind: kind.name() }));
-            }
-        };
-        let known = self.keys().into_iter().find(|key| usize::from(key.slot) == slot);
-        let label = known.and_then(|key| key.about).map(|about| about.label).unwrap_or_default();
-        self.make(slot, &key, label)
     }
 
     /// Writes the slots, and a description for each slot that was opened and has none yet.
@@ -480,13 +462,13 @@ pub(crate) fn check_age(
         .and_then(|storage| open_commits(storage, header.framing(), volume_key, true, &looked))
         .ok();
     looked.judge_places(seen, volume.as_deref())?;
-    looked.places().remember(volume.as_deref());
+    looked.places.remember(volume.as_deref());
     warn_first_use(&looked);
     if seen.accept_older {
         return Ok(());
     }
     let committed = volume.map_or(0, |volume| volume.durable().header_sequence);
-    let known = committed.max(looked.seen.as_ref().map_or(0, RollbackState::header_sequence));
+    let known = committed.max(looked.seen.as_ref().map_or(0, |seen| seen.header_sequence));
     // Another process may have changed the keys since the header was read.
     if sequence < known && read_header(site)?.framing().sequence < known {
         return Err(rollback::older_header(sequence, known));
@@ -630,7 +612,7 @@ pub fn restore_header<'a>(
     })?;
     looked.judge_places(&access.seen, Some(&volume))?;
     let whole = present.map(|header| header.framing().copy);
-    let remembered = looked.seen.as_ref().map_or(0, rollback::RollbackState::header_sequence);
+    let remembered = looked.seen.as_ref().map_or(0, |seen| seen.header_sequence);
     let numbered = present.map_or(0, |header| header.framing().sequence);
     let known = numbered.max(volume.durable().header_sequence).max(remembered);
     // Two copies of the archive with separate key changes may have headers of the same number.
@@ -649,7 +631,7 @@ pub fn restore_header<'a>(
     let sequence = if newest { mine.sequence } else { next };
     let framing = Framing { sequence, ..beside };
     header::write_over(&*storage, whole, &framing, &backup.slots(), volume_key)?;
-    looked.places().remember(Some(&volume));
+    looked.places.remember(Some(&volume));
     let current = VerifiedVolume { volume, looked, replace: false };
     let newest = commit_header(storage, &framing, volume_key, current);
     RollbackGuard::new(newest.volume, sequence, newest.looked, newest.replace).remember();
@@ -657,7 +639,7 @@ pub fn restore_header<'a>(
 }
 
 /// Returns the feature bits derived from an archive without a header (specification 3.7).
-fn features_of_file(storage: Arc<dyn Storage>, archive: [u8; 16], volume_key: &SecretKey) -> Result<u64> {
+fn features_of_file(storage: Arc<dyn Storage>, archive: ArchiveId, volume_key: &SecretKey) -> Result<u64> {
     let cipher = PageCipher::new(volume_key, archive, true, Arc::new(SystemEnvironment));
     Ok(if txn::has_entries(storage, cipher)? { FEATURE_LOG } else { 0 })
 }

@@ -24,6 +24,7 @@ use std::path::Path;
 
 use crate::crypto::SecretKey;
 use crate::crypto::kdf::{constant_time_eq, hkdf, hmac_sha256, sha256};
+use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::header::{self, Framing, HEADER_BYTES, ParsedHeader};
 use crate::format::{ArchiveId, BLOCK, HEADER_START, KEY_SLOTS, MIN_BLOCKS};
@@ -321,6 +322,13 @@ pub(crate) fn empty_slots() -> Slots {
     boxed.try_into().unwrap_or_else(|_| unreachable!())
 }
 
+/// Returns slots of random bytes, the content of empty slots.
+pub(crate) fn random_slots(environment: &dyn Environment) -> Result<Slots> {
+    let mut slots = empty_slots();
+    slots.iter_mut().try_for_each(|slot| environment.fill_random(slot))?;
+    Ok(slots)
+}
+
 pub(crate) fn commitment(volume_key: &SecretKey, archive: &ArchiveId) -> [u8; 32] {
     *hkdf(volume_key, archive, COMMITMENT_LABEL).bytes()
 }
@@ -406,7 +414,6 @@ pub(crate) fn is_begun(storage: &dyn Storage) -> Result<bool> {
     Ok(!is_empty(&first) && !is_torn())
 }
 
-/// The bytes of a copy, with its MAC.
 pub(crate) fn encode_copy(
     framing: &Framing,
     slots: &[SlotBlock; KEY_SLOTS],

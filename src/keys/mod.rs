@@ -40,6 +40,11 @@ pub struct UnlockedKey {
 }
 
 impl UnlockedKey {
+    fn of(header: &Header, opened: OpenedSlot) -> UnlockedKey {
+        let by_recipient = slots::is_recipient(header, opened.slot);
+        UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key, by_recipient }
+    }
+
     /// The header of the archive that this key is of, authenticated. Errors: as [`Header::read`];
     /// `Damaged` when it is another archive's, or was altered.
     pub(crate) fn read_header(&self, storage: &dyn Storage) -> Result<Header> {
@@ -60,7 +65,6 @@ impl UnlockedKey {
         }
     }
 
-    /// Returns the fingerprint, which distinguishes this archive from every other one.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         Fingerprint::new(&self.volume_key, &self.archive)
     }
@@ -102,8 +106,7 @@ pub fn unlock_with<'a>(
     limits: &UnlockLimits,
 ) -> Result<UnlockedKey> {
     let (header, opened) = open_header(site, secrets, limits)?;
-    let by_recipient = slots::is_recipient(&header, opened.slot);
-    Ok(UnlockedKey { archive: header.framing().archive, volume_key: opened.volume_key, by_recipient })
+    Ok(UnlockedKey::of(&header, opened))
 }
 
 /// The header of the archive there, authenticated by the first slot that the secrets open. Errors:
@@ -130,21 +133,11 @@ pub fn kinds<'a>(site: impl Into<ArchiveSource<'a>>) -> Result<Vec<(u8, KeyKind)
     Ok(slots::kinds(&read_header(site)?))
 }
 
-/// Checks that a stored `key` is the archive's: authenticates the header under it. Errors: like
-/// [`identify`]; `WrongKey` for the key of another archive, or one from before its keys were
-/// changed.
-fn check_key(site: ArchiveSource<'_>, key: &UnlockedKey) -> Result<()> {
-    let header = read_header(site)?;
-    if header.framing().archive != key.archive {
-        return Err(Error::WrongKey);
-    }
-    header.authenticate(&key.volume_key)
-}
-
 /// The key that was kept somewhere as these bytes, if it is still the archive's.
 pub fn accept_kept<'a>(site: impl Into<ArchiveSource<'a>>, kept: &[u8]) -> Option<UnlockedKey> {
     let key = UnlockedKey::from_bytes(kept).ok()?;
-    check_key(site.into(), &key).ok().map(|()| key)
+    let header = read_header(site).ok()?;
+    (header.framing().archive == key.archive && header.authenticate(&key.volume_key).is_ok()).then_some(key)
 }
 
 /// Returns whether a key slot requires a key file and a passphrase together; false for a header
@@ -172,14 +165,7 @@ pub fn unlock_damaged<'a>(
         let opened = slots::unlock(&header, secrets, limits)
             .and_then(|opened| header.check_commitment(&opened.volume_key).map(|()| opened));
         match opened {
-            Ok(opened) => {
-                let by_recipient = slots::is_recipient(&header, opened.slot);
-                return Ok(UnlockedKey {
-                    archive: header.framing().archive,
-                    volume_key: opened.volume_key,
-                    by_recipient,
-                });
-            }
+            Ok(opened) => return Ok(UnlockedKey::of(&header, opened)),
             Err(error) => failed = failed.or(Some(error)),
         }
     }

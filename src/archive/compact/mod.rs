@@ -319,7 +319,7 @@ impl SourceArchive<'_> {
     /// Announces a change of the volume key to the user's memory of places (PLACE-4).
     fn announce(&self, target: &CompactTarget, seen: &RollbackOptions) {
         if target.framing.commitment != self.header.framing().commitment {
-            RollbackCheck::of_successor(seen, &target.key.volume_key, &target.key.archive).places().announce();
+            RollbackCheck::of_successor(seen, &target.key.volume_key, &target.key.archive).places.announce();
         }
     }
 
@@ -334,7 +334,7 @@ impl SourceArchive<'_> {
             // Also under the old key: a copy from before is an older one for readers that have it.
             RollbackGuard::new(new.clone(), target.framing.sequence, self.looked, self.replace).remember();
             let looked = RollbackCheck::of_successor(seen, &target.key.volume_key, &target.key.archive);
-            looked.places().remember(Some(&new));
+            looked.places.remember(Some(&new));
             RollbackGuard::new(new, target.framing.sequence, looked, false).remember();
         }
         rekeyed
@@ -372,9 +372,7 @@ fn is_superseded(
 /// Writes the header, which completes the archive after its content was verified (COMPACT-4).
 fn write_header(storage: &dyn Storage, target: &CompactTarget) -> Result<()> {
     let key = &target.key.volume_key;
-    for copy in 0..2 {
-        header::write_copy(storage, &target.framing, &target.slots, copy, key)?;
-    }
+    header::write_over(storage, None, &target.framing, &target.slots, key)?;
     storage.evict(0, storage.len()?)?;
     let written = Header::read(storage)?;
     written.authenticate(key)?;

@@ -45,7 +45,7 @@ use lockbox_terminal::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{MARK, RollbackOptions, SealedFile, mark_at, open_directory, put_mark, read_in, sentence, shown, write_in};
+use super::{MARK, RollbackOptions, SealedFile, mark_at, open_directory, put_mark, read_in, sentence, write_in};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::XaesKey;
 use crate::crypto::kdf::hkdf;
@@ -176,7 +176,7 @@ struct Place {
 pub(crate) struct KnownPlaces {
     places: Vec<Place>,
     archive: ArchiveId,
-    fingerprint: Fingerprint,
+    pub(super) fingerprint: Fingerprint,
 }
 
 impl Default for KnownPlaces {
@@ -206,10 +206,6 @@ impl KnownPlaces {
             Vec::new()
         });
         KnownPlaces { places, archive, fingerprint }
-    }
-
-    pub(crate) fn fingerprint(&self) -> Fingerprint {
-        self.fingerprint
     }
 
     pub(crate) fn are_new(&self) -> bool {
@@ -279,8 +275,7 @@ impl KnownPlaces {
 
     /// Remembers the admitted archive at its places (PLACE-3). Failing costs one warning.
     pub(crate) fn remember(&self, volume: Option<&Volume>) {
-        let environment = SystemEnvironment;
-        let now = environment.now();
+        let now = SystemEnvironment.now();
         let mark = volume.and_then(Volume::durable_point).map(|point| point.mark);
         let known = Known { time: now, archive: self.archive, mark, fingerprints: vec![self.fingerprint] };
         let is_current = |known: &Known| {
@@ -290,7 +285,7 @@ impl KnownPlaces {
                 && (known.mark.is_some() || mark.is_none())
         };
         let stale = self.places.iter().filter(|place| !place.known.as_ref().is_some_and(is_current));
-        self.save(stale.map(|place| (place, known.clone())), &environment);
+        self.save(stale.map(|place| (place, known.clone())));
     }
 
     /// Remembers that this archive is about to take the place of the one remembered, if there is
@@ -304,12 +299,12 @@ impl KnownPlaces {
             }
             Some((place, known))
         });
-        self.save(announced, &SystemEnvironment);
+        self.save(announced);
     }
 
-    fn save<'a>(&self, known: impl Iterator<Item = (&'a Place, Known)>, environment: &dyn Environment) {
+    fn save<'a>(&self, known: impl Iterator<Item = (&'a Place, Known)>) {
         for (place, known) in known {
-            if let Err(error) = place.file.save(known.encode(), environment) {
+            if let Err(error) = place.file.save(known.encode(), &SystemEnvironment) {
                 tracing::warn!(
                     "{}; another archive in the place of this one would not be noticed later",
                     sentence(&error)
@@ -361,8 +356,9 @@ fn places(options: &RollbackOptions) -> Result<Vec<Place>> {
 /// The user's random key; made at the first use. None where it cannot be made, as on a read-only
 /// file system.
 fn user_key(directory: &OwnedFd, path: &Path) -> Result<Option<SecretKey>> {
-    let name = path.join(KEY_FILE);
-    let failed = |e: io::Error| Error::io(format!("cannot read {}", shown(&name)), e);
+    let path = path.join(KEY_FILE);
+    let name = path.display();
+    let failed = |e: io::Error| Error::io(format!("cannot read {name}"), e);
     let read = || read_in(directory, KEY_FILE, 32).map_err(failed);
     let mut bytes = read()?;
     if bytes.is_none() {
@@ -376,8 +372,7 @@ fn user_key(directory: &OwnedFd, path: &Path) -> Result<Option<SecretKey>> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => {
                 tracing::warn!(
-                    "cannot write {}: {error}; another archive in the place of this one would not be noticed later",
-                    shown(&name)
+                    "cannot write {name}: {error}; another archive in the place of this one would not be noticed later"
                 );
                 return Ok(None);
             }
@@ -385,8 +380,7 @@ fn user_key(directory: &OwnedFd, path: &Path) -> Result<Option<SecretKey>> {
         bytes = read()?;
     }
     let bytes = bytes.map(zeroize::Zeroizing::new).unwrap_or_default();
-    let key = <[u8; 32]>::try_from(&bytes[..]).map_err(|_| {
-        Error::damaged(format!("{} was altered; remove it and the files *.place next to it", shown(&name)))
-    })?;
+    let key = <[u8; 32]>::try_from(&bytes[..])
+        .map_err(|_| Error::damaged(format!("{name} was altered; remove it and the files *.place next to it")))?;
     Ok(Some(SecretKey::new(key)))
 }

@@ -89,13 +89,6 @@ pub struct RollbackOptions {
     pub places: Vec<PlaceName>,
 }
 
-impl RollbackOptions {
-    /// Returns the location of one archive's rollback state.
-    pub(crate) fn file(&self, volume_key: &SecretKey, archive: &ArchiveId) -> Option<RollbackStateFile> {
-        self.directory.as_deref().map(|directory| RollbackStateFile::new(directory, volume_key, archive))
-    }
-}
-
 /// Returns the directory in which a user's programs remember archives: `state_home`
 /// (`$XDG_STATE_HOME`) or `home`/.local/state, with `lockbox` in it; for root without a
 /// `state_home` /var/lib/lockbox. Relative paths do not count.
@@ -122,7 +115,7 @@ const TRAIL: usize = 64;
 pub(crate) struct RollbackState {
     /// When it was seen.
     time: Timestamp,
-    header_sequence: u64,
+    pub(crate) header_sequence: u64,
     /// The commit, and the last ones of the sessions before it, newest first. Never empty.
     trail: Vec<Mark>,
     /// The last entry of the log of that commit.
@@ -147,10 +140,6 @@ impl RollbackState {
     /// Returns the generation and the number of the last log entry; a greater pair is later.
     fn reach(&self) -> (Generation, u32) {
         (self.mark().generation, self.entry.map_or(0, |entry| entry.number))
-    }
-
-    pub(crate) fn header_sequence(&self) -> u64 {
-        self.header_sequence
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -229,10 +218,6 @@ fn mark_at(bytes: &[u8], at: usize) -> Mark {
     Mark { session: array_at(bytes, at), first, generation, tag: array_at(bytes, at + 32) }
 }
 
-fn shown(path: &Path) -> std::path::Display<'_> {
-    path.display()
-}
-
 /// An error with its cause, for a warning.
 fn sentence(error: &Error) -> String {
     match std::error::Error::source(error) {
@@ -261,9 +246,7 @@ struct SealedFile {
     aad: Vec<u8>,
 }
 
-pub(crate) struct RollbackStateFile {
-    sealed: SealedFile,
-}
+pub(crate) struct RollbackStateFile(SealedFile);
 
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -294,10 +277,9 @@ impl SealedFile {
         // Without a directory there is nothing to read; the failure is reported on the first write.
         let Ok(directory) = &self.directory else { return Ok(None) };
         let read = read_in(directory, &self.name, NONCE + most + TAG);
-        let Some(bytes) = read.map_err(|e| Error::io(format!("cannot read {}", shown(&self.path)), e))? else {
-            return Ok(None);
-        };
-        let altered = || Error::damaged(format!("{} was altered", shown(&self.path)));
+        let path = self.path.display();
+        let Some(bytes) = read.map_err(|e| Error::io(format!("cannot read {path}"), e))? else { return Ok(None) };
+        let altered = || Error::damaged(format!("{path} was altered"));
         let (nonce, sealed) = bytes.split_first_chunk::<NONCE>().ok_or_else(altered)?;
         let (sealed, tag) = sealed.split_last_chunk::<TAG>().ok_or_else(altered)?;
         let mut plain = sealed.to_vec();
@@ -307,7 +289,7 @@ impl SealedFile {
 
     /// Replaces the file (SEEN-4).
     fn save(&self, mut sealed: Vec<u8>, environment: &dyn Environment) -> Result<()> {
-        let failed = |e| Error::io(format!("cannot write {}", shown(&self.path)), e);
+        let failed = |e| Error::io(format!("cannot write {}", self.path.display()), e);
         let mut nonce = [0; NONCE];
         environment.fill_random(&mut nonce)?;
         let tag = self.key.seal(&nonce, &self.aad, &mut sealed);
@@ -366,17 +348,16 @@ impl RollbackStateFile {
     pub(crate) fn new(directory: &Path, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackStateFile {
         let name = hex(&hkdf(volume_key, archive, NAME_LABEL).bytes()[..16]);
         let key = XaesKey::new(&hkdf(volume_key, archive, KEY_LABEL));
-        RollbackStateFile { sealed: SealedFile::new(directory, format!("{name}.seen"), key, AAD.to_vec()) }
+        RollbackStateFile(SealedFile::new(directory, format!("{name}.seen"), key, AAD.to_vec()))
     }
 
     /// None when nothing is remembered. Errors: `Io`, `Damaged` when the file was altered.
     pub(crate) fn load(&self) -> Result<Option<RollbackState>> {
-        self.sealed.load(HEAD + MARK * TRAIL + ENTRY)?.map(|plain| RollbackState::decode(&plain)).transpose()
+        self.0.load(HEAD + MARK * TRAIL + ENTRY)?.map(|plain| RollbackState::decode(&plain)).transpose()
     }
 
-    /// Replaces the remembered state (SEEN-4).
     pub(crate) fn save(&self, seen: &RollbackState, environment: &dyn Environment) -> Result<()> {
-        self.sealed.save(seen.encode(), environment)
+        self.0.save(seen.encode(), environment)
     }
 }
 
@@ -385,14 +366,15 @@ impl RollbackStateFile {
 pub(crate) struct RollbackCheck {
     pub(crate) file: Option<Arc<RollbackStateFile>>,
     pub(crate) seen: Option<RollbackState>,
-    places: KnownPlaces,
+    pub(crate) places: KnownPlaces,
     by_recipient: bool,
 }
 
 impl RollbackCheck {
     /// A file that cannot be read or was altered is one warning (SEEN-4).
     pub(crate) fn at(options: &RollbackOptions, volume_key: &SecretKey, archive: &ArchiveId) -> RollbackCheck {
-        let file = options.file(volume_key, archive);
+        let directory = options.directory.as_deref();
+        let file = directory.map(|directory| RollbackStateFile::new(directory, volume_key, archive));
         let seen = file.as_ref().and_then(|file| {
             file.load().unwrap_or_else(|error| {
                 tracing::warn!("{}; an older copy of this archive would not be noticed", sentence(&error));
@@ -426,7 +408,7 @@ impl RollbackCheck {
             format!(
                 "this is the first use of this archive by this user, and a public key is enough to make an archive that your private key opens: compare the \
                  fingerprint {} with the fingerprint that the author of the archive has",
-                self.places.fingerprint()
+                self.places.fingerprint
             )
         })
     }
@@ -451,10 +433,6 @@ impl RollbackCheck {
     pub(crate) fn judge_places(&self, options: &RollbackOptions, volume: Option<&Volume>) -> Result<()> {
         let opened = Opened { by_recipient: self.by_recipient, before: self.seen.is_some() };
         self.places.judge(options, volume, opened)
-    }
-
-    pub(crate) fn places(&self) -> &KnownPlaces {
-        &self.places
     }
 
     pub(crate) fn mark(&self) -> Option<&Mark> {

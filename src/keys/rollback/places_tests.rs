@@ -55,7 +55,7 @@ impl User {
 fn open(options: &RollbackOptions, number: u8, archive: [u8; 16]) -> Result<()> {
     let looked = RollbackCheck::at(options, &key(number), &archive);
     looked.judge_places(options, None)?;
-    looked.places().remember(None);
+    looked.places.remember(None);
     Ok(())
 }
 
@@ -110,18 +110,18 @@ fn what_is_being_put_in_place_and_what_it_replaces_are_both_known_until_one_is_s
     for (first, other) in [((1, ONE), (2, TWO)), ((2, TWO), (1, ONE))] {
         let user = User::new();
         user.open(&["/a"], 1, ONE).unwrap();
-        RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places().announce();
+        RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places.announce();
         user.open(&["/a"], first.0, first.1).unwrap();
         assert!(is_replaced(&user.open(&["/a"], other.0, other.1)));
     }
     // Of an unknown place nothing is announced: the command may fail.
     let user = User::new();
-    RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places().announce();
+    RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places.announce();
     user.open(&["/a"], 1, ONE).unwrap();
     // A command that ended before the file had its name leaves the previous archive known, whatever
     // is announced next.
     for number in 3..6 {
-        RollbackCheck::at(&user.options(&["/a"]), &key(number), &TWO).places().announce();
+        RollbackCheck::at(&user.options(&["/a"]), &key(number), &TWO).places.announce();
     }
     user.open(&["/a"], 1, ONE).unwrap();
 }
@@ -145,7 +145,7 @@ fn a_memory_that_is_lost_or_altered_is_a_first_use_and_no_alarm() {
         let mut altered = whole.clone();
         altered[at] ^= 1;
         fs::write(&place, altered).unwrap();
-        assert!(RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places().are_new(), "byte {at}");
+        assert!(RollbackCheck::at(&user.options(&["/a"]), &key(2), &TWO).places.are_new(), "byte {at}");
     }
     // It is remembered again.
     user.open(&["/a"], 2, TWO).unwrap();

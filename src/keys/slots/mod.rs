@@ -108,7 +108,6 @@ impl KeyKind {
         }
     }
 
-    /// Returns whether a passphrase, alone or with a key file, opens it.
     pub(crate) fn has_passphrase(self) -> bool {
         matches!(self, KeyKind::Passphrase | KeyKind::KeyFileAndPassphrase)
     }
@@ -234,11 +233,6 @@ pub(crate) fn unlock(header: &Header, secrets: &Secrets, limits: &UnlockLimits) 
     opened.ok_or(Error::WrongKey)
 }
 
-/// Every slot that `secrets` open. Errors: as [`unlock`].
-pub(crate) fn unlock_each(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<Vec<OpenedSlot>> {
-    unlock_all(header, secrets, limits).map(|(opened, _)| opened)
-}
-
 /// Like [`unlock`] for all slots; returns also whether every slot that the secrets may open was
 /// tried, or some would have cost too much. Errors: like [`unlock`].
 pub(crate) fn unlock_all(header: &Header, secrets: &Secrets, limits: &UnlockLimits) -> Result<(Vec<OpenedSlot>, bool)> {
@@ -281,7 +275,13 @@ fn attempts(
             }
             spent = spent.saturating_add(cost(kdf));
             if spent > limits.cost_mib || kdf.memory_kib.div_ceil(1024) > limits.memory_mib {
-                costly = Some(too_costly(candidate.slot, kdf, limits));
+                costly = Some(Error::Refused(Refusal::KdfCost {
+                    slot: candidate.slot,
+                    memory: kdf.memory_kib / 1024,
+                    passes: kdf.passes,
+                    most_cost: limits.cost_mib,
+                    most_memory: limits.memory_mib,
+                }));
                 break;
             }
         }
@@ -312,16 +312,6 @@ fn attempts(
     }
 }
 
-fn too_costly(slot: usize, kdf: &KdfParameters, limits: &UnlockLimits) -> Error {
-    Error::Refused(Refusal::KdfCost {
-        slot,
-        memory: kdf.memory_kib / 1024,
-        passes: kdf.passes,
-        most_cost: limits.cost_mib,
-        most_memory: limits.memory_mib,
-    })
-}
-
 /// None for an empty slot and for a kind of a newer program.
 fn parse(header: &Header, slot: usize) -> Result<Option<Candidate>> {
     let kind = header.framing().slots[slot];
@@ -333,7 +323,6 @@ fn parse(header: &Header, slot: usize) -> Result<Option<Candidate>> {
     Ok(Some(Candidate { slot, kind, parsed }))
 }
 
-/// Number and kind of each slot in use.
 pub(crate) fn kinds(header: &Header) -> Vec<(u8, KeyKind)> {
     let used = (0..KEY_SLOTS).filter(|&slot| header.framing().slots[slot] != SLOT_EMPTY);
     used.map(|slot| (slot as u8, kind_of(header, slot))).collect()

@@ -9,7 +9,7 @@ use super::*;
 use crate::crypto::identity::Recipient;
 use crate::crypto::{KeyFile, NoPrompts, Prompts, RecoveryCode};
 use crate::format::header::{Description, Rewrap};
-use crate::keys::slots::{KeyKind, description, kinds, rewrap, unlock_each};
+use crate::keys::slots::{KeyKind, description, kinds, rewrap, unlock_all};
 
 /// OpenSSH key pair created for this test.
 const SSH_PRIVATE: &[u8] = include_bytes!("ssh_ed25519");
@@ -92,8 +92,8 @@ fn wrong() -> Vec<Secrets> {
 /// Returns the slots that `secrets` open; checks the key in each.
 fn opened(storage: &dyn Storage, secrets: &Secrets, key: &SecretKey) -> Vec<usize> {
     let header = Header::read(storage).unwrap();
-    match unlock_each(&header, secrets, &UnlockLimits::default()) {
-        Ok(opened) => {
+    match unlock_all(&header, secrets, &UnlockLimits::default()) {
+        Ok((opened, _)) => {
             assert!(opened.iter().all(|slot| slot.volume_key.bytes() == key.bytes()));
             header.authenticate(key).unwrap();
             opened.into_iter().map(|slot| slot.slot).collect()
