@@ -25,7 +25,6 @@ use crate::keys::{RollbackOptions, UnlockedKey};
 use crate::storage::ArchiveSource;
 use crate::txn::Pinned;
 
-/// Snapshot of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Monotonically increasing; never reused.
@@ -141,7 +140,15 @@ impl SnapshotManager {
     /// As [`SnapshotManager::create`] and [`SnapshotManager::remove`].
     pub fn create_before_restore(&self, restored: &[u8], now: Timestamp) -> Result<Vec<u8>> {
         let name = self.create_numbered(BEFORE_RESTORE, now)?;
-        self.prune_before_restores(restored).map(|()| name)
+        let mut choose = |all: &[Snapshot]| -> Result<Vec<u64>> {
+            let made = all.iter().rev().filter(|one| is_numbered(&one.name, BEFORE_RESTORE)).skip(RESTORES_KEPT);
+            Ok(made.filter(|one| one.name != restored).map(|one| one.id).collect())
+        };
+        // Usually there is nothing to remove, and a removal is a commit.
+        if !choose(&self.list()?)?.is_empty() {
+            self.remove(&mut choose)?;
+        }
+        Ok(name)
     }
 
     /// Creates the snapshot of a complete backup of a directory; returns its name, which
@@ -164,16 +171,6 @@ impl SnapshotManager {
             }
         }
         Err(Error::Exists)
-    }
-
-    fn prune_before_restores(&self, restored: &[u8]) -> Result<()> {
-        let mut choose = |all: &[Snapshot]| {
-            let made = all.iter().rev().filter(|one| is_numbered(&one.name, BEFORE_RESTORE)).skip(RESTORES_KEPT);
-            Ok(made.filter(|one| one.name != restored).map(|one| one.id).collect())
-        };
-        // Usually there is nothing to remove, and a removal is a commit.
-        let gone: Vec<u64> = choose(&self.list()?)?;
-        if gone.is_empty() { Ok(()) } else { self.remove(&mut choose) }
     }
 
     /// Creates a snapshot of the current state; durable on return. It uses no space until something
@@ -427,7 +424,6 @@ fn first_day(year: i64, month: i64) -> i64 {
 pub struct RetentionPolicy([u32; 6]);
 
 impl RetentionPolicy {
-    /// Adds a rule.
     #[must_use]
     pub fn with(mut self, rule: RetentionRule, count: u32) -> RetentionPolicy {
         self.0[rule as usize] = count;
@@ -439,7 +435,6 @@ impl RetentionPolicy {
         RetentionRule::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
     }
 
-    /// Returns whether any rule is in use.
     pub fn has_rules(&self) -> bool {
         self.rules().next().is_some()
     }

@@ -62,7 +62,6 @@ pub enum BackupStep {
 /// Progress callback; its error aborts the backup, and the destination is unchanged then.
 pub(crate) type BackupWatch<'a> = dyn FnMut(BackupStep) -> Result<()> + 'a;
 
-/// Result of a backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackupReport {
     /// Time and generation of the commit in the backup.
@@ -124,9 +123,7 @@ impl Archive {
     pub fn backups(&self) -> Backups {
         Backups { fs: self.fs.clone(), storage: self.storage.clone(), sums: Some(self.header_sums) }
     }
-}
 
-impl Archive {
     /// Reads the current state back from the medium: all records, and `percent` of the file data,
     /// chosen at random. Returns the bytes of file data read.
     ///
@@ -146,7 +143,6 @@ struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    /// Returns whether the next extent is one of them.
     fn has_next(&self) -> Result<bool> {
         if self.percent >= 100 {
             return Ok(true);
@@ -236,10 +232,11 @@ impl BackupSource {
     ) -> Result<Option<BackupReport>> {
         let _work = self.fs.hold_open()?;
         settle(&**file)?;
-        let (backup, base, copies) = match self.examine(file)? {
-            DestinationState::Full => return Ok(None),
-            DestinationState::Incremental(base, copies) => (self.open(file, &copies)?, base, copies),
-        };
+        let Some((base, copies)) = self.examine(file)? else { return Ok(None) };
+        let sequence = Header::of_copy(&copies[0])?.framing().sequence;
+        let environment = Arc::new(SystemEnvironment);
+        let backup = self.volume().open_backup(&self.pinned, file.clone(), environment, sequence, MEMORY);
+        let backup = backup.map_err(in_backup)?;
         if backup.origin() != Some(base) {
             return Err(in_backup(Error::damaged("its newest commit is lost; try again")));
         }
@@ -276,14 +273,10 @@ impl BackupSource {
         watch(step)
     }
 
-    fn open(&self, file: &Arc<dyn Storage>, copies: &[Vec<u8>; 2]) -> Result<Arc<Volume>> {
-        let sequence = Header::of_copy(&copies[0])?.framing().sequence;
-        let environment = Arc::new(SystemEnvironment);
-        self.volume().open_backup(&self.pinned, file.clone(), environment, sequence, MEMORY).map_err(in_backup)
-    }
-
-    /// Decides between an incremental and a full backup (BACKUP-5), without writing.
-    fn examine(&self, file: &Arc<dyn Storage>) -> Result<DestinationState> {
+    /// Decides between an incremental and a full backup (BACKUP-5), without writing: returns the
+    /// origin of the existing file, and the header copies for the updated file; `None` if it
+    /// requires a full backup.
+    fn examine(&self, file: &Arc<dyn Storage>) -> Result<Option<(BackupOrigin, [Vec<u8>; 2])>> {
         let refused = |why: &'static str| Err(Error::Refused(Refusal::Destination { why }));
         let copies = self.header()?;
         let ours = Header::of_copy(&copies[0])?;
@@ -306,10 +299,10 @@ impl BackupSource {
             return refused("it is an archive of its own, or a backup that was written to since");
         };
         match self.volume().descent_now(&base)? {
-            Ancestry::Descendant => Ok(DestinationState::Incremental(base, copies)),
+            Ancestry::Descendant => Ok(Some((base, copies))),
             // Its records are those of this archive as far as known, but its missing changes cannot
             // be determined.
-            Ancestry::Unknown => Ok(DestinationState::Full),
+            Ancestry::Unknown => Ok(None),
             Ancestry::Older => refused("it is newer than the archive"),
             Ancestry::Diverged => refused("it has commits that the archive lacks: the two have diverged"),
         }
@@ -343,14 +336,6 @@ fn in_backup(error: Error) -> Error {
         }
         error => error,
     }
-}
-
-/// Suitability of an existing file.
-enum DestinationState {
-    /// Backup with this origin; with the header copies for the updated file.
-    Incremental(BackupOrigin, [Vec<u8>; 2]),
-    /// Requires a full backup.
-    Full,
 }
 
 /// Returns the next records of a range, at most `most`; empty at its end.
@@ -392,7 +377,7 @@ pub struct NewBackupFile(replace::UnfinishedFile);
 
 impl NewBackupFile {
     pub fn file(&self) -> Arc<FileStorage> {
-        self.0.shared()
+        self.0.storage.clone()
     }
 
     /// Unlinks the file, so that it is deleted when it is closed, even if the process is killed. To
@@ -418,7 +403,7 @@ impl BackupDestination {
         match there {
             Ok(real) => {
                 let old = OldArchive::open(&real)?;
-                Ok(BackupDestination { entry: old.entry().try_clone().map_err(failed)?, old: Some(old) })
+                Ok(BackupDestination { entry: old.entry.try_clone().map_err(failed)?, old: Some(old) })
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 let entry = HostEntry::of(path).map_err(failed)?;
@@ -444,7 +429,7 @@ impl BackupDestination {
 
     /// Returns the existing file with the name.
     pub fn existing(&self) -> Option<&Arc<FileStorage>> {
-        self.old.as_ref().map(OldArchive::storage)
+        self.old.as_ref().map(|old| &old.storage)
     }
 
     /// Returns the storage of a file, which another process opened, locked and names; or of a
@@ -479,7 +464,7 @@ impl BackupDestination {
             .map_err(|e| Error::io(format!("cannot inspect {}", directory.display()), e))?;
         // Complete or not: these files were never meant to be kept.
         replace::remove_leftovers(&entry, PASSING, &mut |_| Ok(true));
-        Ok(NewBackupFile(replace::UnfinishedFile::new(&entry, PASSING, &SystemEnvironment)?))
+        Ok(NewBackupFile(replace::UnfinishedFile::new(&entry, PASSING)?))
     }
 
     /// Creates a new file, and removes leftovers of earlier runs.
@@ -497,7 +482,7 @@ impl BackupDestination {
                 "an earlier run may have left this file in the directory of the backup; check it, then remove it"
             );
         }
-        Ok(NewBackupFile(replace::UnfinishedFile::new(&self.entry, UNFINISHED, &SystemEnvironment)?))
+        Ok(NewBackupFile(replace::UnfinishedFile::new(&self.entry, UNFINISHED)?))
     }
 
     /// Checks that the name still denotes the file that was opened.
@@ -506,7 +491,7 @@ impl BackupDestination {
     /// `InUse`.
     pub fn check(&self) -> Result<()> {
         let Some(old) = &self.old else { return Ok(()) };
-        match self.entry.refers_to(&**old.storage()) {
+        match self.entry.refers_to(&*old.storage) {
             Ok(true) => Ok(()),
             _ => Err(Error::InUse(format!("the updated file no longer has the name {}", self.entry.path().display()))),
         }

@@ -57,7 +57,6 @@ use versions::NameRehash;
 /// Word in the name of an unfinished file.
 const UNFINISHED: &str = "compact";
 
-/// Options of a compaction.
 #[derive(Clone, Debug, Default)]
 pub struct CompactOptions {
     /// Only estimate.
@@ -131,7 +130,6 @@ pub(super) struct CompactTarget {
 }
 
 impl CompactTarget {
-    /// Keeps header and key unchanged.
     fn same(header: &Header, key: &UnlockedKey) -> Result<CompactTarget> {
         Ok(CompactTarget { key: key.copy(), framing: with_log(header.framing()), slots: header.slots() })
     }
@@ -169,37 +167,37 @@ fn rewrite_file(
     let real = std::fs::canonicalize(path).map_err(|e| Error::io(format!("cannot find {}", path.display()), e))?;
     let file = replace::OldArchive::open(&real)?;
     file.check_names(options.break_links)?;
-    let mut before = SourceArchive::look(file.storage().clone(), key, options)?;
-    let sizes = file.sizes()?;
+    let mut before = SourceArchive::look(file.storage.clone(), key, options)?;
+    let sizes = replace::sizes(&file.storage, &file.entry)?;
     if options.dry_run {
-        return Ok(before.estimate(sizes));
+        return Ok(report(sizes, (before.used, before.used)));
     }
     before.settle()?;
     let target = prepare(&before.header, key)?;
     let (old, total) = (&before.archive, before.used);
     let superseded =
         &mut |leftover| is_superseded(leftover, key, old, &mut |done| step(CompactStep::Verifying { done, total }));
-    for name in replace::remove_leftovers(file.entry(), UNFINISHED, superseded) {
+    for name in replace::remove_leftovers(&file.entry, UNFINISHED, superseded) {
         tracing::warn!(
             name,
             "this file is next to the archive, and may have content that the archive lacks, or be the archive from before 'key rekey': \
              check it, then remove it"
         );
     }
-    let new_file = replace::UnfinishedFile::new(file.entry(), UNFINISHED, &SystemEnvironment)?;
+    let new_file = replace::UnfinishedFile::new(&file.entry, UNFINISHED)?;
     step(CompactStep::Created)?;
-    let new = before.copy(new_file.shared(), &target, true, step)?;
+    let new = before.copy(new_file.storage.clone(), &target, true, step)?;
     new_file.copy_metadata(&file)?;
     step(CompactStep::Prepared)?;
     file.check_names(options.break_links)?;
-    write_header(new_file.storage(), &target)?;
+    write_header(&*new_file.storage, &target)?;
     before.announce(&target, &options.seen);
     let retained = new_file.replace(&file)?;
     let rekeyed = before.remember(new, &target, &options.seen);
     if let Some(retained) = retained {
         retained.report(&file, rekeyed)?;
     }
-    let after = new_file.sizes()?;
+    let after = replace::sizes(&new_file.storage, &new_file.entry)?;
     // The replacement is complete and can no longer be aborted.
     let _ = step(CompactStep::Replaced);
     Ok(report(sizes, after))
@@ -217,7 +215,7 @@ fn rewrite_storage(
     let mut before = SourceArchive::look(storage.clone(), key, options)?;
     let sizes_before = sizes(&**storage)?;
     if options.dry_run {
-        return Ok(before.estimate(sizes_before));
+        return Ok(report(sizes_before, (before.used, before.used)));
     }
     before.settle()?;
     let target = prepare(&before.header, key)?;
@@ -275,10 +273,6 @@ impl SourceArchive<'_> {
         let used =
             archive.volume.durable().used_blocks.saturating_add(MIN_BLOCKS).saturating_mul(BLOCK).min(MAX_OFFSET);
         Ok(SourceArchive { storage, key, header, looked, replace, archive, used, compression: options.compression })
-    }
-
-    fn estimate(&self, sizes: Sizes) -> CompactReport {
-        report(sizes, (self.used, self.used))
     }
 
     /// COMPACT-1: runs a regular session that completes the work of an interrupted one.
@@ -448,13 +442,6 @@ struct SharedPage {
     written: Option<Pointer>,
 }
 
-struct PlacedExtent {
-    page: Pointer,
-    start: u32,
-    /// For a new page: the number of extents that will name it.
-    adopt: Option<u32>,
-}
-
 /// Pages of the old archive and their copies. Parts that no extent names are dropped, and a shared
 /// page is written once; the pipeline in which that happens has two threads.
 ///
@@ -472,6 +459,7 @@ pub(in crate::archive) struct PageCopier<'a> {
     last: Option<(Pointer, bool)>,
     /// Adds context to an error of the new file.
     said: fn(Error) -> Error,
+    /// Compression of the copies; `None` leaves whole pages unchanged.
     compression: Option<Compression>,
 }
 
@@ -483,11 +471,6 @@ impl<'a> PageCopier<'a> {
         said: fn(Error) -> Error,
     ) -> PageCopier<'a> {
         PageCopier { from, state, to, shared: HashMap::new(), last: None, said, compression: None }
-    }
-
-    /// Sets the compression of the copies; `None` leaves whole pages unchanged.
-    pub(in crate::archive) fn compressing(self, compression: Option<Compression>) -> PageCopier<'a> {
-        PageCopier { compression, ..self }
     }
 
     /// Registers an extent. Must be called for every extent added in any version before the first
@@ -519,21 +502,22 @@ impl<'a> PageCopier<'a> {
         adopted: &mut Vec<(Pointer, u32)>,
     ) -> Result<u64> {
         let extent = Extent::decode(value)?;
-        let PlacedExtent { page, start, adopt } = self.place(Ino(key.object), key.sub, &extent)?;
-        adopted.extend(adopt.map(|extents| (page, extents)));
+        let (page, start, named_by) = self.place(Ino(key.object), key.sub, &extent)?;
+        adopted.extend(named_by.map(|extents| (page, extents)));
         *value = Extent { page, start, ..extent }.encode().to_vec();
         Ok(u64::from(extent.length))
     }
 
-    /// Writes the page of `extent`, unless it is written already.
-    fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<PlacedExtent> {
+    /// Writes the page of `extent`, unless it is written already. Returns it with the extent's
+    /// offset in it and, for a new page, the number of extents that will name it.
+    fn place(&mut self, ino: Ino, offset: u64, extent: &Extent) -> Result<(Pointer, u32, Option<u32>)> {
         let Some(shared) = self.shared.get_mut(&extent.page) else {
             let range = extent.start..extent.start + extent.length;
             let page = self.copy(ino, offset, extent, std::slice::from_ref(&range))?;
-            return Ok(PlacedExtent { page, start: 0, adopt: Some(1) });
+            return Ok((page, 0, Some(1)));
         };
         if let Some(page) = shared.written {
-            return Ok(PlacedExtent { page, start: moved(&shared.ranges, extent.start), adopt: None });
+            return Ok((page, moved(&shared.ranges, extent.start), None));
         }
         shared.ranges = join_ranges(std::mem::take(&mut shared.ranges));
         let (ranges, extents) = (shared.ranges.clone(), shared.extents);
@@ -541,7 +525,7 @@ impl<'a> PageCopier<'a> {
         if let Some(shared) = self.shared.get_mut(&extent.page) {
             shared.written = Some(page);
         }
-        Ok(PlacedExtent { page, start: moved(&ranges, extent.start), adopt: Some(extents) })
+        Ok((page, moved(&ranges, extent.start), Some(extents)))
     }
 
     fn copy(&self, ino: Ino, offset: u64, extent: &Extent, ranges: &[Range<u32>]) -> Result<Pointer> {

@@ -25,7 +25,7 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use crate::env::Environment;
+use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Refusal, Result};
 use crate::storage::{FileStorage, HostEntry, LockMode, Storage, host_call};
 
@@ -34,13 +34,12 @@ const NAME: usize = 200;
 /// Digits of the random part.
 const DIGITS: usize = 16;
 
-/// Callback that returns whether a name denotes a file.
 type NameCheck<'a> = &'a mut dyn FnMut(&HostEntry, &FileStorage) -> io::Result<bool>;
 
 /// Archive file under its name, locked.
 pub(in crate::archive) struct OldArchive {
-    entry: HostEntry,
-    storage: Arc<FileStorage>,
+    pub(in crate::archive) entry: HostEntry,
+    pub(in crate::archive) storage: Arc<FileStorage>,
 }
 
 /// Old file that could not be removed after the replacement, with the reason.
@@ -72,8 +71,8 @@ impl RetainedOldFile {
 
 /// Unfinished file, removed on drop until it has the old file's name.
 pub(in crate::archive) struct UnfinishedFile {
-    storage: Arc<FileStorage>,
-    entry: HostEntry,
+    pub(in crate::archive) storage: Arc<FileStorage>,
+    pub(super) entry: HostEntry,
     finished: std::cell::Cell<bool>,
 }
 
@@ -83,10 +82,6 @@ impl OldArchive {
         let entry = HostEntry::of(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
         let storage = Arc::new(FileStorage::open_entry(&entry, LockMode::Exclusive)?);
         Ok(OldArchive { entry, storage })
-    }
-
-    pub(in crate::archive) fn storage(&self) -> &Arc<FileStorage> {
-        &self.storage
     }
 
     fn shown(&self) -> std::path::Display<'_> {
@@ -105,15 +100,6 @@ impl OldArchive {
             return Err(Error::Refused(Refusal::Links { path: self.shown().to_string(), links }));
         }
         Ok(())
-    }
-
-    /// Returns length and disk usage in bytes.
-    pub(super) fn sizes(&self) -> Result<(u64, u64)> {
-        sizes(&self.storage, &self.entry)
-    }
-
-    pub(in crate::archive) fn entry(&self) -> &HostEntry {
-        &self.entry
     }
 
     /// Returns the error for a foreign file under one of our names, which must not be lost.
@@ -168,31 +154,15 @@ pub(in crate::archive) fn remove_leftovers(
 
 impl UnfinishedFile {
     /// Creates an empty file in the directory of `entry`, with its purpose in its name.
-    pub(in crate::archive) fn new(
-        entry: &HostEntry,
-        what: &str,
-        environment: &dyn Environment,
-    ) -> Result<UnfinishedFile> {
+    pub(in crate::archive) fn new(entry: &HostEntry, what: &str) -> Result<UnfinishedFile> {
         let mut random = [0; 8];
-        environment.fill_random(&mut random)?;
+        SystemEnvironment.fill_random(&mut random)?;
         let mut name = prefix(entry, what);
         name.extend_from_slice(format!("{:016x}", u64::from_le_bytes(random)).as_bytes());
         let beside = entry.sibling(std::ffi::OsStr::from_bytes(&name).to_owned());
         let entry = beside.map_err(|e| Error::io(format!("writing beside {}", entry.path().display()), e))?;
         let storage = Arc::new(FileStorage::create(&entry)?);
         Ok(UnfinishedFile { storage, entry, finished: std::cell::Cell::new(false) })
-    }
-
-    pub(super) fn storage(&self) -> &FileStorage {
-        &self.storage
-    }
-
-    pub(in crate::archive) fn shared(&self) -> Arc<FileStorage> {
-        self.storage.clone()
-    }
-
-    pub(super) fn sizes(&self) -> Result<(u64, u64)> {
-        sizes(&self.storage, &self.entry)
     }
 
     /// Copies owner, mode and extended attributes (including access control lists) of the old file;
@@ -300,7 +270,6 @@ impl UnfinishedFile {
         Ok(retained)
     }
 
-    /// Returns the error for an exchange that could not be verified.
     fn exchanged(&self, old: &OldArchive, error: io::Error) -> Error {
         let (archive, previous) = (old.shown(), self.entry.path().display());
         Error::io(
@@ -329,7 +298,8 @@ fn stat(file: &FileStorage, entry: &HostEntry) -> Result<Stat> {
     rustix::fs::fstat(file).map_err(|e| Error::io(format!("examining {}", entry.path().display()), e.into()))
 }
 
-fn sizes(file: &FileStorage, entry: &HostEntry) -> Result<(u64, u64)> {
+/// Returns length and disk usage in bytes.
+pub(super) fn sizes(file: &FileStorage, entry: &HostEntry) -> Result<(u64, u64)> {
     Ok((file.len()?, stat(file, entry)?.st_blocks.cast_unsigned() * 512))
 }
 
@@ -357,7 +327,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::env::SystemEnvironment;
 
     struct Place {
         directory: tempfile::TempDir,
@@ -373,8 +342,8 @@ mod tests {
         }
 
         fn beside(&self) -> UnfinishedFile {
-            let beside = UnfinishedFile::new(self.old.entry(), "compact", &SystemEnvironment).unwrap();
-            beside.storage().write_at(0, b"new").unwrap();
+            let beside = UnfinishedFile::new(&self.old.entry, "compact").unwrap();
+            beside.storage.write_at(0, b"new").unwrap();
             beside
         }
 

@@ -68,6 +68,7 @@ pub(super) struct ArchiveVersions<'v> {
 pub(super) struct VersionStep<'v> {
     older: Option<ReadView<'v>>,
     newer: ReadView<'v>,
+    /// `None` for the live tree.
     snapshot: Option<SnapshotValue>,
     /// Generation of the commit with this tree.
     generation: Generation,
@@ -101,27 +102,17 @@ impl<'v> ArchiveVersions<'v> {
             None => Ok(ReadView::of(self.volume, self.volume.state())),
         };
         let snapshot = self.snapshots.get(number).map(|(_, snapshot)| snapshot.clone());
+        let of_snapshot = snapshot.as_ref().map(|snapshot| snapshot.generation);
         Ok(VersionStep {
             older: number.checked_sub(1).map(reading).transpose()?,
             newer: reading(number)?,
-            generation: snapshot
-                .as_ref()
-                .map_or_else(|| self.volume.durable().generation, |snapshot| snapshot.generation),
+            generation: of_snapshot.unwrap_or_else(|| self.volume.durable().generation),
             snapshot,
         })
     }
 }
 
 impl VersionStep<'_> {
-    /// Returns the snapshot; `None` for the live tree.
-    pub(super) fn snapshot(&self) -> Option<&SnapshotValue> {
-        self.snapshot.as_ref()
-    }
-
-    pub(super) fn generation(&self) -> Generation {
-        self.generation
-    }
-
     pub(super) fn older(&self) -> Option<View<'_>> {
         self.older.as_ref().map(ReadView::view)
     }
@@ -147,14 +138,16 @@ impl VersionStep<'_> {
 }
 
 impl VersionDifference<'_> {
-    /// Returns the next differences; empty at the end.
-    pub(super) fn batch(&mut self) -> Result<Vec<Difference>> {
+    /// Returns the next differences; `None` at the end.
+    pub(super) fn batch(&mut self) -> Result<Option<Vec<Difference>>> {
         loop {
             let mut batch = self.differing.batch(BATCH)?;
-            let ended = batch.is_empty();
+            if batch.is_empty() {
+                return Ok(None);
+            }
             batch.retain(|difference| is_carried(difference.key));
-            if ended || !batch.is_empty() {
-                return Ok(batch);
+            if !batch.is_empty() {
+                return Ok(Some(batch));
             }
         }
     }
@@ -168,10 +161,8 @@ impl VersionDifference<'_> {
                     return Ok(Some(difference));
                 }
             }
-            self.batch = self.batch()?.into_iter();
-            if self.batch.len() == 0 {
-                return Ok(None);
-            }
+            let Some(batch) = self.batch()? else { return Ok(None) };
+            self.batch = batch.into_iter();
         }
     }
 }
@@ -192,7 +183,7 @@ pub(super) fn copy(
 ) -> Result<()> {
     let versions = ArchiveVersions::of(from)?;
     let state = from.state();
-    let mut pages = PageCopier::new(from, &state, to, identity).compressing(compression);
+    let mut pages = PageCopier { compression, ..PageCopier::new(from, &state, to, identity) };
     for number in 0..versions.count() {
         let step = versions.step(number)?;
         announce(&step, &mut pages, watch).map_err(|error| step.named(error))?;
@@ -202,7 +193,7 @@ pub(super) fn copy(
     for number in 0..versions.count() {
         let step = versions.step(number)?;
         replay.step(&step).map_err(|error| step.named(error))?;
-        if let Some(snapshot) = step.snapshot() {
+        if let Some(snapshot) = &step.snapshot {
             to.take_snapshot_again(snapshot)?;
         }
     }
@@ -211,16 +202,13 @@ pub(super) fn copy(
 
 fn announce(step: &VersionStep<'_>, pages: &mut PageCopier<'_>, watch: &mut BytesWatch<'_>) -> Result<()> {
     let mut walk = step.walk();
-    loop {
-        let batch = walk.batch()?;
-        if batch.is_empty() {
-            return Ok(());
-        }
+    while let Some(batch) = walk.batch()? {
         for value in batch.iter().filter(|one| one.key.kind == kind::EXTENT).filter_map(|one| one.new.as_ref()) {
             pages.announce(&Extent::decode(value)?)?;
         }
         watch(0)?;
     }
+    Ok(())
 }
 
 struct VersionReplay<'a, 'w> {
@@ -240,11 +228,7 @@ impl VersionReplay<'_, '_> {
         let VersionReplay { pages, to, names, done, watch } = self;
         let mut walk = step.walk();
         let read = |hand_on: &mut dyn FnMut(DifferenceBatch) -> Result<()>| {
-            loop {
-                let mut batch = walk.batch()?;
-                if batch.is_empty() {
-                    return Ok(());
-                }
+            while let Some(mut batch) = walk.batch()? {
                 let mut adopted = Vec::new();
                 for Difference { key, new, .. } in batch.iter_mut().filter(|one| one.key.kind == kind::EXTENT) {
                     let Some(value) = new else { continue };
@@ -254,6 +238,7 @@ impl VersionReplay<'_, '_> {
                 hand_on((batch, adopted))?;
                 watch(*done)?;
             }
+            Ok(())
         };
         relay(read, |(batch, adopted): DifferenceBatch| {
             // Each with a dead list entry; a reference count above 1 changes at most three records.
@@ -321,7 +306,7 @@ pub(in crate::archive) fn compare(
     for number in 0..old.count() {
         let (ours, theirs) = (old.step(number)?, new.step(number)?);
         comparison.step(&ours, &theirs).map_err(|error| ours.named(error))?;
-        comparison.before = theirs.generation();
+        comparison.before = theirs.generation;
     }
     Ok(())
 }
@@ -372,7 +357,7 @@ impl Comparison<'_, '_> {
                 && one.old.is_some() == other.old.is_some()
                 && match (&one.new, &other.new) {
                     (Some(value), Some(new_value)) if key.kind == kind::EXTENT => {
-                        self.same_bytes(value, new_value, theirs.generation())?
+                        self.same_bytes(value, new_value, theirs.generation)?
                     }
                     (value, new_value) => value == new_value,
                 };
@@ -471,7 +456,6 @@ impl NameRehash {
         Ok(Some(changed.numbers()))
     }
 
-    /// Returns the numbers for a record of the new archive.
     pub(super) fn count(difference: &Difference) -> Result<EntryCounts> {
         EntryChanges::of(difference).map(|changed| changed.numbers())
     }
