@@ -160,8 +160,8 @@ impl Archive {
         self.storage.owner()
     }
 
-    /// Returns the rollback guard of this archive; call [`Witness::remember`] periodically while it
-    /// is open.
+    /// Returns the rollback guard of this archive; call [`RollbackGuard::remember`] periodically
+    /// while it is open.
     pub fn witness(&self) -> &Arc<RollbackGuard> {
         &self.witness
     }

@@ -110,7 +110,7 @@ impl SnapshotManager {
 
     /// Commits and pins the current state. While the result exists, no data of that state or of a
     /// snapshot existing now is reused or erased. If the archive may be closed meanwhile, the
-    /// caller must hold [`FileSystem::work`] for longer.
+    /// caller must hold [`FileSystem::hold_open`] for longer.
     ///
     /// # Errors
     /// Errors of a commit.

@@ -82,7 +82,7 @@ pub(crate) fn make(
 }
 
 /// Wraps `address.volume_key` to the slot that `old` is, without its secret; the description is
-/// kept. `None` of it is secret from a holder of the volume key of `header`. Errors: like [`make`];
+/// kept. None of it is secret from a holder of the volume key of `header`. Errors: like [`make`];
 /// `Damaged` when the slot does not decode.
 pub(crate) fn rewrap(
     address: &SlotAddress<'_>,
