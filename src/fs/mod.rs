@@ -197,7 +197,7 @@ impl FileSystem {
             reclaimed = self.reclaim.step();
         }
         let repacked = if writable { self.repack_before_close() } else { Ok(()) };
-        self.volume.close().map_err(|error| self.deliver_error(error))?;
+        self.volume.close().map_err(|error| self.volume.error_for(error))?;
         reclaimed.map(drop).and(repacked)
     }
 

@@ -112,7 +112,7 @@ impl FileSystem {
             // content of a page does not depend on the file's state when the page is referenced.
             self.seal_frames(ino, &range, data).and_then(|frames| self.write_sealed(&file.lock(), range, data, frames))
         };
-        written.map_err(|error| self.deliver_error(error))
+        written.map_err(|error| self.volume.error_for(error))
     }
 
     /// Writes back some dirty data when the limit is near, concurrently with other writers; waits
@@ -364,26 +364,15 @@ impl FileSystem {
         if size > MAX_OFFSET {
             return Err(Error::FileTooLarge);
         }
-        let inode = self.truncate_locked(&self.write_buffer.file(ino).lock(), size, change)?;
-        if inode.trim != NO_TRIM {
-            self.reclaim.enqueue(ino);
-        }
-        Ok(inode)
-    }
-
-    fn truncate_locked(
-        &self,
-        file: &LockedFile<'_>,
-        size: u64,
-        change: &mut dyn FnMut(&mut InodeValue),
-    ) -> Result<InodeValue> {
-        loop {
-            self.writeback.finish_older_batches(file)?;
+        let entry = self.write_buffer.file(ino);
+        let file = entry.lock();
+        let inode = loop {
+            self.writeback.finish_older_batches(&file)?;
             let state = self.volume.state();
             let view = self.volume.view(&state);
-            let inode = inode::load_regular(view, file.ino())?;
+            let inode = inode::load_regular(view, ino)?;
             let end = file.end();
-            let (cuts, _) = extents::measure(view, file.ino(), size..inode.trim.max(size), STEP + 1)?;
+            let (cuts, _) = extents::measure(view, ino, size..inode.trim.max(size), STEP + 1)?;
             drop(state);
             // Inode, inline data, trim record.
             let records = 3 + cuts * extents::RECORDS_PER_CUT;
@@ -393,19 +382,25 @@ impl FileSystem {
                 if !file.is_unsealed(&self.volume, op) {
                     return Ok(None);
                 }
-                let mut inode = inode::load(op.view(), file.ino())?;
-                cut(op, file.ino(), &mut inode, size)?;
+                let mut inode = inode::load(op.view(), ino)?;
+                cut(op, ino, &mut inode, size)?;
                 inode.size = size;
                 change(&mut inode);
-                inode::store(op, file.ino(), &inode)?;
+                inode::store(op, ino, &inode)?;
                 file.supersede(op, size..u64::MAX);
                 Ok(Some(inode))
             })?;
             if let Some(inode) = truncated {
-                file.drop_published(&self.volume);
-                return Ok(inode);
+                break inode;
             }
+        };
+        file.drop_published(&self.volume);
+        drop(file);
+        drop(entry);
+        if inode.trim != NO_TRIM {
+            self.reclaim.enqueue(ino);
         }
+        Ok(inode)
     }
 }
 

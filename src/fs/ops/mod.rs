@@ -77,13 +77,13 @@ impl FileSystem {
             return Ok(PendingSync(None));
         }
         self.dirty_throttle.record_sync();
-        self.begin_commit().map_err(|error| self.deliver_error(error))
+        self.begin_commit().map_err(|error| self.volume.error_for(error))
     }
 
     /// Waits until that caller's commit is durable, and leads it if no thread does.
     pub fn finish_sync(&self, begun: PendingSync) -> Result<()> {
         let waited = begun.0.is_some();
-        self.wait_commit(begun, Volume::sync_wanted).map_err(|error| self.deliver_error(error))?;
+        self.wait_commit(begun, Volume::sync_wanted).map_err(|error| self.volume.error_for(error))?;
         if waited { self.check_syncs() } else { Ok(()) }
     }
 
@@ -124,11 +124,6 @@ impl FileSystem {
         }
         self.dirty_throttle.record_periodic_commit();
         self.wait_commit(self.begin_commit()?, Volume::commit_wanted)
-    }
-
-    /// Returns the error for a caller that wrote data, or asked for its durability.
-    pub(in crate::fs) fn deliver_error(&self, error: Error) -> Error {
-        self.volume.error_for(error)
     }
 
     /// Throttles, then waits with the volume's function `wait` for the commit.
@@ -173,7 +168,7 @@ impl FileSystem {
     pub(in crate::fs) fn commit_all(&self) -> Result<()> {
         self.begin_commit()
             .and_then(|begun| self.wait_commit(begun, Volume::commit_wanted))
-            .map_err(|error| self.deliver_error(error))
+            .map_err(|error| self.volume.error_for(error))
     }
 
     /// Counts in a caller. A read-only archive has only durable data.

@@ -30,7 +30,7 @@ impl FileSystem {
         self.commit_all()?;
         self.repack.run_noted(&self.shutdown_gate)?;
         self.commit_all()?;
-        self.volume.take_snapshot(name).map(drop).map_err(|error| self.deliver_error(error))
+        self.volume.take_snapshot(name).map(drop).map_err(|error| self.volume.error_for(error))
     }
 
     /// Commits and pins the current version. Errors of a commit; `Invalid` when the archive is
@@ -47,7 +47,7 @@ impl FileSystem {
             // Leaves little to the commit, which blocks writers.
             self.commit_all()?;
         }
-        self.volume.pin().map_err(|error| self.deliver_error(error))
+        self.volume.pin().map_err(|error| self.volume.error_for(error))
     }
 
     /// Keeps the archive from being closed while the guard lives.
