@@ -23,7 +23,7 @@ use crate::broker::{AccountMessage, Broker};
 use crate::credentials::{self, CredentialCache, File, Variable, section, variable};
 use crate::identity;
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::signing::{HttpHeader, hmac_sha256, percent_encode};
+use crate::signing::{HttpHeader, SignedRequest, hmac_sha256, percent_encode};
 use crate::store_failure::StoreFailure;
 
 /// API version: old enough for the stores that imitate Azure, and of 2021, since when names that
@@ -247,12 +247,6 @@ pub(crate) struct AzureSigner<'a> {
     secret: Option<&'a AccountSecret>,
 }
 
-/// Signed request without its body. Its URL may contain a secret.
-pub(crate) struct AzureRequest {
-    pub(crate) url: Url,
-    pub(crate) headers: Vec<HttpHeader>,
-}
-
 impl AzureContainer {
     /// Errors: `Invalid` when there is no account, or for an endpoint that cannot be.
     pub(crate) fn new(container: &str, options: &RemoteOptions) -> Result<AzureContainer> {
@@ -310,7 +304,7 @@ impl AzureSigner<'_> {
         query: &[(&str, &str)],
         headers: &[HttpHeader],
         length: usize,
-    ) -> AzureRequest {
+    ) -> SignedRequest {
         let mut url = self.container.url.clone();
         if !name.is_empty() {
             let path = format!("{}/{}", url.path(), percent_encode(name, "/"));
@@ -335,7 +329,7 @@ impl AzureSigner<'_> {
             parts.push(token.to_string());
         }
         url.set_query((!parts.is_empty()).then(|| parts.join("&")).as_deref());
-        AzureRequest { url, headers }
+        (url, headers)
     }
 }
 
@@ -468,13 +462,12 @@ mod tests {
                 })
                 .unwrap()
         };
-        let AzureRequest { url, headers } =
+        let (url, headers) =
             signed_request(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_SAS_TOKEN", "?sv=1&sig=a%2Fb%3D")]);
         let wanted = "https://one.blob.core.windows.net/box/a%20b/c?comp=list&prefix=x%2Fy&sv=1&sig=a%2Fb%3D";
         assert_eq!(url.as_str(), wanted);
         assert!(!headers.iter().any(|(name, _)| *name == "authorization"), "{headers:?}");
-        let AzureRequest { url, headers } =
-            signed_request(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_KEY", "a2V5")]);
+        let (url, headers) = signed_request(&[("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_KEY", "a2V5")]);
         assert_eq!(url.as_str(), "https://one.blob.core.windows.net/box/a%20b/c?comp=list&prefix=x%2Fy");
         let authorization = headers.iter().find(|(name, _)| *name == "authorization").unwrap();
         assert!(authorization.1.starts_with("SharedKey one:"), "{headers:?}");

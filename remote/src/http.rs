@@ -15,14 +15,15 @@ use parking_lot::Mutex;
 use ureq::config::Config;
 use ureq::http::{Response, StatusCode, Uri, header};
 use ureq::tls::{RootCerts, TlsConfig};
+use ureq::typestate::{WithBody, WithoutBody};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, RequestBuilder};
 use url::Url;
 
 use crate::RemoteOptions;
 use crate::address::{Address, Cloud, check_scheme};
-use crate::azure::{AzureContainer, AzureRequest};
+use crate::azure::AzureContainer;
 use crate::broker::Broker;
 use crate::credentials::CredentialCache;
 use crate::provenance::{self, RequestKind};
@@ -117,13 +118,13 @@ impl HttpSource {
             Target::Bucket { signer, key } => signer.with(|signer| {
                 let (url, mut signed) = signer.get(key);
                 signed.extend(headers.iter().cloned());
-                let response = self.send(&url, &signed, length)?;
+                let response = self.get(&url, &signed, length)?;
                 let response = signer.check_provenance(RequestKind::Read, response)?;
                 if is_about_the_object(response.status()) { Ok(response) } else { Err(signer.failure(response)) }
             }),
             Target::Container { container, name } => container.with(|signer| {
-                let AzureRequest { url, headers } = signer.request("GET", name, &[], &headers, 0);
-                let response = provenance::check_azure(RequestKind::Read, self.send(&url, &headers, length)?)?;
+                let (url, headers) = signer.request("GET", name, &[], &headers, 0);
+                let response = provenance::check_azure(RequestKind::Read, self.get(&url, &headers, length)?)?;
                 if is_about_the_object(response.status()) { Ok(response) } else { Err(signer.failure(&response)) }
             }),
             Target::Web { address, current, logins } => logins.with(|login| {
@@ -164,7 +165,7 @@ impl HttpSource {
             if let Some(login) = login.filter(|_| url.scheme() == "https" && url.origin() == address.origin()) {
                 headers.push(("authorization", login.header().to_owned()));
             }
-            let response = self.send(&url, &headers, length)?;
+            let response = self.get(&url, &headers, length)?;
             if !response.status().is_redirection() {
                 *current.lock() = url;
                 return provenance::check_web(response);
@@ -179,14 +180,36 @@ impl HttpSource {
         Err(RemoteError::Unsupported("it redirects again and again".into()))
     }
 
-    fn send(&self, url: &Url, headers: &[HttpHeader], length: u64) -> RemoteResult<Response<Body>> {
-        let mut request = self.agent.get(url.as_str());
-        for (name, value) in headers {
-            request = request.header(*name, value);
-        }
-        let limit = REQUEST_TIMEOUT + Duration::from_secs(length / MIN_BYTES_PER_SECOND);
-        request.config().timeout_global(Some(limit)).build().call().map_err(|error| transport_error(&error))
+    fn get(&self, url: &Url, headers: &[HttpHeader], length: u64) -> RemoteResult<Response<Body>> {
+        call(self.agent.get(url.as_str()), headers, length)
     }
+}
+
+/// Makes a request without a body; `bytes` is the maximum length of the response.
+pub(crate) fn call(
+    request: RequestBuilder<WithoutBody>,
+    headers: &[HttpHeader],
+    bytes: u64,
+) -> RemoteResult<Response<Body>> {
+    prepared(request, headers, bytes).call().map_err(|error| transport_error(&error))
+}
+
+/// Makes a request with a body; `bytes` is the maximum length of that or of the response.
+pub(crate) fn send(
+    request: RequestBuilder<WithBody>,
+    headers: &[HttpHeader],
+    body: &[u8],
+    bytes: u64,
+) -> RemoteResult<Response<Body>> {
+    prepared(request, headers, bytes).send(body).map_err(|error| transport_error(&error))
+}
+
+fn prepared<B>(mut request: RequestBuilder<B>, headers: &[HttpHeader], bytes: u64) -> RequestBuilder<B> {
+    for (name, value) in headers {
+        request = request.header(*name, value);
+    }
+    let limit = REQUEST_TIMEOUT + Duration::from_secs(bytes / MIN_BYTES_PER_SECOND);
+    request.config().timeout_global(Some(limit)).build()
 }
 
 /// Builds the headers of a range request, conditional on a version.

@@ -14,9 +14,9 @@ use lockbox::{Error, Result};
 use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, S3Action, UrlStyle};
+use ureq::Body;
 use ureq::http::Response;
 use ureq::tls::RootCerts;
-use ureq::{Body, RequestBuilder};
 use url::Url;
 
 use crate::RemoteOptions;
@@ -25,7 +25,7 @@ use crate::broker::{Broker, RegionEndpoint};
 use crate::credentials::{self, CredentialCache, variable};
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::signing::{self, HttpHeader, UnsignedRequest};
+use crate::signing::{self, HttpHeader, SignedRequest, UnsignedRequest};
 use crate::store_failure::StoreFailure;
 
 /// Namespace of S3's documents.
@@ -162,13 +162,13 @@ impl S3Signer<'_> {
         StoreFailure::from_document(response).into_error(self.cloud, self.credentials.is_some())
     }
 
-    pub(crate) fn get(&self, key: &str) -> (Url, Vec<HttpHeader>) {
+    pub(crate) fn get(&self, key: &str) -> SignedRequest {
         self.signed("GET", &self.bucket.get_object(None, key), Vec::new(), b"")
     }
 
     /// Returns the request that creates an object unless its name is taken. `hash`: of its bytes,
     /// for Content-MD5. The condition is signed: no proxy can remove it.
-    pub(crate) fn put(&self, key: &str, bytes: &[u8], hash: &str) -> (Url, Vec<HttpHeader>) {
+    pub(crate) fn put(&self, key: &str, bytes: &[u8], hash: &str) -> SignedRequest {
         let condition = match self.cloud {
             Cloud::Google => (signing::GOOGLE_IF_GENERATION, "0".to_owned()),
             _ => ("if-none-match", "*".to_owned()),
@@ -177,19 +177,19 @@ impl S3Signer<'_> {
         self.signed("PUT", &self.bucket.put_object(None, key), headers, bytes)
     }
 
-    pub(crate) fn list(&self, ask: impl FnOnce(&mut ListObjectsV2<'_>)) -> (Url, Vec<HttpHeader>) {
+    pub(crate) fn list(&self, ask: impl FnOnce(&mut ListObjectsV2<'_>)) -> SignedRequest {
         let mut action = self.bucket.list_objects_v2(None);
         ask(&mut action);
         self.signed("GET", &action, Vec::new(), b"")
     }
 
-    pub(crate) fn delete(&self, key: &str) -> (Url, Vec<HttpHeader>) {
+    pub(crate) fn delete(&self, key: &str) -> SignedRequest {
         self.signed("DELETE", &self.bucket.delete_object(None, key), Vec::new(), b"")
     }
 
     /// Returns the request that removes several objects, with its body; None for Google's store and
     /// for names that XML cannot represent.
-    pub(crate) fn delete_batch(&self, keys: &[String]) -> Option<(Url, Vec<HttpHeader>, String)> {
+    pub(crate) fn delete_batch(&self, keys: &[String]) -> Option<(SignedRequest, String)> {
         if self.cloud == Cloud::Google || keys.iter().any(|key| key.contains(char::is_control)) {
             return None;
         }
@@ -199,8 +199,7 @@ impl S3Signer<'_> {
         let hash = STANDARD.encode(Md5::digest(&body));
         let mut url = self.bucket.base_url().clone();
         url.set_query(Some("delete="));
-        let (url, headers) = self.sign("POST", url, vec![("content-md5", hash)], body.as_bytes());
-        Some((url, headers, body))
+        Some((self.sign("POST", url, vec![("content-md5", hash)], body.as_bytes()), body))
     }
 
     fn signed<'a>(
@@ -209,12 +208,12 @@ impl S3Signer<'_> {
         action: &impl S3Action<'a>,
         headers: Vec<HttpHeader>,
         body: &[u8],
-    ) -> (Url, Vec<HttpHeader>) {
+    ) -> SignedRequest {
         // Without credentials it is the address alone, and the time counts for nothing.
         self.sign(method, action.sign(Duration::ZERO), headers, body)
     }
 
-    fn sign(&self, method: &str, url: Url, headers: Vec<HttpHeader>, body: &[u8]) -> (Url, Vec<HttpHeader>) {
+    fn sign(&self, method: &str, url: Url, headers: Vec<HttpHeader>, body: &[u8]) -> SignedRequest {
         let Some(credentials) = self.credentials else { return (url, headers) };
         if let Some(token) = credentials::access_token(credentials) {
             // Without TLS each host on the way could use it.
@@ -228,13 +227,6 @@ impl S3Signer<'_> {
         };
         UnsignedRequest { method, url, headers, body }.sign(names, region, credentials, Timestamp::now())
     }
-}
-
-pub(crate) fn with_headers<B>(mut request: RequestBuilder<B>, headers: Vec<HttpHeader>) -> RequestBuilder<B> {
-    for (name, value) in headers {
-        request = request.header(name, value);
-    }
-    request
 }
 
 #[cfg(test)]

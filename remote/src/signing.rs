@@ -14,6 +14,9 @@ use crate::hex;
 
 pub(crate) type HttpHeader = (&'static str, String);
 
+/// Address and headers of a signed request. The address may contain a secret.
+pub(crate) type SignedRequest = (Url, Vec<HttpHeader>);
+
 /// Names that one cloud uses in signatures of version 4.
 pub(crate) struct SigningNames {
     pub(crate) algorithm: &'static str,
@@ -70,7 +73,7 @@ impl UnsignedRequest<'_> {
         region: &str,
         credentials: &rusty_s3::Credentials,
         now: Timestamp,
-    ) -> (Url, Vec<HttpHeader>) {
+    ) -> SignedRequest {
         let UnsignedRequest { method, mut url, mut headers, body } = self;
         let (time, day) = (now.strftime("%Y%m%dT%H%M%SZ").to_string(), now.strftime("%Y%m%d").to_string());
         let mut query: Vec<(String, String)> =

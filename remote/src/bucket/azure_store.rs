@@ -18,14 +18,13 @@ use ureq::{Agent, Body};
 
 use super::objects::{
     self, ListedObject, MAX_LIST, MAX_LIST_ENTRIES, MAX_PAGES, ObjectCreation, ObjectRange, ObjectStore,
-    request_timeout,
 };
 use crate::RemoteOptions;
-use crate::azure::{AzureContainer, AzureRequest, AzureSigner};
+use crate::azure::{AzureContainer, AzureSigner};
 use crate::http;
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::s3::with_headers;
+use crate::signing::SignedRequest;
 use crate::store_failure::azure_code;
 
 /// Maximum list pages skipped to reach a name: the maximum of objects that are walked.
@@ -69,7 +68,35 @@ impl AzureStore {
 impl ObjectStore for AzureStore {
     fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         let hash = STANDARD.encode(Md5::digest(bytes));
-        self.container.with(|signer| self.create_signed(signer, name, bytes, &hash))
+        let headers = [
+            ("content-md5", hash.clone()),
+            ("content-type", "application/octet-stream".to_owned()),
+            ("if-none-match", "*".to_owned()),
+            ("x-ms-blob-type", "BlockBlob".to_owned()),
+        ];
+        self.container.with(|signer| {
+            let (url, headers) = signer.request("PUT", &self.key(name), &[], &headers, bytes.len());
+            let response = http::send(self.agent.put(url.as_str()), &headers, bytes, bytes.len() as u64)?;
+            let response = provenance::check_azure(RequestKind::Create(&hash), response)?;
+            match (response.status(), azure_code(&response)) {
+                (StatusCode::CREATED, _) => Ok(ObjectCreation::Created(objects::store_time(&response))),
+                (StatusCode::CONFLICT, "BlobAlreadyExists") | (StatusCode::PRECONDITION_FAILED, _) => {
+                    Ok(ObjectCreation::Exists)
+                }
+                // The outcome of the other request, or of the container's deletion, is unknown.
+                (StatusCode::CONFLICT, code) => {
+                    Err(RemoteError::Transient(format!("another request is in progress (status 409 {code})")))
+                }
+                // They were changed on the way.
+                (StatusCode::BAD_REQUEST, "Md5Mismatch") => {
+                    Err(RemoteError::Transient("it got other bytes than were sent".into()))
+                }
+                _ => Err(match signer.failure(&response) {
+                    RemoteError::NotFound => RemoteError::NoBucket("the container does not exist (status 404)".into()),
+                    error => error,
+                }),
+            }
+        })
     }
 
     /// A token for a single blob is denied any other one.
@@ -85,53 +112,36 @@ impl ObjectStore for AzureStore {
     }
 
     fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
-        self.container.with(|signer| self.list_signed(signer, prefix, after, most.min(MAX_LIST_ENTRIES)))
+        let most = most.min(MAX_LIST_ENTRIES);
+        self.container.with(|signer| {
+            let known = self.marker_after.lock().clone();
+            let known = known.filter(|known| known.prefix == prefix && known.last == after).map(|known| known.marker);
+            let is_known = known.is_some();
+            match self.list_from_marker(signer, prefix, after, most, known) {
+                // A marker may be too old for the store.
+                Err(RemoteError::Unsupported(_)) if is_known => {
+                    *self.marker_after.lock() = None;
+                    self.list_from_marker(signer, prefix, after, most, None)
+                }
+                listed => listed,
+            }
+        })
     }
 
     fn remove(&self, name: &str) -> RemoteResult<()> {
-        self.container.with(|signer| self.remove_signed(signer, name))
+        self.container.with(|signer| {
+            let (url, headers) = signer.request("DELETE", &self.key(name), &[], &[], 0);
+            let response = http::call(self.agent.delete(url.as_str()), &headers, 0)?;
+            let response = provenance::check_azure(RequestKind::Remove, response)?;
+            match response.status() {
+                StatusCode::OK | StatusCode::ACCEPTED | StatusCode::NOT_FOUND => Ok(()),
+                _ => Err(signer.failure(&response)),
+            }
+        })
     }
 }
 
 impl AzureStore {
-    fn create_signed(
-        &self,
-        signer: &AzureSigner<'_>,
-        name: &str,
-        bytes: &[u8],
-        hash: &str,
-    ) -> RemoteResult<ObjectCreation> {
-        let headers = [
-            ("content-md5", hash.to_owned()),
-            ("content-type", "application/octet-stream".to_owned()),
-            ("if-none-match", "*".to_owned()),
-            ("x-ms-blob-type", "BlockBlob".to_owned()),
-        ];
-        let AzureRequest { url, headers } = signer.request("PUT", &self.key(name), &[], &headers, bytes.len());
-        let request = with_headers(self.agent.put(url.as_str()), headers);
-        let request = request.config().timeout_global(request_timeout(bytes.len() as u64)).build();
-        let response = request.send(bytes).map_err(|error| http::transport_error(&error))?;
-        let response = provenance::check_azure(RequestKind::Create(hash), response)?;
-        match (response.status(), azure_code(&response)) {
-            (StatusCode::CREATED, _) => Ok(ObjectCreation::Created(objects::store_time(&response))),
-            (StatusCode::CONFLICT, "BlobAlreadyExists") | (StatusCode::PRECONDITION_FAILED, _) => {
-                Ok(ObjectCreation::Exists)
-            }
-            // The outcome of the other request, or of the container's deletion, is unknown.
-            (StatusCode::CONFLICT, code) => {
-                Err(RemoteError::Transient(format!("another request is in progress (status 409 {code})")))
-            }
-            // They were changed on the way.
-            (StatusCode::BAD_REQUEST, "Md5Mismatch") => {
-                Err(RemoteError::Transient("it got other bytes than were sent".into()))
-            }
-            _ => Err(match signer.failure(&response) {
-                RemoteError::NotFound => RemoteError::NoBucket("the container does not exist (status 404)".into()),
-                error => error,
-            }),
-        }
-    }
-
     /// Reads a part of an object; also returns its length if the response has it.
     fn get_signed(
         &self,
@@ -147,7 +157,7 @@ impl AzureStore {
             }
         };
         let headers = [("range", range), ("accept-encoding", "identity".to_owned())];
-        let response = self.call(signer.request("GET", &self.key(name), &[], &headers, 0), most)?;
+        let response = self.get_checked(signer.request("GET", &self.key(name), &[], &headers, 0), most)?;
         match response.status() {
             status if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE => {
                 objects::read_part(response, part, most)
@@ -171,28 +181,6 @@ impl AzureStore {
             return Err(RemoteError::Transient("its response was truncated".into()));
         }
         Ok(bytes)
-    }
-
-    fn list_signed(
-        &self,
-        signer: &AzureSigner<'_>,
-        prefix: &str,
-        after: &str,
-        most: usize,
-    ) -> RemoteResult<Vec<ListedObject>> {
-        let known = self.marker_after.lock().clone();
-        let known = known
-            .filter(|marker_after| marker_after.prefix == prefix && marker_after.last == after)
-            .map(|marker_after| marker_after.marker);
-        let is_known = known.is_some();
-        match self.list_from_marker(signer, prefix, after, most, known) {
-            // A marker may be too old for the store.
-            Err(RemoteError::Unsupported(_)) if is_known => {
-                *self.marker_after.lock() = None;
-                self.list_from_marker(signer, prefix, after, most, None)
-            }
-            listed => listed,
-        }
     }
 
     /// Lists the objects after `after`, from a marker that is not past it. A store may return fewer
@@ -242,30 +230,15 @@ impl AzureStore {
             query.push(("prefix", &*prefix));
         }
         query.extend(marker.map(|marker| ("marker", marker)));
-        let response = self.call(signer.request("GET", "", &query, &[], 0), MAX_LIST)?;
-        match response.status() {
-            StatusCode::OK => {}
-            _ => return Err(signer.failure(&response)),
+        let response = self.get_checked(signer.request("GET", "", &query, &[], 0), MAX_LIST)?;
+        if response.status() != StatusCode::OK {
+            return Err(signer.failure(&response));
         }
         parse_list(&objects::read_list(response)?, &self.prefix)
     }
 
-    fn remove_signed(&self, signer: &AzureSigner<'_>, name: &str) -> RemoteResult<()> {
-        let AzureRequest { url, headers } = signer.request("DELETE", &self.key(name), &[], &[], 0);
-        let request = with_headers(self.agent.delete(url.as_str()), headers);
-        let request = request.config().timeout_global(request_timeout(0)).build();
-        let response = request.call().map_err(|error| http::transport_error(&error))?;
-        let response = provenance::check_azure(RequestKind::Remove, response)?;
-        match response.status() {
-            StatusCode::OK | StatusCode::ACCEPTED | StatusCode::NOT_FOUND => Ok(()),
-            _ => Err(signer.failure(&response)),
-        }
-    }
-
-    fn call(&self, AzureRequest { url, headers }: AzureRequest, bytes: u64) -> RemoteResult<Response<Body>> {
-        let request = with_headers(self.agent.get(url.as_str()), headers);
-        let request = request.config().timeout_global(request_timeout(bytes)).build();
-        let response = request.call().map_err(|error| http::transport_error(&error))?;
+    fn get_checked(&self, (url, headers): SignedRequest, bytes: u64) -> RemoteResult<Response<Body>> {
+        let response = http::call(self.agent.get(url.as_str()), &headers, bytes)?;
         provenance::check_azure(RequestKind::Read, response)
     }
 }

@@ -3,7 +3,6 @@
 
 use std::collections::HashSet;
 use std::io::Read;
-use std::time::Duration;
 
 use lockbox::{Error, Result};
 use ureq::Body;
@@ -227,11 +226,6 @@ pub(crate) fn random_bytes() -> Result<[u8; 16]> {
 pub(super) const MAX_LIST: u64 = 4 << 20;
 /// Maximum pages of one list.
 pub(super) const MAX_PAGES: usize = 100;
-
-/// Returns the time limit of a request with a body of this length.
-pub(super) fn request_timeout(bytes: u64) -> Option<Duration> {
-    Some(http::REQUEST_TIMEOUT + Duration::from_secs(bytes / http::MIN_BYTES_PER_SECOND))
-}
 
 /// Reads a response with a part of an object; also returns the object's length if the response has
 /// it.

@@ -12,18 +12,18 @@ use lockbox::Result;
 use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
 use ureq::Agent;
-use ureq::http::{StatusCode, header};
+use ureq::http::StatusCode;
 
 use super::objects::{
     self, BatchRemoval, BatchReply, ListedObject, MAX_LIST, MAX_LIST_ENTRIES, MAX_PAGES, ObjectCreation, ObjectRange,
-    ObjectStore, request_timeout,
+    ObjectStore,
 };
 use crate::RemoteOptions;
 use crate::address::Cloud;
 use crate::http;
 use crate::provenance::RequestKind;
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::s3::{self, S3Bucket, S3Signer, XML_NAMESPACE};
+use crate::s3::{S3Bucket, S3Signer, XML_NAMESPACE};
 
 pub(crate) struct S3Store {
     agent: Agent,
@@ -50,10 +50,51 @@ impl S3Store {
     }
 }
 
+impl S3Store {
+    fn get_signed(&self, signer: &S3Signer<'_>, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
+        let (range, most) = match part {
+            ObjectRange::All(most) => (format!("bytes=0-{most}"), most),
+            ObjectRange::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
+            ObjectRange::Last(most) => (format!("bytes=-{most}"), most),
+        };
+        let (url, mut headers) = signer.get(&self.key(name));
+        headers.extend([("range", range), ("accept-encoding", "identity".to_owned())]);
+        let response = http::call(self.agent.get(url.as_str()), &headers, most)?;
+        let response = signer.check_provenance(RequestKind::Read, response)?;
+        match response.status() {
+            status if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE => {
+                objects::read_part(response, part, most).map(|(bytes, _)| bytes)
+            }
+            _ => Err(signer.failure(response)),
+        }
+    }
+}
+
 impl ObjectStore for S3Store {
     fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         let hash = STANDARD.encode(Md5::digest(bytes));
-        self.bucket.with(|signer| self.create_signed(signer, name, bytes, &hash))
+        self.bucket.with(|signer| {
+            let (url, headers) = signer.put(&self.key(name), bytes, &hash);
+            let response = http::send(self.agent.put(url.as_str()), &headers, bytes, bytes.len() as u64)?;
+            let response = signer.check_provenance(RequestKind::Create(&hash), response)?;
+            match response.status() {
+                StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => {
+                    Ok(ObjectCreation::Created(objects::store_time(&response)))
+                }
+                StatusCode::PRECONDITION_FAILED => Ok(ObjectCreation::Exists),
+                // Another request for the name is in progress; its outcome is unknown.
+                StatusCode::CONFLICT => {
+                    Err(RemoteError::Transient("another request is in progress (status 409)".into()))
+                }
+                StatusCode::NOT_IMPLEMENTED => Err(RemoteError::Unsupported(
+                    "it does not support conditional requests (If-None-Match), so two writers could destroy each other's data".into(),
+                )),
+                _ => Err(match signer.failure(response) {
+                    RemoteError::NotFound => RemoteError::NoBucket("the bucket does not exist (status 404)".into()),
+                    error => error,
+                }),
+            }
+        })
     }
 
     /// A user without the right to list is denied missing objects.
@@ -65,158 +106,85 @@ impl ObjectStore for S3Store {
         self.bucket.with(|signer| self.get_signed(signer, name, part))
     }
 
+    /// Follows the continuation of a shortened list: the caller takes a short list for the end.
     fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
-        self.bucket.with(|signer| self.list_signed(signer, prefix, after, most))
+        let most = most.min(MAX_LIST_ENTRIES);
+        self.bucket.with(|signer| {
+            let mut listed = Vec::new();
+            let mut token: Option<String> = None;
+            for _ in 0..MAX_PAGES {
+                let (url, headers) = signer.list(|action| {
+                    action.with_prefix(self.key(prefix));
+                    action.with_max_keys(most - listed.len());
+                    match &token {
+                        Some(token) => action.with_continuation_token(token.clone()),
+                        None if !after.is_empty() => action.with_start_after(self.key(after)),
+                        None => {}
+                    }
+                });
+                let response = http::call(self.agent.get(url.as_str()), &headers, MAX_LIST)?;
+                let response = signer.check_provenance(RequestKind::List, response)?;
+                if response.status() != StatusCode::OK {
+                    return Err(signer.failure(response));
+                }
+                let text = to_aws_namespace(objects::read_list(response)?);
+                let parsed = ListObjectsV2::parse_response(&text).map_err(|_| objects::invalid_list())?;
+                for object in parsed.contents.into_iter().take(most - listed.len()) {
+                    let name =
+                        object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(objects::invalid_list)?;
+                    let time = object.last_modified.as_deref().and_then(http::list_date);
+                    listed.push(ListedObject { name, bytes: object.size.ok_or_else(objects::invalid_list)?, time });
+                }
+                token = parsed.next_continuation_token.filter(|_| listed.len() < most);
+                if token.is_none() {
+                    return Ok(listed);
+                }
+            }
+            Err(RemoteError::Unsupported("it cuts a list short again and again".into()))
+        })
     }
 
     fn remove(&self, name: &str) -> RemoteResult<()> {
-        self.bucket.with(|signer| self.remove_signed(signer, name))
-    }
-
-    fn remove_batch(&self, names: &[String]) -> RemoteResult<BatchReply> {
-        self.bucket.with(|signer| self.remove_batch_signed(signer, names))
-    }
-}
-
-impl S3Store {
-    fn create_signed(
-        &self,
-        signer: &S3Signer<'_>,
-        name: &str,
-        bytes: &[u8],
-        hash: &str,
-    ) -> RemoteResult<ObjectCreation> {
-        let (url, headers) = signer.put(&self.key(name), bytes, hash);
-        let request = s3::with_headers(self.agent.put(url.as_str()), headers);
-        let request = request.config().timeout_global(request_timeout(bytes.len() as u64)).build();
-        let response = request.send(bytes).map_err(|error| http::transport_error(&error))?;
-        let response = signer.check_provenance(RequestKind::Create(hash), response)?;
-        match response.status() {
-            StatusCode::OK | StatusCode::CREATED | StatusCode::NO_CONTENT => {
-                Ok(ObjectCreation::Created(objects::store_time(&response)))
-            }
-            StatusCode::PRECONDITION_FAILED => Ok(ObjectCreation::Exists),
-            // Another request for the name is in progress; its outcome is unknown.
-            StatusCode::CONFLICT => Err(RemoteError::Transient("another request is in progress (status 409)".into())),
-            StatusCode::NOT_IMPLEMENTED => Err(RemoteError::Unsupported(
-                "it does not support conditional requests (If-None-Match), so two writers could destroy each other's data".into(),
-            )),
-            _ => Err(match signer.failure(response) {
-                RemoteError::NotFound => RemoteError::NoBucket("the bucket does not exist (status 404)".into()),
-                error => error,
-            }),
-        }
-    }
-
-    fn get_signed(&self, signer: &S3Signer<'_>, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
-        let (range, most) = match part {
-            ObjectRange::All(most) => (format!("bytes=0-{most}"), most),
-            ObjectRange::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
-            ObjectRange::Last(most) => (format!("bytes=-{most}"), most),
-        };
-        let (url, headers) = signer.get(&self.key(name));
-        let request = s3::with_headers(self.agent.get(url.as_str()), headers).header(header::RANGE, range);
-        let request =
-            request.header(header::ACCEPT_ENCODING, "identity").config().timeout_global(request_timeout(most)).build();
-        let response = request.call().map_err(|error| http::transport_error(&error))?;
-        let response = signer.check_provenance(RequestKind::Read, response)?;
-        match response.status() {
-            status if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE => {
-                objects::read_part(response, part, most).map(|(bytes, _)| bytes)
-            }
-            _ => Err(signer.failure(response)),
-        }
-    }
-
-    /// Lists objects. Follows the continuation of a shortened list: the caller takes a short list
-    /// for the end.
-    fn list_signed(
-        &self,
-        signer: &S3Signer<'_>,
-        prefix: &str,
-        after: &str,
-        most: usize,
-    ) -> RemoteResult<Vec<ListedObject>> {
-        let most = most.min(MAX_LIST_ENTRIES);
-        let mut listed = Vec::new();
-        let mut token: Option<String> = None;
-        for _ in 0..MAX_PAGES {
-            let (url, headers) = signer.list(|action| {
-                action.with_prefix(self.key(prefix));
-                action.with_max_keys(most - listed.len());
-                match &token {
-                    Some(token) => action.with_continuation_token(token.clone()),
-                    None if !after.is_empty() => action.with_start_after(self.key(after)),
-                    None => {}
+        self.bucket.with(|signer| {
+            let (url, headers) = signer.delete(&self.key(name));
+            let response = http::call(self.agent.delete(url.as_str()), &headers, 0)?;
+            let status = response.status();
+            let response = match signer.check_provenance(RequestKind::Remove, response) {
+                // PROOF-1: some stores send no proof with an answer that has no content, and with
+                // all others.
+                Err(unproven) if status.is_success() => {
+                    return match self.get_signed(signer, name, ObjectRange::Last(1)) {
+                        Err(RemoteError::NotFound) => Ok(()),
+                        Ok(_) => Err(unproven),
+                        Err(error) => Err(error),
+                    };
                 }
-            });
-            let request = s3::with_headers(self.agent.get(url.as_str()), headers);
-            let request = request.config().timeout_global(request_timeout(MAX_LIST)).build();
-            let response = request.call().map_err(|error| http::transport_error(&error))?;
-            let response = signer.check_provenance(RequestKind::List, response)?;
+                checked => checked?,
+            };
             match response.status() {
-                StatusCode::OK => {}
-                _ => return Err(signer.failure(response)),
+                StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND => Ok(()),
+                _ => Err(signer.failure(response)),
             }
-            let text = to_aws_namespace(objects::read_list(response)?);
-            let parsed = ListObjectsV2::parse_response(&text).map_err(|_| objects::invalid_list())?;
-            for object in parsed.contents.into_iter().take(most - listed.len()) {
-                let name =
-                    object.key.strip_prefix(&self.prefix).map(str::to_owned).ok_or_else(objects::invalid_list)?;
-                let time = object.last_modified.as_deref().and_then(http::list_date);
-                listed.push(ListedObject { name, bytes: object.size.ok_or_else(objects::invalid_list)?, time });
-            }
-            token = parsed.next_continuation_token.filter(|_| listed.len() < most);
-            if token.is_none() {
-                return Ok(listed);
-            }
-        }
-        Err(RemoteError::Unsupported("it cuts a list short again and again".into()))
+        })
     }
 
     /// An object is removed when the response names it (PROOF-1).
-    fn remove_batch_signed(&self, signer: &S3Signer<'_>, names: &[String]) -> RemoteResult<BatchReply> {
+    fn remove_batch(&self, names: &[String]) -> RemoteResult<BatchReply> {
         let keys: Vec<String> = names.iter().map(|name| self.key(name)).collect();
-        let Some((url, headers, body)) = signer.delete_batch(&keys) else { return Ok(BatchReply::Unsupported) };
-        let request = s3::with_headers(self.agent.post(url.as_str()), headers);
-        let request = request.config().timeout_global(request_timeout(MAX_LIST)).build();
-        let response = request.send(body.as_bytes()).map_err(|error| http::transport_error(&error))?;
-        let response = signer.check_provenance(RequestKind::RemoveBatch, response)?;
-        match response.status() {
-            StatusCode::OK => {
-                let parsed = parse_batch(&objects::read_list(response)?, &self.prefix);
-                Ok(parsed.map_or(BatchReply::Unsupported, BatchReply::Done))
+        self.bucket.with(|signer| {
+            let Some(((url, headers), body)) = signer.delete_batch(&keys) else { return Ok(BatchReply::Unsupported) };
+            let response = http::send(self.agent.post(url.as_str()), &headers, body.as_bytes(), MAX_LIST)?;
+            let response = signer.check_provenance(RequestKind::RemoveBatch, response)?;
+            match response.status() {
+                StatusCode::OK => {
+                    let parsed = parse_batch(&objects::read_list(response)?, &self.prefix);
+                    Ok(parsed.map_or(BatchReply::Unsupported, BatchReply::Done))
+                }
+                StatusCode::BAD_REQUEST => Ok(BatchReply::Rejected),
+                StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED => Ok(BatchReply::Unsupported),
+                _ => Err(signer.failure(response)),
             }
-            StatusCode::BAD_REQUEST => Ok(BatchReply::Rejected),
-            StatusCode::NOT_IMPLEMENTED | StatusCode::METHOD_NOT_ALLOWED => Ok(BatchReply::Unsupported),
-            _ => Err(signer.failure(response)),
-        }
-    }
-
-    fn remove_signed(&self, signer: &S3Signer<'_>, name: &str) -> RemoteResult<()> {
-        let (url, headers) = signer.delete(&self.key(name));
-        let request = s3::with_headers(self.agent.delete(url.as_str()), headers)
-            .config()
-            .timeout_global(request_timeout(0))
-            .build();
-        let response = request.call().map_err(|error| http::transport_error(&error))?;
-        let status = response.status();
-        let response = match signer.check_provenance(RequestKind::Remove, response) {
-            // PROOF-1: some stores send no proof with an answer that has no content, and with all
-            // others.
-            Err(unproven) if status.is_success() => {
-                return match self.get_signed(signer, name, ObjectRange::Last(1)) {
-                    Err(RemoteError::NotFound) => Ok(()),
-                    Ok(_) => Err(unproven),
-                    Err(error) => Err(error),
-                };
-            }
-            checked => checked?,
-        };
-        match response.status() {
-            StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND => Ok(()),
-            _ => Err(signer.failure(response)),
-        }
+        })
     }
 }
 
