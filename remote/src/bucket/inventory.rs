@@ -270,12 +270,8 @@ pub(crate) fn verify_objects(
     step: &mut ProgressFn<'_>,
 ) -> Result<Option<ObjectCheck>> {
     let store = BucketStore::new(objects, name, options.timeout);
-    match store.find_archive() {
-        Ok(Some(found)) => check_incarnation(&store, &found?.0, true, received, step).map(Some),
-        Ok(None) => Ok(None),
-        Err(error) if error.may_hide_missing() && store.objects.can_hide_missing() => Ok(None),
-        Err(error) => Err(store.to_error(error)),
-    }
+    let Some((incarnation, _)) = store.find_archive()? else { return Ok(None) };
+    check_incarnation(&store, &incarnation, true, received, step).map(Some)
 }
 
 fn check_incarnation(
@@ -287,12 +283,8 @@ fn check_incarnation(
 ) -> Result<ObjectCheck> {
     let mut last = None;
     for _ in 0..MAX_ATTEMPTS {
-        let Some(version) = BucketVersion::load_newest(store, incarnation)? else {
-            return Err(Error::NotArchive(format!(
-                "{}: a writer has started, but not committed anything yet",
-                store.name
-            )));
-        };
+        let version = BucketVersion::load_newest(store, incarnation)?;
+        let version = version.ok_or_else(|| store.nothing_committed())?;
         let check = check_version(store, incarnation, &version, whole, received, step)?;
         // A missing object may have been removed since: check again if the writer has committed.
         if check.faults.is_empty() || store.newest_sequence(incarnation)? == Some(check.number) {

@@ -72,11 +72,11 @@ pub(crate) fn decode_marker(bytes: &[u8]) -> Result<Incarnation> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     /// A writer acquired the archive. Never removed, so that its number stays taken.
-    Open,
+    Open = 1,
     #[default]
-    Commit,
+    Commit = 2,
     /// A writer released the archive.
-    Close,
+    Close = 3,
 }
 
 /// Identity of a writer, for messages to other users and for liveness checks.
@@ -155,11 +155,7 @@ impl Trailer {
         let mut out = Writer::default();
         out.bytes(RECORD);
         out.u32(VERSION);
-        out.u32(match self.kind {
-            RecordKind::Open => 1,
-            RecordKind::Commit => 2,
-            RecordKind::Close => 3,
-        });
+        out.u32(self.kind as u32);
         out.bytes(&self.incarnation);
         out.u64(self.sequence);
         out.u64(self.epoch);
@@ -237,6 +233,9 @@ pub(crate) struct RecordBody {
     pub(crate) writer: WriterIdentity,
 }
 
+/// Record without its pages.
+pub(crate) type Record = (Trailer, RecordBody);
+
 /// Encodes a record, fills in the lengths and hashes of the trailer, and returns both.
 pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], body: &RecordBody) -> (Vec<u8>, Trailer) {
     let mut changes = Writer::default();
@@ -282,8 +281,9 @@ pub(crate) fn decode_body(trailer: &Trailer, bytes: &[u8]) -> Result<RecordBody>
     let (changes, rest) = bytes.split_at(trailer.changes_bytes as usize);
     let (dead, owner) = rest.split_at(trailer.tombstone_bytes as usize);
     let changes = read_entries(&mut Reader(changes))?;
+    let wrong = || damaged("an impossible list of removed objects");
     if dead.len() % TOMBSTONE_BYTES != 0 || dead.len() / TOMBSTONE_BYTES > MAX_TOMBSTONES {
-        return Err(damaged("an impossible list of removed objects"));
+        return Err(wrong());
     }
     let dead = dead.chunks(TOMBSTONE_BYTES).map(|bytes| {
         let mut reader = Reader(bytes);
@@ -294,11 +294,7 @@ pub(crate) fn decode_body(trailer: &Trailer, bytes: &[u8]) -> Result<RecordBody>
             }
             ObjectId::Segment(_) | ObjectId::Checkpoint(_) => extra == 0,
         };
-        if is_valid {
-            Ok(Tombstone { id, extra, since })
-        } else {
-            Err(damaged("an impossible list of removed objects"))
-        }
+        if is_valid { Ok(Tombstone { id, extra, since }) } else { Err(wrong()) }
     });
     let dead = dead.collect::<Result<_>>()?;
     let mut reader = Reader(owner);
@@ -470,12 +466,10 @@ fn read_id(reader: &mut Reader<'_>) -> Result<(ObjectId, u32)> {
 }
 
 fn check_version(version: u32) -> Result<()> {
-    match version {
-        VERSION => Ok(()),
-        other => {
-            Err(Error::Unsupported(format!("the bucket has version {other}, which this program does not support")))
-        }
+    if version == VERSION {
+        return Ok(());
     }
+    Err(Error::Unsupported(format!("the bucket has version {version}, which this program does not support")))
 }
 
 /// Checks magic and hash and returns the bytes between them; the hash covers all bytes before it.

@@ -145,18 +145,10 @@ fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOpti
     let objects = Metered { metrics: metrics.clone(), inner: objects };
     let store = Arc::new(BucketStore::new(Box::new(objects), name, options.timeout));
     let listed = version::now();
-    let (incarnation, number) = match store.find_archive() {
-        Ok(Some(found)) => found?,
-        Ok(None) => return Ok(None),
-        Err(error) if error.may_hide_missing() && store.objects.can_hide_missing() => return Ok(None),
-        Err(error) => return Err(store.to_error(error)),
-    };
+    let Some((incarnation, number)) = store.find_archive()? else { return Ok(None) };
     let version =
         BucketVersion::load_newest_from(&store, &incarnation, number)?.filter(|version| version.trailer.length > 0);
-    let Some(version) = version else {
-        let why = "a writer has started, but not committed anything yet";
-        return Err(Error::NotArchive(format!("{}: {why}", store.name)));
-    };
+    let version = version.ok_or_else(|| store.nothing_committed())?;
     let reader = VersionReader::new(store, incarnation, &version);
     Ok(Some(OpenedVersion { version, reader, metrics, listed }))
 }
@@ -204,7 +196,7 @@ impl Bucket {
 
     /// Returns a message for the user about the acquisition.
     pub fn notice(&self) -> Option<&str> {
-        self.session.notice()
+        self.session.notice.as_deref()
     }
 
     /// Opens the current content for writing; returns None for an empty prefix.
@@ -212,7 +204,7 @@ impl Bucket {
     /// # Errors
     /// Errors of requests.
     pub fn open_existing(&mut self) -> Result<Option<Arc<dyn Storage>>> {
-        if self.session.length() == 0 {
+        if self.session.newest.length == 0 {
             return Ok(None);
         }
         self.start_upload(false).map(Some)

@@ -60,7 +60,7 @@ pub(crate) struct WriterSession {
     pub(super) incarnation: Incarnation,
     writer: [u8; 16],
     owner: WriterIdentity,
-    newest: Trailer,
+    pub(super) newest: Trailer,
     map: BlockMap,
     /// Tombstones of durable records.
     tombstones: Vec<Tombstone>,
@@ -74,7 +74,7 @@ pub(crate) struct WriterSession {
     in_doubt: Option<PendingRecord>,
     fenced: bool,
     /// Message for the user about the acquisition.
-    notice: Option<String>,
+    pub(super) notice: Option<String>,
     /// Minimum size of the changes, in bytes, for a checkpoint.
     pub(super) least_changes: usize,
     /// Maximum size of a checkpoint: [`MAX_CHECKPOINT`], except in tests.
@@ -89,20 +89,16 @@ struct PendingRecord {
 }
 
 impl WriterSession {
-    /// Acquires the archive, created if it does not exist.
-    ///
-    /// # Errors
-    /// `InUse` when another writer appears active by its newest record and `take_over` is not set;
-    /// `Unsupported` for a store that cannot tell two writers apart; errors of requests; `Damaged`.
+    /// Acquires the archive, created if it does not exist. Errors: `InUse` when another writer
+    /// appears active by its newest record and `take_over` is not set; `Unsupported` for a store
+    /// that cannot tell two writers apart; errors of requests; `Damaged`.
     pub(super) fn open(store: Arc<BucketStore>, owner: WriterIdentity, take_over: bool) -> Result<WriterSession> {
         let incarnation = open_or_create_incarnation(&store)?;
         WriterSession::open_at(store, incarnation, owner, take_over)
     }
 
-    /// Acquires an existing archive.
-    ///
-    /// # Errors
-    /// As of [`WriterSession::open`]; `Io` of the kind `NotFound` when there is none.
+    /// Acquires an existing archive. Errors: as of [`WriterSession::open`]; `Io` of the kind
+    /// `NotFound` when there is none.
     pub(super) fn open_existing(
         store: Arc<BucketStore>,
         owner: WriterIdentity,
@@ -195,9 +191,8 @@ impl WriterSession {
         };
         let (map, length) = (session.map.clone(), session.newest.length);
         match session.write_record(map, Vec::new(), length, RecordKind::Open) {
-            Ok(()) => {}
             Err(_) if session.fenced => return Ok(None),
-            Err(error) => return Err(error),
+            written => written?,
         }
         // A list of a day ago may have yielded a number that has become free again: then higher
         // ones exist, and this record is void (rule 1). The newest record is never removed, so it
@@ -257,21 +252,7 @@ impl WriterSession {
         &self.map
     }
 
-    pub(super) fn sequence(&self) -> u64 {
-        self.newest.sequence
-    }
-
-    pub(super) fn checkpoint(&self) -> Option<(Hash, u64)> {
-        self.newest.checkpoint
-    }
-
-    pub(super) fn length(&self) -> u64 {
-        self.newest.length
-    }
-
-    /// Commits the content given by `map` and `inline`; atomic, and durable on return.
-    ///
-    /// # Errors
+    /// Commits the content given by `map` and `inline`; atomic, and durable on return. Errors:
     /// `InUse` when another writer took over: nothing is committed from then on. Errors of
     /// requests: then the commit is in doubt, and no other one is possible before
     /// [`WriterSession::resolve_pending`] succeeds.
@@ -370,18 +351,13 @@ impl WriterSession {
         self.fenced || self.in_doubt.is_some() || self.newest.kind == RecordKind::Close
     }
 
-    /// Releases the archive with a record of its own and unchanged content.
-    ///
-    /// # Errors
-    /// As of [`WriterSession::commit`].
+    /// Releases the archive with a record of its own and unchanged content. Errors: as of
+    /// [`WriterSession::commit`].
     pub(super) fn close(&mut self) -> Result<()> {
-        self.commit(self.map.clone(), Vec::new(), self.length(), RecordKind::Close)
+        self.commit(self.map.clone(), Vec::new(), self.newest.length, RecordKind::Close)
     }
 
-    /// Resolves the record in doubt by sending it again.
-    ///
-    /// # Errors
-    /// As of [`WriterSession::commit`].
+    /// Resolves the record in doubt by sending it again. Errors: as of [`WriterSession::commit`].
     pub(super) fn resolve_pending(&mut self) -> Result<()> {
         if self.fenced {
             let hint = match self.store.spool().map_or(0, UploadSpool::bytes) {
@@ -429,10 +405,6 @@ impl WriterSession {
                 self.store.name
             ),
         }
-    }
-
-    pub(super) fn notice(&self) -> Option<&str> {
-        self.notice.as_deref()
     }
 
     /// Dates new tombstones, which durable records have declared, with the last time from the
@@ -520,10 +492,7 @@ impl WriterSession {
     }
 
     /// Removes objects that are dead for the grace period, declares orphans dead and closes the
-    /// archive.
-    ///
-    /// # Errors
-    /// As of [`WriterSession::commit`]; errors of listing and removing.
+    /// archive. Errors: as of [`WriterSession::commit`]; errors of listing and removing.
     pub(super) fn collect_garbage(mut self) -> Result<CollectReport> {
         let due = self.confirmed_dead();
         let (removed, error) = due.as_deref().map_or((0, None), |due| self.remove_objects(due));
@@ -535,7 +504,7 @@ impl WriterSession {
         if !self.orphans.is_empty() {
             // The response to this record dates it, and the next record stores that date: the grace
             // period of the orphans begins now.
-            self.commit(self.map.clone(), Vec::new(), self.length(), RecordKind::Commit)?;
+            self.commit(self.map.clone(), Vec::new(), self.newest.length, RecordKind::Commit)?;
         }
         self.close()?;
         due?;
@@ -550,35 +519,20 @@ impl WriterSession {
         })
     }
 
+    /// Creates a segment. Returns false if it `is_divisible` and has to be divided
+    /// ([`BucketStore::create_with`]).
     pub(super) fn create_segment(
         store: &BucketStore,
         incarnation: &Incarnation,
         id: &ObjectId,
         bytes: &Arc<Vec<u8>>,
-    ) -> Result<()> {
-        let outcome = store.create(&object_path(incarnation, id), bytes)?;
-        check_segment(store, outcome)
-    }
-
-    /// Like [`Self::create_segment`]; returns false if the segment has to be divided
-    /// ([`BucketStore::create_divisible`]).
-    pub(super) fn create_divisible_segment(
-        store: &BucketStore,
-        incarnation: &Incarnation,
-        id: &ObjectId,
-        bytes: &Arc<Vec<u8>>,
+        is_divisible: bool,
     ) -> Result<bool> {
-        match store.create_divisible(&object_path(incarnation, id), bytes)? {
-            Some(outcome) => check_segment(store, outcome).map(|()| true),
-            None => Ok(false),
+        let created = store.create_with(&object_path(incarnation, id), bytes, is_divisible)?;
+        if created == Some(CreateOutcome::Conflict) {
+            return Err(Error::damaged(format!("{}: another segment has the same name", store.name)));
         }
-    }
-}
-
-fn check_segment(store: &BucketStore, outcome: CreateOutcome) -> Result<()> {
-    match outcome {
-        CreateOutcome::Created(_) => Ok(()),
-        CreateOutcome::Conflict => Err(Error::damaged(format!("{}: another segment has the same name", store.name))),
+        Ok(created.is_some())
     }
 }
 
@@ -695,10 +649,8 @@ enum ReplayOutcome {
     Refused,
 }
 
-/// Replays the spool before a writer acquires the archive (SPOOL-3).
-///
-/// # Errors
-/// Errors of requests: then the spool is unchanged.
+/// Replays the spool before a writer acquires the archive (SPOOL-3). Errors: errors of requests:
+/// then the spool is unchanged.
 fn replay(store: &BucketStore, spool: &UploadSpool, incarnation: &Incarnation) -> Result<ReplayOutcome> {
     let objects = spool.replayable_objects(incarnation);
     if objects.is_empty() {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
 
-use super::layout::{self, Incarnation, MAX_BODY, RecordBody, TRAILER_BYTES, Trailer};
+use super::layout::{self, Incarnation, MAX_BODY, Record, TRAILER_BYTES, Trailer};
 use super::map::{BlockMap, Hash, ObjectId, ObjectRef};
 use super::objects::{
     BatchReply, ListedObject, MAX_BATCH, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir,
@@ -28,7 +28,7 @@ pub(super) const MARKER: &str = "lockbox";
 /// Bytes requested from the end of a record, and more at open: the previous writer left there the
 /// blocks that an open reads first (cheaper than two extra round trips on most links).
 const TAIL_BYTES: u64 = 256 << 10;
-const OPEN_TAIL_BYTES: u64 = 768 << 10;
+pub(super) const OPEN_TAIL_BYTES: u64 = 768 << 10;
 /// Maximum objects walked: four thousand lists, which take some minutes.
 const MAX_LISTED: usize = if cfg!(test) { 20_000 } else { 4_000_000 };
 /// First pause between rounds of attempts in the mode `forever`.
@@ -42,12 +42,12 @@ const MAX_RECORDS_AHEAD: u64 = 4;
 const MAX_REMOVE_THREADS: usize = 8;
 const REMOVALS_PER_THREAD: usize = 4;
 
-/// Objects of one archive in a store.
 /// Default grace period before dead objects are removed: readers of an older version may use them.
 pub const GRACE: Duration = Duration::from_secs(24 * 3600);
 /// Minimum grace period: a reader notices a newer version within minutes.
 pub const MIN_GRACE: Duration = Duration::from_secs(3600);
 
+/// Objects of one archive in a store.
 #[derive(Clone)]
 pub(crate) struct BucketStore {
     pub(super) objects: Arc<dyn ObjectStore>,
@@ -108,15 +108,6 @@ impl RecordTail {
     }
 }
 
-/// Handling of an object after its connection failed in the middle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Creation {
-    /// The same bytes are sent again.
-    Whole,
-    /// The caller sends smaller objects in its place.
-    Divisible,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CreateOutcome {
     /// The object is durable; with the store's time, if it was sent.
@@ -127,15 +118,13 @@ pub(super) enum CreateOutcome {
 
 impl BucketStore {
     pub(super) fn new(objects: Box<dyn ObjectStore>, name: String, timeout: Option<Duration>) -> BucketStore {
-        let retry_mode = Arc::default();
-        let spool = Arc::new(OnceLock::new());
         BucketStore {
             objects: objects.into(),
             name,
             timeout,
-            retry_mode,
+            retry_mode: Arc::default(),
             clock: Arc::new(HostClock::default()),
-            spool,
+            spool: Arc::default(),
             spool_directory: None,
             grace: GRACE,
             tail: Arc::default(),
@@ -217,18 +206,9 @@ impl BucketStore {
 
     /// Retries transient errors, for a caller that has waited without a response since
     /// `silent_since`. After [`Self::retry_once`], the running attempt is the last, even within the
-    /// timeout.
-    pub(super) fn with_retry_since<T>(
-        &self,
-        silent_since: Option<Instant>,
-        attempt: &mut dyn FnMut() -> RemoteResult<T>,
-    ) -> RemoteResult<T> {
-        self.with_retry_within(silent_since, self.timeout, attempt)
-    }
-
-    /// A pause that the store asked for in any response holds for all requests of this store. The
-    /// last attempt of a writer that closes is made all the same.
-    fn with_retry_within<T>(
+    /// timeout. A pause that the store asked for in any response holds for all requests of this
+    /// store. The last attempt of a writer that closes is made all the same.
+    pub(super) fn with_retry_within<T>(
         &self,
         silent_since: Option<Instant>,
         timeout: Option<Duration>,
@@ -267,18 +247,28 @@ impl BucketStore {
     }
 
     /// Reads the incarnation, and concurrently lists the newest record: no other name of an archive
-    /// sorts before its own, unless foreign objects exist.
-    pub(super) fn find_archive(&self) -> RemoteResult<Option<Result<FoundArchive>>> {
+    /// sorts before its own, unless foreign objects exist. None if there is no archive, or if the
+    /// store may hide that.
+    pub(super) fn find_archive(&self) -> Result<Option<FoundArchive>> {
         // A failure is reported by the later request.
         let list = || self.objects.list("", "", 1).ok().and_then(|listed| listed.into_iter().next());
         let (incarnation, first) = run_both(|| self.read_incarnation(), "list", list);
-        let first = first.flatten();
-        Ok(incarnation?.map(|incarnation| {
-            let incarnation = incarnation?;
-            let id = first.and_then(|first| parse_path(&incarnation, &first.name));
-            let number = id.and_then(|id| if let ObjectId::Log(number) = id { Some(number) } else { None });
-            Ok((incarnation, number))
-        }))
+        let incarnation = match incarnation {
+            Ok(Some(incarnation)) => incarnation?,
+            Ok(None) => return Ok(None),
+            Err(error) if error.may_hide_missing() && self.objects.can_hide_missing() => return Ok(None),
+            Err(error) => return Err(self.to_error(error)),
+        };
+        let number = match first.flatten().and_then(|first| parse_path(&incarnation, &first.name)) {
+            Some(ObjectId::Log(number)) => Some(number),
+            _ => None,
+        };
+        Ok(Some((incarnation, number)))
+    }
+
+    /// Returns the error for an archive without a commit.
+    pub(super) fn nothing_committed(&self) -> Error {
+        Error::NotArchive(format!("{}: a writer has started, but not committed anything yet", self.name))
     }
 
     /// Creates an object, repeating the same bytes until the store has decided. An existing name
@@ -287,26 +277,26 @@ impl BucketStore {
     /// may not exist, or appear later.
     pub(super) fn create(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<CreateOutcome> {
         loop {
-            if let Some(outcome) = self.create_with(name, bytes, Creation::Whole)? {
+            if let Some(outcome) = self.create_with(name, bytes, false)? {
                 return Ok(outcome);
             }
         }
     }
 
-    /// Like [`Self::create`], but returns None if a part of the object was sent and the connection
-    /// failed then: sending smaller objects loses less. The object may exist nevertheless. Errors:
-    /// as of [`BucketStore::create`].
-    pub(super) fn create_divisible(&self, name: &str, bytes: &Arc<Vec<u8>>) -> Result<Option<CreateOutcome>> {
-        self.create_with(name, bytes, Creation::Divisible)
-    }
-
-    fn create_with(&self, name: &str, bytes: &Arc<Vec<u8>>, creation: Creation) -> Result<Option<CreateOutcome>> {
+    /// Like [`Self::create`]. If the object `is_divisible`, returns None if a part of it was sent and
+    /// the connection failed then: sending smaller objects loses less. It may exist nevertheless.
+    pub(super) fn create_with(
+        &self,
+        name: &str,
+        bytes: &Arc<Vec<u8>>,
+        is_divisible: bool,
+    ) -> Result<Option<CreateOutcome>> {
         match self.spool() {
             Some(spool) if spool.is_spooling() => {
                 spool.append(name, bytes, true).map(|()| Some(CreateOutcome::Created(None)))
             }
-            Some(spool) if self.is_retrying_forever() => self.create_on_thread(spool, name, bytes, creation),
-            _ => self.try_create(name, bytes, creation),
+            Some(spool) if self.is_retrying_forever() => self.create_on_thread(spool, name, bytes, is_divisible),
+            _ => self.try_create(name, bytes, is_divisible),
         }
     }
 
@@ -317,13 +307,13 @@ impl BucketStore {
         spool: &UploadSpool,
         name: &str,
         bytes: &Arc<Vec<u8>>,
-        creation: Creation,
+        is_divisible: bool,
     ) -> Result<Option<CreateOutcome>> {
         let (sender, answer) = mpsc::channel();
         let (store, named, object) = (self.clone(), name.to_owned(), bytes.clone());
         let started = thread::Builder::new().name("create".into()).spawn(move || {
             // The caller may have stopped waiting.
-            let _ = sender.send(store.try_create(&named, &object, creation));
+            let _ = sender.send(store.try_create(&named, &object, is_divisible));
         });
         if let Err(error) = started {
             return Err(Error::io("cannot start a thread that sends", error));
@@ -342,10 +332,10 @@ impl BucketStore {
         }
     }
 
-    fn try_create(&self, name: &str, bytes: &[u8], creation: Creation) -> Result<Option<CreateOutcome>> {
+    fn try_create(&self, name: &str, bytes: &[u8], is_divisible: bool) -> Result<Option<CreateOutcome>> {
         let (mut backoff, mut timeout) = (Backoff::from_pause(RETRY_INTERVAL), self.timeout);
         loop {
-            match self.create_once(name, bytes, creation, timeout) {
+            match self.create_once(name, bytes, is_divisible, timeout) {
                 // No error is final. Access may be granted again, a full store may get space, and
                 // an expired token, a slow connection or a bucket in migration can look like a
                 // permanent failure.
@@ -373,13 +363,11 @@ impl BucketStore {
         &self,
         name: &str,
         bytes: &[u8],
-        creation: Creation,
+        is_divisible: bool,
         timeout: Option<Duration>,
     ) -> RemoteResult<Option<CreateOutcome>> {
         let created = self.request_within(timeout, &mut |objects| match objects.create(name, bytes) {
-            Err(RemoteError::Transient(_)) if creation == Creation::Divisible && AttemptClock::is_interrupted() => {
-                Ok(None)
-            }
+            Err(RemoteError::Transient(_)) if is_divisible && AttemptClock::is_interrupted() => Ok(None),
             created => created.map(Some),
         })?;
         let Some(created) = created else { return Ok(None) };
@@ -493,9 +481,6 @@ impl BucketStore {
     }
 
     /// Removes the temporary objects of overtaken writers.
-    ///
-    /// # Errors
-    /// Errors of requests.
     pub(super) fn sweep(&self, incarnation: &Incarnation) -> Result<()> {
         ["log", "seg", "map"].iter().try_for_each(|part| {
             let above = format!("{}/{part}", hex(incarnation));
@@ -584,44 +569,27 @@ impl BucketStore {
 
     /// Reads a record without its pages; None if the number does not exist. Errors: failures of
     /// requests; `Damaged`.
-    pub(super) fn read_record(
-        &self,
-        incarnation: &Incarnation,
-        sequence: u64,
-    ) -> Result<Option<(Trailer, RecordBody)>> {
+    pub(super) fn read_record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<Record>> {
         self.read_record_with(incarnation, sequence, TAIL_BYTES)
     }
 
-    /// Like [`Self::read_record`], with more of its pages, which an open needs. Errors: as of
-    /// [`BucketStore::read_record`].
-    pub(super) fn read_record_for_open(
-        &self,
-        incarnation: &Incarnation,
-        sequence: u64,
-    ) -> Result<Option<(Trailer, RecordBody)>> {
-        self.read_record_with(incarnation, sequence, OPEN_TAIL_BYTES)
-    }
-
     /// Reads the last existing one of the next few records, requested concurrently: unless there
-    /// are more, it was the newest one half a round trip ago. Errors: as of
-    /// [`BucketStore::read_record`].
-    pub(super) fn read_newest_after(
-        &self,
-        incarnation: &Incarnation,
-        sequence: u64,
-    ) -> Result<Option<(Trailer, RecordBody)>> {
+    /// are more, it was the newest one half a round trip ago.
+    pub(super) fn read_newest_after(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<Record>> {
         let answers = collect_all("record", MAX_RECORDS_AHEAD as usize, |number| {
             self.read_record(incarnation, sequence + 1 + number as u64)
         });
         Ok(answers.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().next_back())
     }
 
-    fn read_record_with(
+    /// Like [`Self::read_record`], with the pages among the last `most` bytes, of which an open needs
+    /// [`OPEN_TAIL_BYTES`].
+    pub(super) fn read_record_with(
         &self,
         incarnation: &Incarnation,
         sequence: u64,
         most: u64,
-    ) -> Result<Option<(Trailer, RecordBody)>> {
+    ) -> Result<Option<Record>> {
         let name = object_path(incarnation, &ObjectId::Log(sequence));
         let tail = match self.get(&name, ObjectRange::Last(most)) {
             Ok(tail) => tail,
@@ -660,17 +628,15 @@ impl BucketStore {
         let Some((hash, length)) = checkpoint else { return Ok(BlockMap::default()) };
         let bytes = match self.get(&object_path(incarnation, &ObjectId::Checkpoint(hash)), ObjectRange::All(length)) {
             Ok(bytes) => bytes,
-            Err(RemoteError::NotFound) => return Err(self.missing(&ObjectId::Checkpoint(hash))),
+            Err(RemoteError::NotFound) => {
+                return Err(Error::damaged(format!("{}: {}", self.name, missing_message(&ObjectId::Checkpoint(hash)))));
+            }
             Err(error) => return Err(self.to_error(error)),
         };
         let mut map = BlockMap::default();
         layout::decode_checkpoint(incarnation, &hash, &bytes)?.iter().for_each(|entry| map.assign(entry));
         map.reset_changes();
         Ok(map)
-    }
-
-    pub(super) fn missing(&self, id: &ObjectId) -> Error {
-        Error::damaged(format!("{}: {}", self.name, missing_message(id)))
     }
 
     /// Returns the last record read with pages.

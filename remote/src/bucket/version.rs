@@ -28,9 +28,9 @@ use rustix::time::{ClockId, clock_gettime};
 use sha2::{Digest, Sha256};
 
 use super::block_cache::BlockFetcher;
-use super::layout::{BLOCK, Incarnation, RecordBody, Tombstone, Trailer, WriterIdentity};
+use super::layout::{BLOCK, Incarnation, Record, RecordBody, Tombstone, Trailer, WriterIdentity};
 use super::map::{BlockMap, Hash, MapEntry, ObjectId, ObjectRef};
-use super::store::{BucketStore, MIN_GRACE};
+use super::store::{BucketStore, MIN_GRACE, OPEN_TAIL_BYTES};
 use crate::hex;
 use crate::range_source::{FileVersion, RangeKey, RangeSource, RemoteError, RemoteResult};
 use crate::remote_file::{RemoteFile, START_BYTES};
@@ -67,9 +67,9 @@ impl BucketVersion {
             let number = found.take().map_or_else(|| store.newest_sequence(incarnation), |number| Ok(Some(number)));
             let Some(sequence) = number? else { return Ok(None) };
             // The newest record is never removed, so it was not the newest any more.
-            let Some((trailer, body)) = store.read_record_for_open(incarnation, sequence)? else { continue };
-            let checkpoint = store.read_checkpoint(incarnation, trailer.checkpoint);
-            match checkpoint.and_then(|checkpoint| BucketVersion::new(store, checkpoint, trailer, body)) {
+            let Some(record) = store.read_record_with(incarnation, sequence, OPEN_TAIL_BYTES)? else { continue };
+            let checkpoint = store.read_checkpoint(incarnation, record.0.checkpoint);
+            match checkpoint.and_then(|checkpoint| BucketVersion::new(store, checkpoint, record)) {
                 // After a suspend of a day, the objects may have been removed.
                 Err(Error::Damaged(_)) if store.newest_sequence(incarnation)? != Some(sequence) => {}
                 version => return version.map(Some),
@@ -83,36 +83,30 @@ impl BucketVersion {
     /// reads the newest one of one round trip ago. Errors: as of [`BucketVersion::load_newest`].
     pub(super) fn load_newest_racing(store: &BucketStore, incarnation: &Incarnation) -> Result<Option<BucketVersion>> {
         let Some(version) = BucketVersion::load_newest(store, incarnation)? else { return Ok(None) };
-        let Some((trailer, body)) = store.read_newest_after(incarnation, version.trailer.sequence)? else {
+        let Some(record) = store.read_newest_after(incarnation, version.trailer.sequence)? else {
             return Ok(Some(version));
         };
-        let BucketVersion { trailer: Trailer { checkpoint: name, .. }, checkpoint, .. } = &version;
-        BucketVersion::load_reusing(store, incarnation, (*name, checkpoint), trailer, body).map(Some)
+        let known = (version.trailer.checkpoint, &version.checkpoint);
+        BucketVersion::load_reusing(store, incarnation, known, record).map(Some)
     }
 
     /// Loads the version of a record, reusing the map of the checkpoint `known` if the record names
     /// it. Errors: as of [`BucketVersion::load_newest`].
-    pub(super) fn load_reusing(
+    fn load_reusing(
         store: &BucketStore,
         incarnation: &Incarnation,
         known: (Option<(Hash, u64)>, &BlockMap),
-        trailer: Trailer,
-        body: RecordBody,
+        record: Record,
     ) -> Result<BucketVersion> {
-        let checkpoint = match trailer.checkpoint == known.0 {
+        let checkpoint = match record.0.checkpoint == known.0 {
             true => known.1.clone(),
-            false => store.read_checkpoint(incarnation, trailer.checkpoint)?,
+            false => store.read_checkpoint(incarnation, record.0.checkpoint)?,
         };
-        BucketVersion::new(store, checkpoint, trailer, body)
+        BucketVersion::new(store, checkpoint, record)
     }
 
     /// Builds the version of a record from the map of its checkpoint. Errors: `Damaged`.
-    pub(super) fn new(
-        store: &BucketStore,
-        checkpoint: BlockMap,
-        trailer: Trailer,
-        body: RecordBody,
-    ) -> Result<BucketVersion> {
+    fn new(store: &BucketStore, checkpoint: BlockMap, (trailer, body): Record) -> Result<BucketVersion> {
         let mut map = checkpoint.clone();
         for entry in &body.changes {
             map.assign(entry);
@@ -120,14 +114,8 @@ impl BucketVersion {
         if map.end() > trailer.length.div_ceil(BLOCK) {
             return Err(Error::damaged(format!("{}: the block map is longer than the archive", store.name)));
         }
-        Ok(BucketVersion {
-            trailer,
-            checkpoint,
-            changes: body.changes,
-            map,
-            tombstones: body.tombstones,
-            writer: body.writer,
-        })
+        let RecordBody { changes, tombstones, writer } = body;
+        Ok(BucketVersion { trailer, checkpoint, changes, map, tombstones, writer })
     }
 }
 
@@ -343,7 +331,6 @@ impl RangeSource for PartialReader {
 const LIST_INTERVAL: Duration = Duration::from_secs(MIN_GRACE.as_secs() / 2);
 
 pub(crate) struct Follower {
-    store: Arc<BucketStore>,
     /// Newest record read.
     trailer: Trailer,
     /// The checkpoint of that record with its map, and the changes since.
@@ -373,17 +360,8 @@ impl Follower {
         listed: Duration,
     ) -> Follower {
         let BucketVersion { trailer, checkpoint, changes, .. } = version;
-        let (store, file, sequence) = (reader.blocks.store.clone(), Arc::new(file), trailer.sequence);
-        Follower {
-            store,
-            checkpoint: (trailer.checkpoint, checkpoint),
-            trailer,
-            changes,
-            reader,
-            file,
-            sequence,
-            listed,
-        }
+        let (checkpoint, sequence) = ((trailer.checkpoint, checkpoint), trailer.sequence);
+        Follower { checkpoint, trailer, changes, reader, file: Arc::new(file), sequence, listed }
     }
 
     /// Returns the archive at the version of the last poll.
@@ -406,7 +384,8 @@ impl Follower {
     /// Polls with a given clock. The clock is read after each response, because the machine may
     /// have been suspended before the request.
     pub(super) fn poll_by(&mut self, now: &dyn Fn() -> Duration) -> Result<()> {
-        let next = self.store.read_record(&self.reader.blocks.incarnation, self.trailer.sequence + 1)?;
+        let (store, incarnation) = (self.reader.blocks.store.clone(), self.reader.blocks.incarnation);
+        let next = store.read_record(&incarnation, self.trailer.sequence + 1)?;
         if let Some((trailer, _)) = &next
             && trailer.previous != self.trailer.hash
         {
@@ -418,9 +397,9 @@ impl Follower {
             Some((trailer, _)) => (trailer.sequence, trailer.hash),
         };
         let listed = now();
-        let done = match self.store.newest_sequence(&self.reader.blocks.incarnation)? {
+        let done = match store.newest_sequence(&incarnation)? {
             Some(newest) if newest > sequence => {
-                let version = BucketVersion::load_newest(&self.store, &self.reader.blocks.incarnation)?;
+                let version = BucketVersion::load_newest(&store, &incarnation)?;
                 let version = version.ok_or_else(|| self.inconsistent("no record any more"))?;
                 if version.trailer.sequence == sequence + 1 && version.trailer.previous != hash {
                     return Err(self.inconsistent("a record that does not chain to its predecessor"));
@@ -429,8 +408,9 @@ impl Follower {
             }
             Some(newest) if newest == sequence => match next {
                 None => Ok(()),
-                Some((trailer, said)) => {
-                    let version = self.load_version(trailer, said)?;
+                Some(record) => {
+                    let known = (self.checkpoint.0, &self.checkpoint.1);
+                    let version = BucketVersion::load_reusing(&store, &incarnation, known, record)?;
                     self.switch_to(version)
                 }
             },
@@ -445,12 +425,7 @@ impl Follower {
     }
 
     fn inconsistent(&self, flaw: &str) -> Error {
-        Error::damaged(format!("{}: it has {flaw}", self.store.name))
-    }
-
-    fn load_version(&self, trailer: Trailer, said: RecordBody) -> Result<BucketVersion> {
-        let known = (self.checkpoint.0, &self.checkpoint.1);
-        BucketVersion::load_reusing(&self.store, &self.reader.blocks.incarnation, known, trailer, said)
+        Error::damaged(format!("{}: it has {flaw}", self.reader.blocks.store.name))
     }
 
     fn switch_to(&mut self, version: BucketVersion) -> Result<()> {
@@ -466,9 +441,10 @@ impl Follower {
         if version.trailer.length == 0 {
             return Err(self.inconsistent("no archive any more"));
         }
-        let reader = Arc::new(VersionReader::new(self.store.clone(), self.reader.blocks.incarnation, &version));
+        let blocks = &self.reader.blocks;
+        let reader = Arc::new(VersionReader::new(blocks.store.clone(), blocks.incarnation, &version));
         let start = reader.start_reusing(&self.reader, self.file.start());
-        let start = start.map_err(|error| error.into_deferred_error(&self.store.name))?;
+        let start = start.map_err(|error| error.into_deferred_error(&blocks.store.name))?;
         let file = self.file.with_version(Box::new(reader.clone()), reader.version(), start);
         let BucketVersion { trailer, checkpoint, changes, .. } = version;
         self.checkpoint = (trailer.checkpoint, checkpoint);

@@ -99,10 +99,9 @@ impl BucketWriter {
         let objects = Metered { metrics: metrics.clone(), inner: objects };
         let store = open_store(Box::new(objects), name, options);
         let mut session = WriterSession::open_existing(store.clone(), WriterIdentity::current(), take_over)?;
-        if session.length() == 0 {
+        if session.newest.length == 0 {
             session.close()?;
-            let name = &store.name;
-            return Err(Error::NotArchive(format!("{name}: a writer has started, but not committed anything yet")));
+            return Err(store.nothing_committed());
         }
         BucketWriter::from_session(session, options, metrics)
     }
@@ -163,7 +162,7 @@ impl BucketWriter {
 
     /// Returns a message for the user about the acquisition.
     pub(crate) fn notice(&self) -> Option<String> {
-        self.session.lock().notice().map(str::to_owned)
+        self.session.lock().notice.clone()
     }
 
     pub(crate) fn stats(&self) -> RequestStats {

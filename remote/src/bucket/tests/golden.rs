@@ -65,8 +65,8 @@ fn write_golden_bucket() {
         pages.extend_from_slice(&run.pages);
     }
     let (segment, hash) = layout::encode_segment(&session.incarnation, &random_bytes().unwrap(), &blocks, &pages);
-    WriterSession::create_segment(&session.store, &session.incarnation, &ObjectId::Segment(hash), &Arc::new(segment))
-        .unwrap();
+    let (id, segment) = (ObjectId::Segment(hash), Arc::new(segment));
+    WriterSession::create_segment(&session.store, &session.incarnation, &id, &segment, false).unwrap();
     let mut at = 0;
     for run in blocks {
         let count = (run.end - run.start) as u32;

@@ -193,7 +193,7 @@ fn what_a_list_of_the_dead_names_many_times_is_dead_once() {
     let mut session = WriterSession::open(grudging, somebody(), true).unwrap();
     assert_eq!(session.remove_expired().0, 1);
     session.close().unwrap();
-    let (_, said) = store(&world, 1).read_record(&incarnation, session.sequence()).unwrap().unwrap();
+    let (_, said) = store(&world, 1).read_record(&incarnation, session.newest.sequence).unwrap().unwrap();
     assert!(said.tombstones.len() < 10, "{} entries", said.tombstones.len());
     let named: Vec<ObjectId> = said.tombstones.iter().flat_map(|dead| dead.ids()).collect();
     assert_eq!(named.iter().collect::<std::collections::HashSet<_>>().len(), named.len());
@@ -232,7 +232,7 @@ fn a_writer_that_commits_all_day_makes_small_records_and_leaves_none_of_them() {
     assert!(count(&world, "/log/") as u64 > commits, "nothing is dead for a day");
     for _ in 0..2 {
         world.with(|state| state.clock += GRACE + 3600);
-        one.commit(one.map().clone(), Vec::new(), one.length(), RecordKind::Commit).unwrap();
+        one.commit(one.map().clone(), Vec::new(), one.newest.length, RecordKind::Commit).unwrap();
         assert!(one.remove_expired().1.is_none());
     }
     // Its first record stays, what is needed, and what died since.

@@ -161,11 +161,11 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
         blocks: BlockFetcher {
             store: session.store.clone(),
             incarnation: session.incarnation,
-            sequence: Arc::new(session.sequence().into()),
+            sequence: Arc::new(session.newest.sequence.into()),
             whole: None,
         },
         map: session.map().clone(),
-        length: session.length(),
+        length: session.newest.length,
         tag: String::new(),
     };
     let Ok((_, bytes)) = reading.read_start(BLOCKS * BLOCK) else { return };
@@ -181,7 +181,7 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
             truth.acknowledged = view[0];
         }
         if waits {
-            let count = if session.notice().is_none() { &mut truth.sent } else { &mut truth.refused };
+            let count = if session.notice.is_none() { &mut truth.sent } else { &mut truth.refused };
             *count += 1;
         }
     }
@@ -224,7 +224,9 @@ fn write(world: &Arc<World>, actor: u64, place: Option<&Path>, truth: &Mutex<Tru
             let pages: Vec<u8> = segment.iter().flat_map(|_| block(commit)).collect();
             let (bytes, hash) = encode_segment(&session.incarnation, &random_bytes().unwrap(), &runs, &pages);
             let id = ObjectId::Segment(hash);
-            if WriterSession::create_segment(&session.store, &session.incarnation, &id, &Arc::new(bytes)).is_err() {
+            if WriterSession::create_segment(&session.store, &session.incarnation, &id, &Arc::new(bytes), false)
+                .is_err()
+            {
                 return;
             }
             for (at, blocks) in (0..).zip(runs) {

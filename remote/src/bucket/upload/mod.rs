@@ -75,12 +75,12 @@ impl UploadBuffer {
             map.assign(&MapEntry { blocks: 0..map.end(), place: None });
             (map, 0)
         } else {
-            (session.map().clone(), session.length())
+            (session.map().clone(), session.newest.length)
         };
         let blocks = BlockFetcher {
             store: session.store.clone(),
             incarnation: session.incarnation,
-            sequence: Arc::new(AtomicU64::new(session.sequence())),
+            sequence: Arc::new(AtomicU64::new(session.newest.sequence)),
             whole: None,
         };
         let shared = Arc::new(Shared {
@@ -401,7 +401,9 @@ impl Shared {
     pub(super) fn fetch_ranges(&self, parts: &[MapEntry], range: Range<u64>, since: Instant) -> Result<Vec<u8>> {
         let mut fetched = vec![0; (range.end - range.start) as usize];
         let store = &self.blocks.store;
-        let filled = store.with_retry_since(Some(since), &mut || self.blocks.fill(parts, range.clone(), &mut fetched));
+        let filled = store.with_retry_within(Some(since), store.timeout, &mut || {
+            self.blocks.fill(parts, range.clone(), &mut fetched)
+        });
         filled.map_err(|error| error.into_deferred_error(&store.name))?;
         Ok(fetched)
     }

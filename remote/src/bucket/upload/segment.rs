@@ -207,11 +207,8 @@ impl Shared {
         state.pace.sending += 1;
         drop(state);
         let (store, incarnation) = (&self.blocks.store, &self.blocks.incarnation);
-        let uploaded = if segment.blocks() as usize > MIN_SEGMENT_BLOCKS {
-            WriterSession::create_divisible_segment(store, incarnation, &segment.id, &segment.bytes)
-        } else {
-            WriterSession::create_segment(store, incarnation, &segment.id, &segment.bytes).map(|()| true)
-        };
+        let is_divisible = segment.blocks() as usize > MIN_SEGMENT_BLOCKS;
+        let uploaded = WriterSession::create_segment(store, incarnation, &segment.id, &segment.bytes, is_divisible);
         let mut state = self.state.lock();
         state.pace.sending -= 1;
         match uploaded {

@@ -93,9 +93,9 @@ impl UploadBuffer {
     /// closing record is made. Errors: as of [`WriterSession::commit`]; the error of a segment's
     /// upload. Nothing is sent after an error.
     pub(in super::super) fn commit(&self, session: &mut WriterSession, kind: RecordKind) -> Result<()> {
-        let Some(mut batch) = self.take_batch(session.sequence() + 1, kind)? else { return Ok(()) };
+        let Some(mut batch) = self.take_batch(session.newest.sequence + 1, kind)? else { return Ok(()) };
         let (checkpoint, inline) =
-            (session.checkpoint(), batch.inline.iter().map(|run| run.pages.len()).sum::<usize>());
+            (session.newest.checkpoint, batch.inline.iter().map(|run| run.pages.len()).sum::<usize>());
         let sent = self.wait_for_batch(&mut batch);
         let done = sent.and_then(|()| session.commit(batch.map, batch.inline, batch.length, kind));
         let mut state = self.shared.state.lock();
@@ -104,12 +104,12 @@ impl UploadBuffer {
             state.failed.get_or_insert(error.clone());
             return Err(error);
         }
-        if session.checkpoint() != checkpoint {
+        if session.newest.checkpoint != checkpoint {
             state.map.reset_changes_to(late);
         }
         state.uploaded.retain(|id| !batch.uploaded.contains(id));
         state.pace.note_proven(inline / BLOCK as usize);
-        self.shared.blocks.sequence.store(session.sequence(), Ordering::Release);
+        self.shared.blocks.sequence.store(session.newest.sequence, Ordering::Release);
         let is_rebase_due = state.written - state.written_at_rebase >= self.rebase_after && kind == RecordKind::Commit;
         drop(state);
         if is_rebase_due {
