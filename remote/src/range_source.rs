@@ -184,29 +184,13 @@ pub(crate) trait RangeSource: Send + Sync {
     fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>>;
 }
 
-impl<S: RangeSource + ?Sized> RangeSource for Arc<S> {
-    fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
-        (**self).read_start(count)
-    }
-
-    fn is_atomic(&self) -> bool {
-        (**self).is_atomic()
-    }
-
-    fn cache_scope(&self) -> Option<&[u8]> {
-        (**self).cache_scope()
-    }
-
-    fn cache_key(&self, range: Range<u64>) -> RangeKey {
-        (**self).cache_key(range)
-    }
-
-    fn read_cached(&self, offset: u64, out: &mut [u8]) -> bool {
-        (**self).read_cached(offset, out)
-    }
-
-    fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
-        (**self).read_range(version, range)
+/// Copies the bytes that two parts of a file share; each part begins at its offset.
+pub(crate) fn copy_shared(from: &[u8], from_offset: u64, to: &mut [u8], to_offset: u64) {
+    let start = from_offset.max(to_offset);
+    let end = (from_offset + from.len() as u64).min(to_offset + to.len() as u64);
+    if start < end {
+        let shared = &from[(start - from_offset) as usize..(end - from_offset) as usize];
+        to[(start - to_offset) as usize..(end - to_offset) as usize].copy_from_slice(shared);
     }
 }
 
@@ -322,10 +306,10 @@ fn now() -> u64 {
 /// Source or store that counts its requests.
 pub(crate) struct Metered<T: ?Sized> {
     pub(crate) metrics: Arc<RequestMetrics>,
-    pub(crate) inner: Box<T>,
+    pub(crate) inner: Arc<T>,
 }
 
-impl<T: RangeSource + ?Sized> RangeSource for Metered<T> {
+impl RangeSource for Metered<dyn RangeSource> {
     fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
         self.metrics.count_read(self.inner.read_start(count), |(_, bytes)| bytes.len())
     }

@@ -20,7 +20,7 @@ use crate::RemoteOptions;
 use crate::address::Address;
 use crate::cache::DiskCache;
 use crate::http::HttpSource;
-use crate::range_source::{FileVersion, Metered, RangeSource, RemoteResult, RequestMetrics, RequestStats};
+use crate::range_source::{FileVersion, Metered, RangeSource, RemoteResult, RequestMetrics, RequestStats, copy_shared};
 use crate::retry::{HostClock, with_retry, with_retry_on};
 use crate::slot_cache::{CAPACITY, CacheSlot, SLOT, SlotCache, Throughput, request_slots};
 use crate::transport::{self, AttemptClock, LastProgress};
@@ -47,7 +47,7 @@ pub(crate) struct RemoteFile {
 }
 
 struct Inner {
-    source: Box<dyn RangeSource>,
+    source: Arc<dyn RangeSource>,
     /// For messages.
     name: String,
     timeout: Option<Duration>,
@@ -86,25 +86,24 @@ impl PrefetchQueue {
 }
 
 impl RemoteFile {
-    /// Errors: as [`crate::open`].
     pub(crate) fn open(address: &Address, options: &RemoteOptions) -> Result<RemoteFile> {
-        RemoteFile::open_metered(Box::new(HttpSource::new(address, options)?), address.to_string(), options)
+        RemoteFile::open_metered(Arc::new(HttpSource::new(address, options)?), address.to_string(), options)
     }
 
     /// Opens `source` and counts each of its calls as one request.
     pub(crate) fn open_metered(
-        source: Box<dyn RangeSource>,
+        source: Arc<dyn RangeSource>,
         name: String,
         options: &RemoteOptions,
     ) -> Result<RemoteFile> {
         let metrics = Arc::new(RequestMetrics::default());
         let source = Metered { metrics: metrics.clone(), inner: source };
-        RemoteFile::open_source(Box::new(source), name, options, metrics)
+        RemoteFile::open_source(Arc::new(source), name, options, metrics)
     }
 
     /// Opens `source`, which counts its own requests.
     pub(crate) fn open_source(
-        source: Box<dyn RangeSource>,
+        source: Arc<dyn RangeSource>,
         name: String,
         options: &RemoteOptions,
         metrics: Arc<RequestMetrics>,
@@ -137,12 +136,12 @@ impl RemoteFile {
     /// are not fetched again. Readers of the old version are not affected.
     pub(crate) fn with_version(
         &self,
-        source: Box<dyn RangeSource>,
+        source: Arc<dyn RangeSource>,
         version: FileVersion,
         start: Vec<u8>,
     ) -> RemoteFile {
         let old = &*self.inner;
-        let source = Box::new(Metered { metrics: old.metrics.clone(), inner: source });
+        let source = Arc::new(Metered { metrics: old.metrics.clone(), inner: source });
         let name = old.name.clone();
         let new = Inner::new(source, name, old.timeout, version, start, old.metrics.clone());
         let slots = old.slots.lock().retain_copy(|slot| {
@@ -154,7 +153,6 @@ impl RemoteFile {
         RemoteFile::with(Inner { cache, throughput, slots: Mutex::new(slots), ..new })
     }
 
-    /// Returns the start of the file, which is in memory.
     pub(crate) fn start(&self) -> &[u8] {
         &self.inner.start
     }
@@ -242,7 +240,7 @@ fn run_prefetch(inner: &Weak<Inner>) {
 impl Inner {
     /// Creates the state without a disk cache.
     fn new(
-        source: Box<dyn RangeSource>,
+        source: Arc<dyn RangeSource>,
         name: String,
         timeout: Option<Duration>,
         version: FileVersion,
@@ -393,6 +391,15 @@ impl Inner {
     }
 }
 
+/// Returns the end of a read of `out` from an archive of this length.
+pub(crate) fn read_end(offset: u64, out: &[u8], length: u64) -> Result<u64> {
+    let needed = offset.saturating_add(out.len() as u64);
+    if needed > length {
+        return Err(Error::damaged(format!("archive is truncated: length={length} needed={needed}")));
+    }
+    Ok(needed)
+}
+
 impl Storage for RemoteFile {
     fn len(&self) -> Result<u64> {
         Ok(self.inner.version.length)
@@ -400,13 +407,7 @@ impl Storage for RemoteFile {
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let inner = &*self.inner;
-        let length = inner.version.length;
-        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= length).ok_or_else(|| {
-            Error::damaged(format!(
-                "archive is truncated: length={length} needed={}",
-                offset.saturating_add(out.len() as u64)
-            ))
-        })?;
+        let end = read_end(offset, out, inner.version.length)?;
         if end <= inner.start.len() as u64 {
             out.copy_from_slice(&inner.start[offset as usize..end as usize]);
             return Ok(());
@@ -423,10 +424,7 @@ impl Storage for RemoteFile {
             let part = offset.max(place.start)..end.min(place.end);
             let into = &mut out[(part.start - offset) as usize..(part.end - offset) as usize];
             match inner.read_slot(number, wanted.clone()) {
-                Ok(slot) => {
-                    let from = (part.start - place.start) as usize..(part.end - place.start) as usize;
-                    into.copy_from_slice(&slot[from]);
-                }
+                Ok(slot) => copy_shared(&slot, place.start, into, part.start),
                 Err(error) if inner.may_be_outside_range(&error) => inner.read_exactly(part, into)?,
                 Err(error) => return Err(error),
             }
@@ -536,7 +534,7 @@ mod tests {
         let inner = Arc::new(std::sync::OnceLock::new());
         let source = ProbeSource { inner: inner.clone(), sender: Mutex::new(sender) };
         let options = RemoteOptions { cache_directory: None, cache_bytes: Some(0), ..RemoteOptions::default() };
-        let file = RemoteFile::open_metered(Box::new(source), "https://host/a".into(), &options).unwrap();
+        let file = RemoteFile::open_metered(Arc::new(source), "https://host/a".into(), &options).unwrap();
         inner.set(Arc::downgrade(&file.inner)).unwrap();
         file.will_need(0, u64::MAX);
         let mut brought = 0;
@@ -554,7 +552,7 @@ mod tests {
         let inner = Arc::new(std::sync::OnceLock::new());
         let source = ProbeSource { inner: inner.clone(), sender: Mutex::new(sender) };
         let options = RemoteOptions { cache_directory: None, cache_bytes: Some(0), ..RemoteOptions::default() };
-        let file = RemoteFile::open_metered(Box::new(source), "https://host/a".into(), &options).unwrap();
+        let file = RemoteFile::open_metered(Arc::new(source), "https://host/a".into(), &options).unwrap();
         inner.set(Arc::downgrade(&file.inner)).unwrap();
         let mut now = Instant::now();
         for _ in 0..40 {

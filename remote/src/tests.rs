@@ -81,7 +81,7 @@ fn options() -> RemoteOptions {
 }
 
 fn open(server: &Arc<Server>, options: &RemoteOptions) -> lockbox::Result<RemoteFile> {
-    RemoteFile::open_metered(Box::new(Simulated(Arc::clone(server))), "s3://b/a.lbx".into(), options)
+    RemoteFile::open_metered(Arc::new(Simulated(Arc::clone(server))), "s3://b/a.lbx".into(), options)
 }
 
 fn read(file: &RemoteFile, offset: u64, length: usize) -> lockbox::Result<Vec<u8>> {
@@ -592,7 +592,7 @@ fn a_portals_answer_about_a_file_is_asked_for_again_and_never_damage() {
                 let bucket = rusty_s3::Bucket::new(url, rusty_s3::UrlStyle::Path, "b", "x").unwrap();
                 let signer = S3Bucket::of(Cloud::S3, bucket, CredentialCache::new(|| Ok(None)));
                 let http = HttpSource::of_bucket(signer, "a.lbx", &patient);
-                RemoteFile::open_metered(Box::new(http), "s3://b/a.lbx".into(), &patient)
+                RemoteFile::open_metered(Arc::new(http), "s3://b/a.lbx".into(), &patient)
             }
             false => server.open(&patient),
         };

@@ -36,7 +36,7 @@ use super::layout::{self, BLOCK, Incarnation, MAX_BLOCKS, MAX_BODY, TRAILER_BYTE
 use super::map::{MapEntry, ObjectId, ObjectRef};
 use super::objects::{ObjectRange, object_path};
 use super::store::{BucketStore, run_on_threads};
-use crate::range_source::RemoteResult;
+use crate::range_source::{RemoteResult, copy_shared};
 use crate::transport::{self, AttemptClock, LastProgress};
 
 /// Maximum objects requested concurrently by one read: the start of a written archive spans many.
@@ -114,11 +114,8 @@ fn scatter(fetches: &[BlockFetch], fetched: Vec<Vec<u8>>, range: &Range<u64>, ou
     for (fetch, bytes) in fetches.iter().zip(fetched) {
         for (blocks, at) in &fetch.parts {
             let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
-            let place = (blocks.start * BLOCK).max(range.start)..(blocks.end * BLOCK).min(range.end);
-            let from = from + (place.start - blocks.start * BLOCK) as usize;
-            let length = (place.end - place.start) as usize;
-            let to = (place.start - range.start) as usize;
-            out[to..to + length].copy_from_slice(&bytes[from..from + length]);
+            let length = ((blocks.end - blocks.start) * BLOCK) as usize;
+            copy_shared(&bytes[from..from + length], blocks.start * BLOCK, out, range.start);
         }
     }
 }
@@ -286,7 +283,7 @@ impl BlockCache {
 }
 
 /// Iterates over the blocks of an entry with their references; zeros have none.
-fn split_blocks(part: &MapEntry) -> impl Iterator<Item = (u64, ObjectRef)> + use<> {
+pub(super) fn split_blocks(part: &MapEntry) -> impl Iterator<Item = (u64, ObjectRef)> + use<> {
     let MapEntry { blocks, place } = part.clone();
     let first = blocks.start;
     place.into_iter().flat_map(move |place| {

@@ -127,13 +127,8 @@ impl BlockMap {
         self.changed.iter().flat_map(parts).flat_map(|entry| split_entry(&entry.blocks, entry.place)).collect()
     }
 
-    /// Starts to count changes from the current map.
-    pub(crate) fn reset_changes(&mut self) {
-        self.changed = RangeSet::new();
-    }
-
     /// Starts to count changes from an earlier map, with the blocks assigned since.
-    pub(crate) fn reset_changes_to(&mut self, late: RangeSet<u64>) {
+    pub(crate) fn reset_changes(&mut self, late: RangeSet<u64>) {
         self.changed = late;
     }
 
@@ -167,10 +162,6 @@ impl BlockMap {
     /// Returns whether any block of the object is mapped.
     pub(crate) fn references(&self, id: &ObjectId) -> bool {
         self.objects.get(id).is_some_and(|object| object.live > 0)
-    }
-
-    pub(crate) fn objects(&self) -> impl Iterator<Item = ObjectId> {
-        self.objects.keys().copied()
     }
 
     /// Iterates over the mapped objects with their sizes in blocks.

@@ -75,7 +75,7 @@ pub(crate) fn open(objects: Box<dyn ObjectStore>, name: String, options: &Remote
         return Ok(None);
     };
     let (name, reader) = (reader.blocks.store.name.clone(), Arc::new(reader));
-    let file = RemoteFile::open_source(Box::new(reader.clone()), name, options, metrics)?;
+    let file = RemoteFile::open_source(reader.clone(), name, options, metrics)?;
     Ok(Some(Follower::new(version, reader, file, listed)))
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn open_for_check(
         cache::unnamed_file(options).map_err(|error| Error::io("cannot create a temporary file", error))?;
     let (name, whole) = (reader.blocks.store.name.clone(), Arc::new(WholeObjects::new(unnamed, capacity)));
     reader.blocks.whole = Some(whole.clone());
-    let file = RemoteFile::open_source(Box::new(reader), name, &uncached, metrics)?;
+    let file = RemoteFile::open_source(Arc::new(reader), name, &uncached, metrics)?;
     Ok(Some((file, whole)))
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn open_partial(
     let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
     let Some(OpenedVersion { reader, metrics, .. }) = open_newest(objects, name, &options)? else { return Ok(None) };
     let name = reader.blocks.store.name.clone();
-    RemoteFile::open_source(Box::new(PartialReader::new(reader)), name, &options, metrics).map(Some)
+    RemoteFile::open_source(Arc::new(PartialReader::new(reader)), name, &options, metrics).map(Some)
 }
 
 /// Opens the archive as spooled by a writer of this host. Errors: as of [`open`]; `Io` of the kind
@@ -128,7 +128,7 @@ pub(crate) fn open_pending_upload(
     let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
     let objects = SpoolOverlay { inner: store.objects, spool: Arc::new(OnceLock::from(spool)) };
     let found = open_newest(Box::new(objects), name.clone(), &options)?.ok_or_else(nothing)?;
-    RemoteFile::open_source(Box::new(found.reader), name, &options, found.metrics)
+    RemoteFile::open_source(Arc::new(found.reader), name, &options, found.metrics)
 }
 
 /// Newest version of an archive, with its reader.
@@ -142,7 +142,7 @@ struct OpenedVersion {
 
 fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOptions) -> Result<Option<OpenedVersion>> {
     let metrics = Arc::new(RequestMetrics::default());
-    let objects = Metered { metrics: metrics.clone(), inner: objects };
+    let objects = Metered::<dyn ObjectStore> { metrics: metrics.clone(), inner: objects.into() };
     let store = Arc::new(BucketStore::new(Box::new(objects), name, options.timeout));
     let listed = version::now();
     let Some((incarnation, number)) = store.find_archive()? else { return Ok(None) };
@@ -225,14 +225,13 @@ impl Bucket {
         Ok(buffer)
     }
 
-    /// discards all writes. Returns whether the store responds.
+    /// Discards all writes. Returns whether the store responds.
     fn discard_uploads(&mut self) -> bool {
         let Some(buffer) = self.buffer.take() else { return true };
         let (uploaded, sending) = buffer.abandon();
         self.session.discard_uploads(uploaded, sending, Instant::now() + CLEANUP_TIMEOUT)
     }
 
-    /// Returns when nothing is under way.
     #[cfg(test)]
     fn wait_settled(&self) {
         if let Some(buffer) = &self.buffer {

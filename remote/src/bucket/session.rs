@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use lockbox::{Error, Result};
+use rangemap::RangeSet;
 
 use super::inventory::CollectReport;
 use super::layout::{
@@ -217,8 +218,8 @@ impl WriterSession {
     /// earlier record may have named them.
     fn find_orphans(&self) -> Result<Vec<ObjectId>> {
         // Records are never orphans.
-        let mut named: HashSet<ObjectId> =
-            self.tombstones.iter().map(|dead| dead.id).chain(self.map.objects()).collect();
+        let mut named: HashSet<ObjectId> = self.map.objects_with_sizes().map(|(id, _)| id).collect();
+        named.extend(self.tombstones.iter().map(|dead| dead.id));
         named.extend(self.newest.checkpoint.map(|(hash, _)| ObjectId::Checkpoint(hash)));
         let mut left = Vec::new();
         for (part, id) in [("seg", ObjectId::Segment as fn(Hash) -> ObjectId), ("map", ObjectId::Checkpoint)] {
@@ -309,7 +310,7 @@ impl WriterSession {
                 return Err(Error::damaged(format!("{}: another checkpoint has the same name", self.store.name)));
             }
             checkpoint = Some((hash, length));
-            map.reset_changes();
+            map.reset_changes(RangeSet::new());
             Vec::new()
         } else {
             changes

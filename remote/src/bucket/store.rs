@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
+use rangemap::RangeSet;
 
 use super::layout::{self, Incarnation, MAX_BODY, Record, TRAILER_BYTES, Trailer};
 use super::map::{BlockMap, Hash, ObjectId, ObjectRef};
@@ -635,7 +636,7 @@ impl BucketStore {
         };
         let mut map = BlockMap::default();
         layout::decode_checkpoint(incarnation, &hash, &bytes)?.iter().for_each(|entry| map.assign(entry));
-        map.reset_changes();
+        map.reset_changes(RangeSet::new());
         Ok(map)
     }
 

@@ -27,12 +27,12 @@ use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use sha2::{Digest, Sha256};
 
-use super::block_cache::BlockFetcher;
+use super::block_cache::{BlockFetcher, split_blocks};
 use super::layout::{BLOCK, Incarnation, Record, RecordBody, Tombstone, Trailer, WriterIdentity};
 use super::map::{BlockMap, Hash, MapEntry, ObjectId, ObjectRef};
 use super::store::{BucketStore, MIN_GRACE, OPEN_TAIL_BYTES};
 use crate::hex;
-use crate::range_source::{FileVersion, RangeKey, RangeSource, RemoteError, RemoteResult};
+use crate::range_source::{FileVersion, RangeKey, RangeSource, RemoteError, RemoteResult, copy_shared};
 use crate::remote_file::{RemoteFile, START_BYTES};
 
 /// Maximum restarts when a concurrent writer commits during an open.
@@ -98,10 +98,9 @@ impl BucketVersion {
         known: (Option<(Hash, u64)>, &BlockMap),
         record: Record,
     ) -> Result<BucketVersion> {
-        let checkpoint = match record.0.checkpoint == known.0 {
-            true => known.1.clone(),
-            false => store.read_checkpoint(incarnation, record.0.checkpoint)?,
-        };
+        let wanted = record.0.checkpoint;
+        let checkpoint =
+            if wanted == known.0 { known.1.clone() } else { store.read_checkpoint(incarnation, wanted)? };
         BucketVersion::new(store, checkpoint, record)
     }
 
@@ -226,21 +225,15 @@ impl RangeSource for VersionReader {
     fn read_cached(&self, offset: u64, out: &mut [u8]) -> bool {
         let end = offset + out.len() as u64;
         let mut block = [0; BLOCK as usize];
+        let mut copy = |(number, place): (u64, ObjectRef)| {
+            let is_here = self.blocks.store.copy_cached(&place, &mut block);
+            if is_here {
+                copy_shared(&block, number * BLOCK, out, offset);
+            }
+            is_here
+        };
         let parts = self.map.parts(offset / BLOCK..end.div_ceil(BLOCK));
-        parts.into_iter().all(|MapEntry { blocks, place }| {
-            let first = blocks.start;
-            blocks.into_iter().all(|number| {
-                let place = place.map(|place| ObjectRef { at: place.at + (number - first) as u32, ..place });
-                let is_here = place.is_some_and(|place| self.blocks.store.copy_cached(&place, &mut block));
-                let part = (number * BLOCK).max(offset)..((number + 1) * BLOCK).min(end);
-                if is_here {
-                    let from = (part.start - number * BLOCK) as usize;
-                    let (to, length) = ((part.start - offset) as usize, (part.end - part.start) as usize);
-                    out[to..to + length].copy_from_slice(&block[from..from + length]);
-                }
-                is_here
-            })
-        })
+        parts.iter().all(|part| part.place.is_some() && split_blocks(part).all(&mut copy))
     }
 
     fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
@@ -445,7 +438,7 @@ impl Follower {
         let reader = Arc::new(VersionReader::new(blocks.store.clone(), blocks.incarnation, &version));
         let start = reader.start_reusing(&self.reader, self.file.start());
         let start = start.map_err(|error| error.into_deferred_error(&blocks.store.name))?;
-        let file = self.file.with_version(Box::new(reader.clone()), reader.version(), start);
+        let file = self.file.with_version(reader.clone(), reader.version(), start);
         let BucketVersion { trailer, checkpoint, changes, .. } = version;
         self.checkpoint = (trailer.checkpoint, checkpoint);
         (self.reader, self.file, self.changes, self.sequence) = (reader, Arc::new(file), changes, trailer.sequence);

@@ -96,7 +96,7 @@ impl BucketWriter {
         take_over: bool,
     ) -> Result<BucketWriter> {
         let metrics = Arc::new(RequestMetrics::default());
-        let objects = Metered { metrics: metrics.clone(), inner: objects };
+        let objects = Metered::<dyn ObjectStore> { metrics: metrics.clone(), inner: objects.into() };
         let store = open_store(Box::new(objects), name, options);
         let mut session = WriterSession::open_existing(store.clone(), WriterIdentity::current(), take_over)?;
         if session.newest.length == 0 {

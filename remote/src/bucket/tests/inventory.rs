@@ -203,7 +203,7 @@ fn forge(world: &Arc<World>, needs_all: bool) -> String {
     let incarnation = thief.existing_incarnation().unwrap();
     let BucketVersion { trailer, map, changes, .. } =
         BucketVersion::load_newest(&thief, &incarnation).unwrap().unwrap();
-    let tombstones = map.objects().map(|id| Tombstone::new(id, 1)).collect();
+    let tombstones = map.objects_with_sizes().map(|(id, _)| Tombstone::new(id, 1)).collect();
     let (sequence, previous) = (trailer.sequence + 1, trailer.hash);
     let trailer = Trailer { kind: RecordKind::Close, sequence, previous, ..trailer };
     let (trailer, changes) = match needs_all {

@@ -297,7 +297,7 @@ fn an_archive_that_is_one_file_is_opened_with_few_requests() {
     let mut bytes = vec![0; storage.len().unwrap() as usize];
     storage.read_at(0, &mut bytes).unwrap();
     let file =
-        Arc::new(RemoteFile::open_metered(Box::new(Plain(bytes)), "https://host/a.lbx".into(), &options()).unwrap());
+        Arc::new(RemoteFile::open_metered(Arc::new(Plain(bytes)), "https://host/a.lbx".into(), &options()).unwrap());
     assert_eq!(file.stats().reads, 1);
     let storage: Arc<dyn Storage> = file.clone();
     let reading = OpenOptions { read_only: true, ..OpenOptions::default() };

@@ -39,7 +39,8 @@ use super::session::WriterSession;
 use super::version::VersionReader;
 use crate::RemoteOptions;
 use crate::hex;
-use crate::remote_file::RemoteFile;
+use crate::range_source::copy_shared;
+use crate::remote_file::{RemoteFile, read_end};
 
 /// Dirty blocks that trigger an upload: 8 MiB.
 const SEGMENT_BLOCKS: usize = 8 << 8;
@@ -86,7 +87,7 @@ impl UploadBuffer {
         let shared = Arc::new(Shared {
             cache: Arc::new(BlockCache::new(blocks.clone())),
             blocks,
-            state: Mutex::new(UploadState::new(map, length, empty)),
+            state: Mutex::new(UploadState { map, length, touched: empty, ..UploadState::default() }),
             sent: Condvar::new(),
         });
         let buffer =
@@ -101,7 +102,6 @@ impl UploadBuffer {
         !state.touched && state.failed.is_none()
     }
 
-    /// Returns the number of blocks written since the acquisition.
     pub(super) fn written(&self) -> u64 {
         self.shared.state.lock().written
     }
@@ -164,13 +164,7 @@ impl Storage for UploadBuffer {
     /// Reads the newest bytes (STAGED-2).
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let state = self.shared.state.lock();
-        let length = state.length;
-        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= length).ok_or_else(|| {
-            Error::damaged(format!(
-                "archive is truncated: length={length} needed={}",
-                offset.saturating_add(out.len() as u64)
-            ))
-        })?;
+        let end = read_end(offset, out, state.length)?;
         if out.is_empty() {
             return Ok(());
         }
@@ -198,16 +192,11 @@ impl Storage for UploadBuffer {
             for part in &remote {
                 let part = (part.blocks.start * BLOCK).max(offset)..(part.blocks.end * BLOCK).min(end);
                 let from = (part.start - range.start) as usize..(part.end - range.start) as usize;
-                out[(part.start - offset) as usize..(part.end - offset) as usize].copy_from_slice(&fetched[from]);
+                copy_shared(&fetched[from], part.start, out, offset);
             }
         }
         for (number, bytes, from) in pieces {
-            let start = number * BLOCK;
-            let part = start.max(offset)..(start + from.len() as u64).min(end);
-            let from = from.start + (part.start - start) as usize;
-            let length = (part.end - part.start) as usize;
-            let to = (part.start - offset) as usize;
-            out[to..to + length].copy_from_slice(&bytes[from..from + length]);
+            copy_shared(&bytes[from], number * BLOCK, out, offset);
         }
         Ok(())
     }
@@ -354,11 +343,10 @@ impl UploadBuffer {
         let options = RemoteOptions { cache_bytes: Some(0), ..self.options.clone() };
         let base = match length {
             0 => None,
-            _ => Some(Arc::new(RemoteFile::open_metered(
-                Box::new(reader.clone()),
-                self.shared.blocks.store.name.clone(),
-                &options,
-            )?)),
+            _ => {
+                let name = self.shared.blocks.store.name.clone();
+                Some(Arc::new(RemoteFile::open_metered(reader.clone(), name, &options)?))
+            }
         };
         let mut state = self.shared.state.lock();
         (state.base, state.base_reader, state.written_at_rebase) = (base, Some(reader), written);
@@ -414,6 +402,7 @@ impl Shared {
 const RECENT_BLOCKS: usize = 48;
 
 /// State under one lock.
+#[derive(Default)]
 struct UploadState {
     /// Blocks not uploaded yet.
     dirty: BTreeMap<u64, Box<BlockBytes>>,
@@ -464,31 +453,6 @@ struct ReadPlan {
 }
 
 impl UploadState {
-    /// Creates a state without writes. With `touched`, the next record must be written.
-    fn new(map: BlockMap, length: u64, touched: bool) -> UploadState {
-        UploadState {
-            dirty: BTreeMap::new(),
-            last_inline: BTreeMap::new(),
-            touched,
-            read_first: RangeSet::new(),
-            latest: VecDeque::new(),
-            written: 0,
-            written_at_rebase: 0,
-            changed_since_cut: None,
-            in_flight: HashMap::new(),
-            failed_uploads: HashMap::new(),
-            pace: UploadPace::new(),
-            divided: Vec::new(),
-            uploaded: Vec::new(),
-            failed: None,
-            map,
-            length,
-            base: None,
-            base_reader: None,
-            changed: RangeSet::new(),
-        }
-    }
-
     fn put(&mut self, number: u64, block: Box<BlockBytes>) {
         // Zeros need no place.
         if block.iter().all(|byte| *byte == 0) {
@@ -500,7 +464,6 @@ impl UploadState {
         self.written += 1;
     }
 
-    /// Returns the bytes of a segment if they are in memory.
     fn local_object(&self, id: &ObjectId) -> Option<&Arc<Vec<u8>>> {
         self.in_flight.get(id).or_else(|| self.failed_uploads.get(id))
     }

@@ -52,8 +52,8 @@ pub(super) struct UploadPace {
     successes: u32,
 }
 
-impl UploadPace {
-    pub(super) fn new() -> UploadPace {
+impl Default for UploadPace {
+    fn default() -> UploadPace {
         UploadPace {
             limit: MAX_UPLOADS,
             segment_blocks: SEGMENT_BLOCKS,
@@ -62,7 +62,9 @@ impl UploadPace {
             successes: 0,
         }
     }
+}
 
+impl UploadPace {
     /// Returns the maximum inline blocks of the next record (DIVIDE-3).
     pub(super) fn inline_blocks(&self, is_uploading: bool) -> usize {
         let carried = if is_uploading { MIN_SEGMENT_BLOCKS } else { self.proven };
@@ -107,7 +109,6 @@ pub(super) struct DividedSegment {
 }
 
 impl SegmentUpload {
-    /// Encodes a segment of `runs` with these pages.
     pub(super) fn new(shared: &Shared, runs: Vec<Range<u64>>, pages: &[u8]) -> Result<SegmentUpload> {
         let (bytes, hash) = layout::encode_segment(&shared.blocks.incarnation, &random_bytes()?, &runs, pages);
         Ok(SegmentUpload { id: ObjectId::Segment(hash), runs, bytes: Arc::new(bytes) })
@@ -261,7 +262,7 @@ mod tests {
     /// DIVIDE-3
     #[test]
     fn a_record_has_few_pages_on_a_link_that_breaks_and_while_that_is_not_known() {
-        let mut pace = UploadPace::new();
+        let mut pace = UploadPace::default();
         assert_eq!(pace.inline_blocks(false), MAX_INLINE_BLOCKS);
         let few = MIN_SEGMENT_BLOCKS + INLINE_GROWTH;
         assert_eq!(pace.inline_blocks(true), few);

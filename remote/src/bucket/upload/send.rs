@@ -105,7 +105,7 @@ impl UploadBuffer {
             return Err(error);
         }
         if session.newest.checkpoint != checkpoint {
-            state.map.reset_changes_to(late);
+            state.map.reset_changes(late);
         }
         state.uploaded.retain(|id| !batch.uploaded.contains(id));
         state.pace.note_proven(inline / BLOCK as usize);
