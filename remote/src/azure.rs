@@ -41,8 +41,8 @@ pub(crate) struct AzureAccount {
     /// Account name; empty when the endpoint and a token suffice.
     name: String,
     /// Blob endpoint, without a trailing slash.
-    endpoint: String,
-    secret: Option<AccountSecret>,
+    pub(crate) endpoint: String,
+    pub(crate) secret: Option<AccountSecret>,
 }
 
 #[derive(PartialEq)]
@@ -55,15 +55,11 @@ pub(crate) enum AccountSecret {
 }
 
 impl AzureAccount {
-    /// Errors: `Invalid` when the environment names none, or one that cannot be.
     fn of_environment() -> Result<AzureAccount> {
         AzureAccount::of(&variable, &credentials::read_settings)
     }
 
     /// Resolves the account, and asks for an access token if it has no other secret.
-    ///
-    /// # Errors
-    /// `Denied` for an invalid environment; failures of the identity that it names.
     fn with_secret() -> RemoteResult<AzureAccount> {
         let account = AzureAccount::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?;
         let secret = match account.secret {
@@ -195,7 +191,9 @@ pub(crate) fn account_lookup(
     }
 }
 
-fn account(broker: Option<&Broker>) -> Result<AzureAccount> {
+/// Resolves the account, without an access token in an unconfined process. Errors: `Invalid` when
+/// the environment names no account, or an invalid one.
+pub(crate) fn account(broker: Option<&Broker>) -> Result<AzureAccount> {
     let Some(broker) = broker else { return AzureAccount::of_environment() };
     let settings = broker.account().map_err(Error::invalid)?;
     let key = settings.key.clone().map(|key| AccountSecret::Key(Zeroizing::new(key)));
@@ -205,15 +203,8 @@ fn account(broker: Option<&Broker>) -> Result<AzureAccount> {
     Ok(AzureAccount { name: settings.name.clone(), endpoint: settings.endpoint.clone(), secret })
 }
 
-/// Returns the blob endpoint of the account. Errors: `Invalid` when the environment names no
-/// account, or an invalid one.
-pub(crate) fn endpoint(broker: Option<&Broker>) -> Result<String> {
-    Ok(account(broker)?.endpoint)
-}
-
 /// Resolves the account of the environment with its secret, in the form that is sent between
 /// processes.
-/// Errors: as of [`account_lookup`].
 pub(crate) fn account_message() -> RemoteResult<AccountMessage> {
     let AzureAccount { name, endpoint, secret } = AzureAccount::with_secret()?;
     let mut message = AccountMessage { name, endpoint, key: None, token: None, access: None };
@@ -224,13 +215,6 @@ pub(crate) fn account_message() -> RemoteResult<AccountMessage> {
         None => {}
     }
     Ok(message)
-}
-
-impl AzureAccount {
-    /// Returns whether requests can be signed.
-    pub(crate) fn has_secret(&self) -> bool {
-        self.secret.is_some()
-    }
 }
 
 /// Container with the credentials of its account.
@@ -250,12 +234,8 @@ pub(crate) struct AzureSigner<'a> {
 impl AzureContainer {
     /// Errors: `Invalid` when there is no account, or for an endpoint that cannot be.
     pub(crate) fn new(container: &str, options: &RemoteOptions) -> Result<AzureContainer> {
-        AzureContainer::at(
-            container,
-            account(options.broker.as_ref())?,
-            account_lookup(options.broker.clone()),
-            options,
-        )
+        let (account, lookup) = (account(options.broker.as_ref())?, account_lookup(options.broker.clone()));
+        AzureContainer::at(container, account, lookup, options)
     }
 
     pub(crate) fn at(

@@ -21,12 +21,11 @@
 //! mount that has it open keeps using it, and the space is freed when the last user closes it. A
 //! concurrent open creates a new file.
 
-use std::ffi::CStr;
 use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -226,13 +225,11 @@ impl DiskCache {
         }
     }
 
-    /// Invalidates damaged slots.
     pub(crate) fn forget(&self, slots: &Range<u64>) {
         let gone = |slot: &u64| slot.checked_sub(1).is_some_and(|slot| slots.contains(&slot));
         self.table.lock().slots.iter_mut().filter(|slot| gone(slot)).for_each(|slot| *slot = 0);
     }
 
-    /// Returns the number of slots served from the cache.
     pub(crate) fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
     }
@@ -355,14 +352,12 @@ pub(crate) fn open_own_file(directory: &OwnedFd, name: &str) -> io::Result<Optio
     Ok(is_own_file(&metadata).then_some((file, metadata)))
 }
 
-/// Builds the error for an unreadable cache or spool directory.
 pub(crate) fn cannot_read_dir(directory: &Path, error: io::Error) -> Error {
     let directory = lockbox_terminal::display(directory.as_os_str().as_encoded_bytes());
     Error::io(format!("cannot read {directory}"), error)
 }
 
 pub(crate) fn create_private_dir(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
@@ -376,6 +371,31 @@ pub(crate) fn open_private_dir(path: &Path) -> io::Result<OwnedFd> {
         return Err(io::Error::other("the directory is not this user's alone"));
     }
     Ok(directory)
+}
+
+/// Opens the directory like [`open_private_dir`]; returns None if it does not exist.
+fn find_private_dir(path: &Path) -> Result<Option<OwnedFd>> {
+    match open_private_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some).map_err(|error| cannot_read_dir(path, error)),
+    }
+}
+
+/// Describes the files of a private directory that `inspect` recognises; none if it does not exist.
+pub(crate) fn list_private_dir<T>(
+    path: &Path,
+    inspect: impl Fn(&OwnedFd, &str) -> io::Result<Option<T>>,
+) -> Result<Vec<T>> {
+    let Some(directory) = find_private_dir(path)? else { return Ok(Vec::new()) };
+    let failed = |error: io::Error| cannot_read_dir(path, error);
+    let mut found = Vec::new();
+    for entry in Dir::read_from(&directory).map_err(|error| failed(error.into()))? {
+        let entry = entry.map_err(|error| failed(error.into()))?;
+        if let Ok(name) = entry.file_name().to_str() {
+            found.extend(inspect(&directory, name).map_err(failed)?);
+        }
+    }
+    Ok(found)
 }
 
 /// Hexadecimal digits of a cache's name before the suffix.
@@ -401,17 +421,11 @@ pub struct CacheEntry {
 /// # Errors
 /// I/O errors of the host; rejects a directory that other users own or can write to.
 pub fn cache_entries(options: &RemoteOptions) -> Result<Vec<CacheEntry>> {
-    let Some(directory) = open_cache_directory(options)? else { return Ok(Vec::new()) };
-    let failed = |error: io::Error| failed(options, error);
-    let mut found = Vec::new();
-    for dir_entry in Dir::read_from(&directory).map_err(|error| failed(error.into()))? {
-        let dir_entry = dir_entry.map_err(|error| failed(error.into()))?;
-        if let Some(name) = name_of(dir_entry.file_name())
-            && let Some((_, entry)) = inspect(&directory, name).map_err(failed)?
-        {
-            found.push(entry);
-        }
-    }
+    let Some(path) = &options.cache_directory else { return Ok(Vec::new()) };
+    let mut found = list_private_dir(path, |directory, name| match is_cache_name(name) {
+        true => Ok(inspect(directory, name)?.map(|(_, entry)| entry)),
+        false => Ok(None),
+    })?;
     found.sort_by(|one, other| (&one.address, &one.file).cmp(&(&other.address, &other.file)));
     Ok(found)
 }
@@ -422,21 +436,21 @@ pub fn cache_entries(options: &RemoteOptions) -> Result<Vec<CacheEntry>> {
 /// # Errors
 /// As of [`cache_entries`].
 pub fn remove_cache_entries(options: &RemoteOptions, address: Option<&Address>) -> Result<Vec<(CacheEntry, bool)>> {
-    let Some(directory) = open_cache_directory(options)? else { return Ok(Vec::new()) };
+    let Some(path) = &options.cache_directory else { return Ok(Vec::new()) };
+    let Some(directory) = find_private_dir(path)? else { return Ok(Vec::new()) };
+    let failed = |error: io::Error| cannot_read_dir(path, error);
     let names = match address {
         Some(address) => vec![cache_file_name(&address.to_string())],
         None => cache_entries(options)?.into_iter().map(|entry| entry.file).collect(),
     };
     let mut removed = Vec::new();
     for name in names {
-        let Some((file, mut entry)) = inspect(&directory, &name).map_err(|error| failed(options, error))? else {
-            continue;
-        };
+        let Some((file, mut entry)) = inspect(&directory, &name).map_err(failed)? else { continue };
         match unlinkat(&directory, &*name, AtFlags::empty()) {
             Ok(()) => {}
             // Another process removed it.
-            Err(rustix::io::Errno::NOENT) => continue,
-            Err(error) => return Err(failed(options, error.into())),
+            Err(Errno::NOENT) => continue,
+            Err(error) => return Err(failed(error.into())),
         }
         if let Some(address) = address {
             entry.address = Some(address.to_string());
@@ -447,24 +461,9 @@ pub fn remove_cache_entries(options: &RemoteOptions, address: Option<&Address>) 
     Ok(removed)
 }
 
-fn open_cache_directory(options: &RemoteOptions) -> Result<Option<OwnedFd>> {
-    let Some(path) = &options.cache_directory else { return Ok(None) };
-    match open_private_dir(path) {
-        Ok(directory) => Ok(Some(directory)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed(options, error)),
-    }
-}
-
-fn failed(options: &RemoteOptions, error: io::Error) -> Error {
-    cannot_read_dir(options.cache_directory.as_deref().unwrap_or("".as_ref()), error)
-}
-
-fn name_of(name: &CStr) -> Option<&str> {
-    let name = name.to_str().ok()?;
-    let digits = name.strip_suffix(SUFFIX)?;
+fn is_cache_name(name: &str) -> bool {
     let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
-    (digits.len() == HEX_DIGITS && digits.bytes().all(is_digit)).then_some(name)
+    name.strip_suffix(SUFFIX).is_some_and(|digits| digits.len() == HEX_DIGITS && digits.bytes().all(is_digit))
 }
 
 /// Describes the cache of this name; None if it does not exist or is something else.

@@ -99,7 +99,7 @@ fn probe_credentials(cloud: Cloud) -> ProbeFinding {
             "mend the profile that AWS_PROFILE names",
         ),
         Cloud::Azure => (
-            azure::account_lookup(None)().map(|found| found.is_some_and(|account| account.has_secret())),
+            azure::account_lookup(None)().map(|found| found.is_some_and(|account| account.secret.is_some())),
             "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, unless it is public",
             "mend the variables AZURE_STORAGE_..., or ~/.azure/config",
         ),

@@ -519,7 +519,7 @@ fn ports(address: &Address, options: &RemoteOptions) -> Option<Vec<u16>> {
             credentials::region_endpoint(options.broker.as_ref()).ok()?.endpoint
         }
         Address::Bucket { cloud: Cloud::Google, .. } => variable("STORAGE_EMULATOR_HOST"),
-        Address::Bucket { cloud: Cloud::Azure, .. } => Some(crate::azure::endpoint(options.broker.as_ref()).ok()?),
+        Address::Bucket { cloud: Cloud::Azure, .. } => Some(azure::account(options.broker.as_ref()).ok()?.endpoint),
     };
     let server = match endpoint {
         Some(endpoint) => Url::parse(&endpoint).ok()?.port_or_known_default()?,

@@ -92,7 +92,7 @@ impl HttpSource {
             }
         };
         let roots = match &target {
-            Target::Bucket { signer, .. } => signer.roots(),
+            Target::Bucket { signer, .. } => signer.roots.clone(),
             Target::Web { .. } | Target::Container { .. } => RootCerts::PlatformVerifier,
         };
         Ok(HttpSource { agent: agent(options, roots), target, allow_http: options.allow_http })

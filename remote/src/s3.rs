@@ -7,11 +7,8 @@
 
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use lockbox::{Error, Result};
-use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
 use rusty_s3::{Bucket, S3Action, UrlStyle};
 use ureq::Body;
@@ -21,11 +18,11 @@ use url::Url;
 
 use crate::RemoteOptions;
 use crate::address::{Cloud, check_scheme};
-use crate::broker::{Broker, RegionEndpoint};
+use crate::broker::Broker;
 use crate::credentials::{self, CredentialCache, variable};
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::signing::{self, HttpHeader, SignedRequest, UnsignedRequest};
+use crate::signing::{self, HttpHeader, SignedRequest, UnsignedRequest, content_md5};
 use crate::store_failure::StoreFailure;
 
 /// Namespace of S3's documents.
@@ -35,7 +32,8 @@ pub(crate) struct S3Bucket {
     bucket: Bucket,
     cloud: Cloud,
     credentials: CredentialCache<rusty_s3::Credentials>,
-    roots: RootCerts,
+    /// CA certificates that the store's server is trusted by.
+    pub(crate) roots: RootCerts,
 }
 
 /// Signs requests to a bucket with the credentials of one attempt.
@@ -64,17 +62,16 @@ impl S3Bucket {
                 if let Some(bundle) = &place.ca_bundle {
                     roots = credentials::read_ca_bundle(bundle)?;
                 }
-                aws_endpoint(name, place)
+                let (endpoint, style) = match place.endpoint {
+                    Some(endpoint) => (endpoint, UrlStyle::Path),
+                    None => regional_endpoint(&place.region, name),
+                };
+                (endpoint, style, place.region)
             }
         };
         let bucket = build_bucket(cloud, name, &endpoint, style, region, options)?;
         let credentials = CredentialCache::new(credential_lookup(cloud, options.broker.clone()));
         Ok(S3Bucket { roots, ..S3Bucket::of(cloud, bucket, credentials) })
-    }
-
-    /// Returns the CA certificates that the store's server is trusted by.
-    pub(crate) fn roots(&self) -> RootCerts {
-        self.roots.clone()
     }
 
     pub(crate) fn of(cloud: Cloud, bucket: Bucket, credentials: CredentialCache<rusty_s3::Credentials>) -> S3Bucket {
@@ -134,16 +131,6 @@ fn regional_endpoint(region: &str, name: &str) -> (String, UrlStyle) {
     (format!("https://s3.{region}.amazonaws.com{china}"), style)
 }
 
-fn aws_endpoint(name: &str, place: RegionEndpoint) -> (String, UrlStyle, String) {
-    match place.endpoint {
-        Some(endpoint) => (endpoint, UrlStyle::Path, place.region),
-        None => {
-            let (endpoint, style) = regional_endpoint(&place.region, name);
-            (endpoint, style, place.region)
-        }
-    }
-}
-
 impl S3Signer<'_> {
     /// Returns the answer when it is that of the store (PROOF-1). Errors: `Transient` for any other
     /// one.
@@ -196,10 +183,9 @@ impl S3Signer<'_> {
         let escaped = |key: &String| key.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
         let objects: String = keys.iter().map(|key| format!("<Object><Key>{}</Key></Object>", escaped(key))).collect();
         let body = format!("<Delete xmlns=\"{XML_NAMESPACE}\">{objects}</Delete>");
-        let hash = STANDARD.encode(Md5::digest(&body));
         let mut url = self.bucket.base_url().clone();
         url.set_query(Some("delete="));
-        Some((self.sign("POST", url, vec![("content-md5", hash)], body.as_bytes()), body))
+        Some((self.sign("POST", url, vec![("content-md5", content_md5(body.as_bytes()))], body.as_bytes()), body))
     }
 
     fn signed<'a>(

@@ -4,8 +4,11 @@
 //! A signature and a session token are sent in headers and never in the URL: servers, proxies and
 //! their logs keep URLs.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use jiff::Timestamp;
+use md5::Md5;
 use sha2::{Digest, Sha256};
 use url::Url;
 use zeroize::Zeroizing;
@@ -112,6 +115,11 @@ pub(crate) fn hmac_sha256(key: &[u8], text: &str) -> Vec<u8> {
     let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("any length is a key");
     mac.update(text.as_bytes());
     mac.finalize().into_bytes().to_vec()
+}
+
+/// Returns the value of the header `Content-MD5` for a body.
+pub(crate) fn content_md5(body: &[u8]) -> String {
+    STANDARD.encode(Md5::digest(body))
 }
 
 /// Percent-encodes all but letters, digits, `-._~` and the characters of `unescaped` (RFC 3986).

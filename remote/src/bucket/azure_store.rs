@@ -6,11 +6,8 @@
 //! returns the length. And a list begins at the start or at an opaque marker: so the end of the
 //! last full list is remembered with its marker, and a list after another name skips page by page.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use instant_xml::FromXml;
 use lockbox::Result;
-use md5::{Digest, Md5};
 use parking_lot::Mutex;
 use ureq::http::{Response, StatusCode};
 use ureq::tls::RootCerts;
@@ -24,7 +21,7 @@ use crate::azure::{AzureContainer, AzureSigner};
 use crate::http;
 use crate::provenance::{self, RequestKind};
 use crate::range_source::{RemoteError, RemoteResult};
-use crate::signing::SignedRequest;
+use crate::signing::{SignedRequest, content_md5};
 use crate::store_failure::azure_code;
 
 /// Maximum list pages skipped to reach a name: the maximum of objects that are walked.
@@ -67,7 +64,7 @@ impl AzureStore {
 
 impl ObjectStore for AzureStore {
     fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
-        let hash = STANDARD.encode(Md5::digest(bytes));
+        let hash = content_md5(bytes);
         let headers = [
             ("content-md5", hash.clone()),
             ("content-type", "application/octet-stream".to_owned()),

@@ -12,7 +12,7 @@ use std::time::UNIX_EPOCH;
 
 use lockbox::storage::host_call;
 use lockbox::{Error, Result};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, statat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir};
@@ -37,8 +37,7 @@ pub(crate) struct DirectoryStore {
 }
 
 impl DirectoryStore {
-    /// # Errors
-    /// I/O errors of the host. For a writer, creates a missing directory, but not its parents.
+    /// Opens the store. For a writer, creates a missing directory, but not its parents.
     pub(crate) fn open(path: &Path, writer: Option<DirectoryTrust>) -> Result<DirectoryStore> {
         let failed = |error: Errno| match error {
             // The store of this address is missing, and no file of a command.
@@ -68,13 +67,9 @@ impl DirectoryStore {
         }
     }
 
-    fn open_beneath(&self, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-        openat2(&self.root, path, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), RESOLVE_BENEATH)
-    }
-
     /// Opens a directory of objects; returns None if it does not exist.
     fn open_directory(&self, path: &str) -> RemoteResult<Option<OwnedFd>> {
-        match self.open_beneath(Path::new(path), OFlags::DIRECTORY | OFlags::RDONLY) {
+        match open_beneath(&self.root, path, OFlags::DIRECTORY) {
             Ok(directory) => Ok(Some(directory)),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(from_errno(error)),
@@ -85,16 +80,12 @@ impl DirectoryStore {
     /// in it.
     fn open_parent(&self, name: &str, create: bool) -> RemoteResult<(OwnedFd, String)> {
         let (above, last) = name.rsplit_once('/').unwrap_or(("", name));
-        let mut at = self.open_beneath(Path::new("."), OFlags::DIRECTORY | OFlags::RDONLY).map_err(from_errno)?;
+        let mut at = open_beneath(&self.root, ".", OFlags::DIRECTORY).map_err(from_errno)?;
         for part in above.split('/').filter(|part| !part.is_empty()) {
-            let open = |at: &OwnedFd| {
-                let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-                openat2(at, part, flags, Mode::empty(), RESOLVE_BENEATH)
-            };
-            let next = match open(&at) {
+            let next = match open_beneath(&at, part, OFlags::DIRECTORY) {
                 Err(Errno::NOENT) if create => {
                     create_dir_durable(&at, part).map_err(from_errno)?;
-                    open(&at)
+                    open_beneath(&at, part, OFlags::DIRECTORY)
                 }
                 next => next,
             };
@@ -102,6 +93,12 @@ impl DirectoryStore {
         }
         Ok((at, last.to_owned()))
     }
+}
+
+/// Opens a file or directory for reading.
+fn open_beneath(at: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    openat2(at, path, flags, Mode::empty(), RESOLVE_BENEATH)
 }
 
 struct ListRequest<'a> {
@@ -122,8 +119,7 @@ fn list_below(
     on_unreadable: &mut UnreadableDir<'_>,
 ) -> RemoteResult<()> {
     let mut entries = Vec::new();
-    let read =
-        rustix::fs::Dir::read_from(directory).and_then(|entries| entries.collect::<rustix::io::Result<Vec<_>>>());
+    let read = Dir::read_from(directory).and_then(|entries| entries.collect::<rustix::io::Result<Vec<_>>>());
     let read = match read {
         Ok(read) => read,
         Err(error) => return on_unreadable(above, from_errno(error)),
@@ -159,8 +155,7 @@ fn list_below(
         }
         let name = whole[above.len()..].trim_end_matches('/');
         if whole.ends_with('/') {
-            let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            match openat2(directory, name, flags, Mode::empty(), RESOLVE_BENEATH) {
+            match open_beneath(directory, name, OFlags::DIRECTORY) {
                 Ok(below) if depth > 0 => list_below(&below, &whole, request, depth - 1, listed, on_unreadable)?,
                 Ok(_) => {
                     let why = "its directories are nested deeper than object names allow";
@@ -200,42 +195,33 @@ impl ObjectStore for DirectoryStore {
         let date = temp.write(bytes).map_err(|error| from_io(&error))?;
         let linked = temp.link(&parent, &name);
         temp.unlink(&parent);
-        match linked {
-            Ok(()) => {
-                host_call::sync(&parent).map_err(from_errno)?;
-                Ok(ObjectCreation::Created(date))
+        let creation = match linked {
+            Ok(()) => ObjectCreation::Created(date),
+            // It may be the caller's own, of an attempt with a lost result.
+            Err(Errno::EXIST) => ObjectCreation::Exists,
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => {
+                return Err(RemoteError::Unsupported(
+                    "its file system has no hard links, without which two writers could destroy each other's work"
+                        .into(),
+                ));
             }
-            Err(Errno::EXIST) => {
-                // It may be the caller's own, of an attempt with a lost result.
-                host_call::sync(&parent).map_err(from_errno)?;
-                Ok(ObjectCreation::Exists)
-            }
-            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => Err(RemoteError::Unsupported(
-                "its file system has no hard links, without which two writers could destroy each other's work".into(),
-            )),
-            Err(error) => Err(from_errno(error)),
-        }
+            Err(error) => return Err(from_errno(error)),
+        };
+        host_call::sync(&parent).map_err(from_errno)?;
+        Ok(creation)
     }
 
     fn get(&self, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
         // A FIFO would be waited for.
-        let file = self.open_beneath(Path::new(name), OFlags::RDONLY | OFlags::NONBLOCK).map_err(from_errno)?;
+        let file = open_beneath(&self.root, name, OFlags::NONBLOCK).map_err(from_errno)?;
         let mut file = File::from(file);
         let metadata = file.metadata().map_err(|error| from_io(&error))?;
         if !metadata.is_file() {
             return Err(RemoteError::Unsupported("there is something else in an object's place".into()));
         }
-        let length = metadata.len();
-        let (offset, count) = match part {
-            ObjectRange::All(most) if length > most => {
-                return Err(RemoteError::Unsupported("an object there is longer than it can be".into()));
-            }
-            ObjectRange::All(_) => (0, length),
-            ObjectRange::Range(offset, count) => (offset, count.min(length.saturating_sub(offset))),
-            ObjectRange::Last(most) => (length.saturating_sub(most), length.min(most)),
-        };
-        let mut bytes = Vec::new();
-        let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.take(count).read_to_end(&mut bytes));
+        let range = part.of_length(metadata.len())?;
+        let (count, mut bytes) = (range.end - range.start, Vec::new());
+        let read = file.seek(SeekFrom::Start(range.start)).and_then(|_| file.take(count).read_to_end(&mut bytes));
         read.map_err(|error| from_io(&error))?;
         Ok(bytes)
     }
@@ -255,14 +241,8 @@ impl ObjectStore for DirectoryStore {
         let mut listed = Vec::new();
         if let Some(directory) = self.open_directory(if above.is_empty() { "." } else { above })? {
             let above = if above.is_empty() { String::new() } else { format!("{above}/") };
-            list_below(
-                &directory,
-                &above,
-                &ListRequest { prefix, after, most },
-                MAX_DEPTH,
-                &mut listed,
-                on_unreadable,
-            )?;
+            let request = ListRequest { prefix, after, most };
+            list_below(&directory, &above, &request, MAX_DEPTH, &mut listed, on_unreadable)?;
         }
         Ok(listed)
     }
@@ -270,7 +250,7 @@ impl ObjectStore for DirectoryStore {
     /// A file that cannot be removed now is left to the next writer.
     fn sweep(&self, above: &str) -> RemoteResult<()> {
         let Some(directory) = self.open_directory(above)? else { return Ok(()) };
-        for entry in rustix::fs::Dir::read_from(&directory).map_err(from_errno)? {
+        for entry in Dir::read_from(&directory).map_err(from_errno)? {
             let entry = entry.map_err(from_errno)?;
             let Some(digits) = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(TEMP_PREFIX)) else {
                 continue;

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::io::Read;
+use std::ops::Range;
 
 use lockbox::{Error, Result};
 use ureq::Body;
@@ -31,16 +32,21 @@ pub(crate) enum ObjectRange {
 impl ObjectRange {
     /// Returns the part of an object that is in memory. Errors: as of [`ObjectStore::get`].
     pub(crate) fn slice(self, object: &[u8]) -> RemoteResult<Vec<u8>> {
-        let length = object.len() as u64;
-        let range = match self {
-            ObjectRange::All(most) if length > most => {
-                return Err(RemoteError::Unsupported("an object there is longer than it can be".into()));
-            }
-            ObjectRange::All(_) => 0..length,
-            ObjectRange::Range(offset, count) => offset.min(length)..offset.saturating_add(count).min(length),
-            ObjectRange::Last(most) => length.saturating_sub(most)..length,
-        };
+        let range = self.of_length(object.len() as u64)?;
         Ok(object[range.start as usize..range.end as usize].to_vec())
+    }
+
+    /// Returns the offsets of the part in an object of this length. Errors: as of
+    /// [`ObjectStore::get`].
+    pub(super) fn of_length(self, length: u64) -> RemoteResult<Range<u64>> {
+        match self {
+            ObjectRange::All(most) if length > most => {
+                Err(RemoteError::Unsupported("an object there is longer than it can be".into()))
+            }
+            ObjectRange::All(_) => Ok(0..length),
+            ObjectRange::Range(offset, count) => Ok(offset.min(length)..offset.saturating_add(count).min(length)),
+            ObjectRange::Last(most) => Ok(length.saturating_sub(most)..length),
+        }
     }
 }
 
@@ -193,7 +199,6 @@ pub(super) fn object_path(incarnation: &Incarnation, id: &ObjectId) -> String {
     }
 }
 
-/// Parses the name of an object; None if it is not one of the archive.
 pub(super) fn parse_path(incarnation: &Incarnation, name: &str) -> Option<ObjectId> {
     let (part, name) = name.strip_prefix(&hex(incarnation))?.strip_prefix('/')?.split_once('/')?;
     match part {
@@ -288,8 +293,7 @@ pub(super) fn read_body(response: Response<Body>, most: u64) -> RemoteResult<Vec
 }
 
 pub(super) fn store_time(response: &Response<Body>) -> Option<u64> {
-    let text = http::text(response.headers(), header::DATE)?;
-    http::date(text)
+    http::text(response.headers(), header::DATE).and_then(http::date)
 }
 
 pub(super) fn read_list(response: Response<Body>) -> RemoteResult<String> {

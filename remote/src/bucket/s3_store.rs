@@ -5,11 +5,8 @@
 //! before a connection was cut for the whole object. Both headers are signed, so no hop can remove
 //! them.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use instant_xml::FromXml;
 use lockbox::Result;
-use md5::{Digest, Md5};
 use rusty_s3::actions::ListObjectsV2;
 use ureq::Agent;
 use ureq::http::StatusCode;
@@ -24,6 +21,7 @@ use crate::http;
 use crate::provenance::RequestKind;
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::s3::{S3Bucket, S3Signer, XML_NAMESPACE};
+use crate::signing::content_md5;
 
 pub(crate) struct S3Store {
     agent: Agent,
@@ -39,7 +37,7 @@ impl S3Store {
 
     pub(super) fn of(bucket: S3Bucket, prefix: &str, options: &RemoteOptions) -> S3Store {
         S3Store {
-            agent: http::agent(options, bucket.roots()),
+            agent: http::agent(options, bucket.roots.clone()),
             bucket,
             prefix: if prefix.is_empty() { String::new() } else { format!("{}/", prefix.trim_end_matches('/')) },
         }
@@ -72,7 +70,7 @@ impl S3Store {
 
 impl ObjectStore for S3Store {
     fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
-        let hash = STANDARD.encode(Md5::digest(bytes));
+        let hash = content_md5(bytes);
         self.bucket.with(|signer| {
             let (url, headers) = signer.put(&self.key(name), bytes, &hash);
             let response = http::send(self.agent.put(url.as_str()), &headers, bytes, bytes.len() as u64)?;

@@ -35,7 +35,7 @@ use std::time::{Duration, SystemTime};
 use lockbox::storage::{host_call, rename_to_free_name};
 use lockbox::{Error, Result};
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::layout::Incarnation;
@@ -43,7 +43,9 @@ use super::map::ObjectId;
 use super::objects::{
     BatchReply, ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, parse_path, random_bytes,
 };
-use crate::cache::{cannot_read_dir, create_private_dir, is_own_file, open_own_file, open_private_dir};
+use crate::cache::{
+    cannot_read_dir, create_private_dir, is_own_file, list_private_dir, open_own_file, open_private_dir,
+};
 use crate::hex;
 use crate::range_source::{RemoteError, RemoteResult};
 
@@ -205,7 +207,6 @@ impl UploadSpool {
         Ok(())
     }
 
-    /// Reads a spooled object, if there is one of this name.
     pub(super) fn object(&self, name: &str) -> Option<io::Result<Vec<u8>>> {
         let state = self.state.lock();
         let entry = state.entries.iter().find(|entry| entry.name == name)?;
@@ -237,12 +238,11 @@ impl UploadSpool {
         }
         let stem = self.name.strip_suffix(PENDING_SUFFIX).unwrap_or(&self.name);
         let renamed = random_bytes().map(|chance| format!("{stem}-{}{REFUSED_SUFFIX}", hex(&chance)));
-        let cannot =
-            |error: io::Error| Error::io("cannot preserve the unsent data that another writer superseded", error);
         let directory = self.directory.as_fd();
-        rename_to_free_name(directory, self.name.as_bytes(), directory, renamed?.as_bytes())
-            .and_then(|()| host_call::sync(&self.directory))
-            .map_err(|error| cannot(error.into()))?;
+        let done = rename_to_free_name(directory, self.name.as_bytes(), directory, renamed?.as_bytes())
+            .and_then(|()| host_call::sync(&self.directory));
+        let context = "cannot preserve the unsent data that another writer superseded";
+        done.map_err(|error| Error::io(context, error.into()))?;
         let refused = bytes(&state.entries);
         *state = SpoolState { file: None, entries: Vec::new(), end: 0 };
         self.is_spooling.store(false, Ordering::Release);
@@ -399,19 +399,7 @@ fn read(file: &File, address: &str) -> io::Result<(Vec<SpoolEntry>, u64)> {
 /// Lists the spool files in a directory by address and time. Errors: I/O errors of the host;
 /// rejects a directory that other users own or can write to.
 pub(crate) fn pending_uploads(directory: &Path) -> Result<Vec<PendingUpload>> {
-    let failed = |error: io::Error| cannot_read_dir(directory, error);
-    let opened = match open_private_dir(directory) {
-        Ok(opened) => opened,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error)),
-    };
-    let mut found = Vec::new();
-    for entry in Dir::read_from(&opened).map_err(|error| failed(error.into()))? {
-        let entry = entry.map_err(|error| failed(error.into()))?;
-        if let Ok(name) = entry.file_name().to_str() {
-            found.extend(inspect(&opened, name).map_err(failed)?);
-        }
-    }
+    let mut found = list_private_dir(directory, inspect)?;
     found.sort_by(|one, other| (&one.address, one.time).cmp(&(&other.address, other.time)));
     Ok(found)
 }
