@@ -188,7 +188,6 @@ impl Address {
     }
 }
 
-/// Splits off the scheme.
 fn split(text: &OsStr) -> Option<(&str, &[u8])> {
     let bytes = text.as_bytes();
     let at = bytes.windows(3).position(|three| three == b"://")?;

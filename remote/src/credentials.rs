@@ -44,25 +44,17 @@ struct AwsProfile {
 }
 
 /// Resolves region and endpoint from the environment, or through the broker in a sandboxed process.
-///
-/// # Errors
-/// `Invalid` when the named profile is not in the files.
+/// Errors: `Invalid` when the named profile is not in the files.
 pub(crate) fn region_endpoint(broker: Option<&Broker>) -> Result<RegionEndpoint> {
-    match broker {
-        None => AwsProfile::of_environment().map(|profile| profile.place),
-        Some(broker) => {
-            let cached = broker.region_endpoint().map_err(|error| Error::io("cannot request the profile", error))?;
-            cached.map_err(Error::invalid)
-        }
-    }
+    let Some(broker) = broker else { return AwsProfile::of_environment().map(|profile| profile.place) };
+    let found = broker.region_endpoint().map_err(|error| Error::io("cannot request the profile", error))?;
+    found.map_err(Error::invalid)
 }
 
-/// Converts credentials to the form that is sent between processes.
 pub(crate) fn to_key_pair(keys: &rusty_s3::Credentials) -> KeyPair {
     KeyPair { id: keys.key().to_owned(), secret: keys.secret().to_owned(), token: keys.token().map(str::to_owned) }
 }
 
-/// Converts credentials received from the broker.
 pub(crate) fn from_key_pair(keys: &KeyPair) -> rusty_s3::Credentials {
     credentials(&keys.id, &keys.secret, keys.token.as_deref())
 }
@@ -94,8 +86,6 @@ pub(crate) fn home() -> Option<PathBuf> {
 }
 
 impl AwsProfile {
-    /// # Errors
-    /// `Invalid` when a profile is named that the files do not have.
     fn of_environment() -> Result<AwsProfile> {
         AwsProfile::of(&variable, &read_settings)
     }
@@ -110,10 +100,8 @@ impl AwsProfile {
         let named = variable("AWS_PROFILE");
         let profile = named.clone().unwrap_or_else(|| "default".to_owned());
         let config = read(at("AWS_CONFIG_FILE", "config"));
-        let config = match &*profile {
-            "default" => section(&config, "default"),
-            _ => section(&config, &format!("profile {profile}")),
-        };
+        let title = if profile == "default" { profile.clone() } else { format!("profile {profile}") };
+        let config = section(&config, &title);
         let secrets = read(at("AWS_SHARED_CREDENTIALS_FILE", "credentials"));
         let secrets = section(&secrets, &profile);
         if let (Some(name), None, None) = (&named, &config, &secrets) {
@@ -154,11 +142,8 @@ impl AwsProfile {
     }
 }
 
-/// Reads the CA certificates of a PEM file, which replace the system's.
-///
-/// # Errors
-/// `Invalid` when it has none, cannot be read, or, for root, could have been written by another
-/// user.
+/// Reads the CA certificates of a PEM file, which replace the system's. Errors: `Invalid` when it
+/// has none, cannot be read, or, for root, could have been written by another user.
 pub(crate) fn read_ca_bundle(path: &Path) -> Result<RootCerts> {
     let wrong = |why: &str| {
         let path = display(path.as_os_str().as_bytes());
@@ -168,16 +153,9 @@ pub(crate) fn read_ca_bundle(path: &Path) -> Result<RootCerts> {
         return Err(wrong("could have been written by another user; root uses files of its own"));
     }
     let text = fs::read(path).map_err(|error| wrong(&printable(&format!("cannot be read: {error}"))))?;
-    let certificates: Vec<_> = parse_pem(&text)
-        .filter_map(|item| match item {
-            Ok(PemItem::Certificate(certificate)) => Some(certificate),
-            _ => None,
-        })
-        .collect();
-    match certificates.is_empty() {
-        true => Err(wrong("has no certificate")),
-        false => Ok(RootCerts::from(certificates)),
-    }
+    let certificate = |item| if let Ok(PemItem::Certificate(found)) = item { Some(found) } else { None };
+    let certificates: Vec<_> = parse_pem(&text).filter_map(certificate).collect();
+    if certificates.is_empty() { Err(wrong("has no certificate")) } else { Ok(RootCerts::from(certificates)) }
 }
 
 fn credentials(id: &str, secret: &str, token: Option<&str>) -> rusty_s3::Credentials {
@@ -283,7 +261,6 @@ impl<T: PartialEq> CredentialCache<T> {
     }
 }
 
-/// Looks up the credentials of the AWS tools.
 pub(crate) fn aws_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
     match AwsProfile::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?.origin {
         CredentialOrigin::Identity(identity) => {
@@ -298,7 +275,7 @@ pub(crate) fn aws_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
 fn known_credentials(origin: CredentialOrigin) -> RemoteResult<Option<rusty_s3::Credentials>> {
     match origin {
         CredentialOrigin::Static(known) => Ok(Some(known)),
-        CredentialOrigin::Process(line) => run_process(&line).map(Some).map_err(RemoteError::Denied),
+        CredentialOrigin::Process(line) => run_process(&line, PROCESS_TIMEOUT).map(Some).map_err(RemoteError::Denied),
         CredentialOrigin::Identity(_) | CredentialOrigin::Anonymous => Ok(None),
     }
 }
@@ -334,13 +311,9 @@ fn google_hmac_key(variable: Variable<'_>, file: File<'_>) -> Option<rusty_s3::C
     Some(credentials(settings.get("gs_access_key_id")?, settings.get("gs_secret_access_key")?, None))
 }
 
-/// Runs the line in a shell, as the AWS tools do; never repeats its output.
-fn run_process(line: &str) -> std::result::Result<rusty_s3::Credentials, String> {
-    run_process_until(line, PROCESS_TIMEOUT)
-}
-
-/// Runs the line with a time limit and kills it after that: a request to the store waits for it.
-fn run_process_until(line: &str, longest: Duration) -> std::result::Result<rusty_s3::Credentials, String> {
+/// Runs the line in a shell, as the AWS tools do; never repeats its output. Kills it after
+/// `longest`: a request to the store waits for it.
+fn run_process(line: &str, longest: Duration) -> std::result::Result<rusty_s3::Credentials, String> {
     let failed = |why: &str| format!("the credential_process of the profile {why}");
     let mut child = Command::new("/bin/sh")
         .args(["-c", line])
@@ -455,7 +428,7 @@ mod tests {
     fn id(profile: &AwsProfile) -> Option<String> {
         match &profile.origin {
             CredentialOrigin::Static(known) => Some(known.key().to_owned()),
-            CredentialOrigin::Process(line) => Some(run_process(line).unwrap().key().to_owned()),
+            CredentialOrigin::Process(line) => Some(run_process(line, PROCESS_TIMEOUT).unwrap().key().to_owned()),
             CredentialOrigin::Identity(identity) => Some(format!("{identity:?}")),
             CredentialOrigin::Anonymous => None,
         }
@@ -554,18 +527,18 @@ mod tests {
         let endless = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
         for line in ["cat FIFO", "exec 1>&-; read line <FIFO", "cat FIFO & exit 0"] {
             let line = line.replace("FIFO", fifo.to_str().unwrap());
-            let message = run_process_until(&line, Duration::from_millis(50)).err().unwrap();
+            let message = run_process(&line, Duration::from_millis(50)).err().unwrap();
             assert!(message.contains("does not end"), "{line}: {message}");
         }
         drop(endless);
         let line = "printf '{\"AccessKeyId\":\"a\",\"SecretAccessKey\":\"s\",\"SessionToken\":\"\"}'";
-        assert!(run_process_until(line, PROCESS_TIMEOUT).unwrap().token().is_none());
+        assert!(run_process(line, PROCESS_TIMEOUT).unwrap().token().is_none());
     }
 
     #[test]
     fn a_program_that_fails_or_prints_something_else_is_told_without_its_output() {
         for line in ["exit 1", "echo secret", "printf '{}'"] {
-            let message = run_process(line).err().unwrap();
+            let message = run_process(line, PROCESS_TIMEOUT).err().unwrap();
             assert!(message.contains("credential_process") && !message.contains("secret"), "{message}");
         }
     }

@@ -87,19 +87,20 @@ fn is_missing(path: &Path) -> bool {
 /// Checks whether credentials are found; never displays them.
 fn probe_credentials(cloud: Cloud) -> ProbeFinding {
     const NAME: &str = "credentials";
-    let (found, none, mend) = match cloud {
+    let found = match cloud {
+        Cloud::S3 | Cloud::Google => s3::credential_lookup(cloud, None)().map(|found| found.is_some()),
+        Cloud::Azure => azure::account_lookup(None)().map(|found| found.is_some_and(|it| it.secret.is_some())),
+    };
+    let (none, mend) = match cloud {
         Cloud::S3 => (
-            s3::credential_lookup(cloud, None)().map(|found| found.is_some()),
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, unless it is public",
             "mend the profile that AWS_PROFILE names",
         ),
         Cloud::Google => (
-            s3::credential_lookup(cloud, None)().map(|found| found.is_some()),
             "set GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY to an HMAC key, unless it is public",
             "mend the profile that AWS_PROFILE names",
         ),
         Cloud::Azure => (
-            azure::account_lookup(None)().map(|found| found.is_some_and(|account| account.secret.is_some())),
             "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, unless it is public",
             "mend the variables AZURE_STORAGE_..., or ~/.azure/config",
         ),
@@ -120,9 +121,11 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
         ),
         _ => ProbeFinding::good("transport", "https, with a certificate that this machine trusts"),
     });
-    let answered = http.request_range(&(0..PROBE_BYTES), None);
-    let answer = answered.and_then(|response| RangeResponse::of(&response, 0, PROBE_BYTES));
-    let answer = match answer {
+    let ask = |version: Option<&FileVersion>| {
+        let answered = http.request_range(&(0..PROBE_BYTES), version);
+        answered.and_then(|response| RangeResponse::of(&response, 0, PROBE_BYTES))
+    };
+    let answer = match ask(None) {
         Ok(answer) => answer,
         Err(error) => {
             let name = if matches!(error, RemoteError::Unsupported(_)) { "ranges" } else { "file" };
@@ -150,10 +153,7 @@ fn probe_web(http: &HttpSource, address: &Address, findings: &mut Vec<ProbeFindi
         return;
     }
     let other = FileVersion { length: *length, tag: Some(NO_TAG.into()), modified: None };
-    let answered = http
-        .request_range(&(0..PROBE_BYTES), Some(&other))
-        .and_then(|response| RangeResponse::of(&response, 0, PROBE_BYTES));
-    findings.push(match answered {
+    findings.push(match ask(Some(&other)) {
         Err(RemoteError::Changed) => ProbeFinding::good("conditions", "If-Match is honoured"),
         Ok(_) => ProbeFinding::advice(
             "conditions",
@@ -192,7 +192,6 @@ impl ProbeObjects<'_> {
         with_retry(&|| self.timeout, &mut || call(self.objects))
     }
 
-    /// Removes the objects and forgets their names.
     fn remove(&mut self) -> RemoteResult<()> {
         while let Some(name) = self.names.last().cloned() {
             self.request(|objects| objects.remove(&name))?;
@@ -243,28 +242,21 @@ pub(crate) fn probe_store(
     let mut created = ProbeObjects { objects, timeout, prefix, names: Vec::new() };
     let (first, bytes) = (created.next(), content(0));
     let date = match created.request(|objects| objects.create(&first, &bytes)) {
-        Ok(ObjectCreation::Created(date)) => {
-            findings.push(ProbeFinding::good("writes", "objects can be created"));
-            date
-        }
-        Ok(ObjectCreation::Exists) => {
-            let found = "the store reports an unused name as taken";
-            findings.push(ProbeFinding::bad("writes", found, USE_ANOTHER));
-            return Ok(());
-        }
-        Err(error) if is_about_rights(&error) => {
-            findings.push(ProbeFinding::advice(
-                "writes",
-                error.message(),
-                "grant the rights to put and delete objects if backups are to be written; reading needs neither",
-            ));
-            return Ok(());
-        }
-        Err(error) => {
-            findings.push(ProbeFinding::bad("writes", error.message(), error.remedy()));
+        Ok(ObjectCreation::Created(date)) => date,
+        failed => {
+            findings.push(match failed {
+                Ok(_) => ProbeFinding::bad("writes", "the store reports an unused name as taken", USE_ANOTHER),
+                Err(error) if is_about_rights(&error) => ProbeFinding::advice(
+                    "writes",
+                    error.message(),
+                    "grant the rights to put and delete objects if backups are to be written; reading needs neither",
+                ),
+                Err(error) => ProbeFinding::bad("writes", error.message(), error.remedy()),
+            });
             return Ok(());
         }
     };
+    findings.push(ProbeFinding::good("writes", "objects can be created"));
     goes_on()?;
     findings.push(probe_conditional(&created, &first));
     goes_on()?;
@@ -279,7 +271,6 @@ pub(crate) fn probe_store(
     Ok(())
 }
 
-/// Reports success, or a deviation.
 fn report(name: &'static str, done: RemoteResult<Option<String>>, good: &str) -> ProbeFinding {
     match done {
         Ok(None) => ProbeFinding::good(name, good),
@@ -411,8 +402,8 @@ fn probe_removal(created: &mut ProbeObjects<'_>) -> ProbeFinding {
     let gone = |name: &String| {
         matches!(created.request(|objects| objects.get(name, ObjectRange::Last(1))), Err(RemoteError::NotFound))
     };
-    match last.iter().all(gone) {
-        true => ProbeFinding::good(NAME, "objects can be removed; the objects of this probe are"),
-        false => ProbeFinding::advice(NAME, "removed objects are still there", ADVICE),
+    if last.iter().all(gone) {
+        return ProbeFinding::good(NAME, "objects can be removed; the objects of this probe are");
     }
+    ProbeFinding::advice(NAME, "removed objects are still there", ADVICE)
 }

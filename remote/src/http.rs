@@ -98,7 +98,6 @@ impl HttpSource {
         Ok(HttpSource { agent: agent(options, roots), target, allow_http: options.allow_http })
     }
 
-    /// Creates a source for an object of a known bucket.
     #[cfg(test)]
     pub(crate) fn of_bucket(signer: S3Bucket, key: &str, options: &RemoteOptions) -> HttpSource {
         let target = Target::Bucket { signer, key: key.to_owned() };
@@ -212,7 +211,6 @@ fn prepared<B>(mut request: RequestBuilder<B>, headers: &[HttpHeader], bytes: u6
     request.config().timeout_global(Some(limit)).build()
 }
 
-/// Builds the headers of a range request, conditional on a version.
 fn range_headers(range: &Range<u64>, version: Option<&FileVersion>) -> Vec<HttpHeader> {
     let mut headers =
         vec![("range", format!("bytes={}-{}", range.start, range.end - 1)), ("accept-encoding", "identity".to_owned())];
@@ -276,10 +274,11 @@ impl RangeResponse {
                 return Err(RemoteError::Unsupported("the file there is empty".into()));
             }
             StatusCode::NOT_FOUND | StatusCode::GONE => return Err(RemoteError::NotFound),
-            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+            _ if status.is_server_error()
+                || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status) =>
+            {
                 return Err(RemoteError::Transient(format!("status {}", status.as_u16())));
             }
-            _ if status.is_server_error() => return Err(RemoteError::Transient(format!("status {}", status.as_u16()))),
             _ => return Err(RemoteError::Unsupported(format!("it responds with status {}", status.as_u16()))),
         }
         if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
@@ -310,7 +309,6 @@ fn is_about_the_object(status: StatusCode) -> bool {
     status.is_success() || [StatusCode::PRECONDITION_FAILED, StatusCode::RANGE_NOT_SATISFIABLE].contains(&status)
 }
 
-/// Returns an error if the response denies access.
 fn refusal(response: &Response<Body>) -> Option<RemoteError> {
     let status = response.status();
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED)
@@ -334,7 +332,7 @@ pub(crate) fn content_range(text: &str) -> Option<(u64, u64, u64)> {
 fn fill(response: Response<Body>, out: &mut [u8]) -> RemoteResult<()> {
     let mut body = response.into_body().into_reader();
     body.read_exact(out).map_err(|error| match error.kind() {
-        std::io::ErrorKind::UnexpectedEof => RemoteError::Transient("its response was truncated".into()),
+        ErrorKind::UnexpectedEof => RemoteError::Transient("its response was truncated".into()),
         _ => RemoteError::Transient(printable(&error.to_string())),
     })?;
     // The connection is used again only when its response was read to the end.
@@ -399,9 +397,7 @@ impl PublicResolver {
             _ => error.into(),
         })?;
         let mut found = self.empty();
-        for address in looked.into_iter().take(MAX_ADDRESSES) {
-            found.push(address);
-        }
+        looked.into_iter().take(MAX_ADDRESSES).for_each(|address| found.push(address));
         if found.is_empty() { Err(ureq::Error::HostNotFound) } else { Ok(found) }
     }
 }
@@ -451,11 +447,9 @@ fn is_private(address: IpAddr) -> bool {
             let segments = v6.segments();
             let inner = |high: u16, low: u16| is_private(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)).into());
             // An embedded IPv4 address (NAT64, 6to4) leads to that address.
-            match segments {
-                [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] if inner(high, low) => return true,
-                _ => {}
-            }
-            v6.is_loopback()
+            matches!(segments,
+                [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] if inner(high, low))
+                || v6.is_loopback()
                 || v6.is_unspecified()
                 || v6.is_unique_local()
                 || v6.is_unicast_link_local()
@@ -468,10 +462,7 @@ fn is_private(address: IpAddr) -> bool {
 
 pub(crate) fn transport_error(error: &ureq::Error) -> RemoteError {
     use rustls::Error::{General, InvalidCertRevocationList, InvalidCertificate, NoCertificatesPresented};
-    let inner = match error {
-        ureq::Error::Io(error) => error.get_ref(),
-        _ => None,
-    };
+    let inner = if let ureq::Error::Io(error) = error { error.get_ref() } else { None };
     if inner.is_some_and(|inner| inner.to_string() == PRIVATE_ADDRESS) {
         return RemoteError::Denied(
             "it is at a private address, which needs allow-private (in --remote, -o or LOCKBOX_REMOTE)".into(),

@@ -180,8 +180,7 @@ pub fn open_upload(
     take_over: bool,
     trust: DirectoryTrust,
 ) -> Result<Bucket> {
-    reject_pending_upload(address, options)?;
-    let objects = object_store(address, options, Some(trust))?.ok_or_else(|| read_only_error(address))?;
+    let objects = writable_store(address, options, Some(trust))?;
     Bucket::open(objects, address.to_string(), options, take_over)
 }
 
@@ -204,8 +203,7 @@ pub fn open_writable(
 }
 
 fn open_writer(address: &Address, options: &RemoteOptions, take_over: bool) -> Result<BucketWriter> {
-    reject_pending_upload(address, options)?;
-    let objects = object_store(address, options, None)?.ok_or_else(|| read_only_error(address))?;
+    let objects = writable_store(address, options, None)?;
     BucketWriter::acquire(objects, address.to_string(), options, take_over)
 }
 
@@ -220,11 +218,15 @@ pub fn check_writable(address: &Address) -> Result<()> {
     }
 }
 
-fn reject_pending_upload(address: &Address, options: &RemoteOptions) -> Result<()> {
+fn writable_store(
+    address: &Address,
+    options: &RemoteOptions,
+    trust: Option<DirectoryTrust>,
+) -> Result<Box<dyn ObjectStore>> {
     if options.unsent {
         return Err(Error::invalid(format!("{address}: unsent data is read-only")));
     }
-    Ok(())
+    object_store(address, options, trust)?.ok_or_else(|| read_only_error(address))
 }
 
 /// Lists the uploads spooled on this host.

@@ -104,10 +104,8 @@ pub(crate) fn check_google(kind: RequestKind<'_>, response: Response<Body>) -> R
             let declared = response.headers().get_all("x-goog-hash").iter().filter_map(|value| value.to_str().ok());
             let mut declared =
                 declared.flat_map(|value| value.split(',')).filter_map(|part| part.trim().strip_prefix("md5="));
-            match declared.any(|declared| declared == hash) || has_tag_of(response.headers(), hash) {
-                true => Ok(response),
-                false => Err(unproven(response.status(), has_id)),
-            }
+            let is_proved = declared.any(|declared| declared == hash) || has_tag_of(response.headers(), hash);
+            if is_proved { Ok(response) } else { Err(unproven(response.status(), has_id)) }
         }
         _ => check_s3_interface(kind, has_id, response),
     }
@@ -135,13 +133,12 @@ pub(crate) fn check_web(response: Response<Body>) -> RemoteResult<Response<Body>
         StatusCode::OK | StatusCode::PARTIAL_CONTENT => !is_html(response.headers()),
         _ => !status.is_success() && status != StatusCode::NETWORK_AUTHENTICATION_REQUIRED,
     };
-    match is_about_a_file {
-        true => check_retry_after(response),
-        false => Err(RemoteError::Transient(format!(
-            "status {} with a page in place of the file: a portal or proxy in between sent it",
-            status.as_u16()
-        ))),
+    if is_about_a_file {
+        return check_retry_after(response);
     }
+    let status = status.as_u16();
+    let why = format!("status {status} with a page in place of the file: a portal or proxy in between sent it");
+    Err(RemoteError::Transient(why))
 }
 
 /// Checks all but successful creates by the marks that Amazon's and Google's interfaces share.
@@ -168,17 +165,12 @@ fn check_s3_interface(kind: RequestKind<'_>, has_id: bool, response: Response<Bo
 fn check_retry_after(response: Response<Body>) -> RemoteResult<Response<Body>> {
     let status = response.status();
     let is_failure = status.is_client_error() || status.is_server_error();
-    match response.headers().get(header::RETRY_AFTER).filter(|_| is_failure) {
-        Some(value) => {
-            let now = text(response.headers(), header::DATE).and_then(date);
-            let now = now.unwrap_or_else(|| UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs()));
-            let after = parse_retry_after(value.to_str().unwrap_or_default(), now);
-            let status = status.as_u16();
-            let why = format!("status {status}, with a retry after {} seconds", after.as_secs());
-            Err(RemoteError::Busy { why, after })
-        }
-        None => Ok(response),
-    }
+    let Some(value) = response.headers().get(header::RETRY_AFTER).filter(|_| is_failure) else { return Ok(response) };
+    let now = text(response.headers(), header::DATE).and_then(date);
+    let now = now.unwrap_or_else(|| UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs()));
+    let after = parse_retry_after(value.to_str().unwrap_or_default(), now);
+    let why = format!("status {}, with a retry after {} seconds", status.as_u16(), after.as_secs());
+    Err(RemoteError::Busy { why, after })
 }
 
 /// Parses seconds or an HTTP date; `now` is the server's time in seconds since 1970. Zero for an
@@ -196,13 +188,11 @@ fn foreign_response(status: StatusCode) -> RemoteError {
 }
 
 fn unproven(status: StatusCode, has_id: bool) -> RemoteError {
-    match has_id {
-        true => RemoteError::Transient(format!(
-            "the response does not prove that the store has the bytes sent (status {})",
-            status.as_u16()
-        )),
-        false => foreign_response(status),
+    if !has_id {
+        return foreign_response(status);
     }
+    let status = status.as_u16();
+    RemoteError::Transient(format!("the response does not prove that the store has the bytes sent (status {status})"))
 }
 
 fn has_any(headers: &HeaderMap, names: &[&str]) -> bool {

@@ -61,7 +61,6 @@ impl RemoteError {
         matches!(self, RemoteError::Transient(_) | RemoteError::Busy { .. })
     }
 
-    /// Returns the pause that the server asks for.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         if let RemoteError::Busy { after, .. } = self { Some(*after) } else { None }
     }
@@ -267,7 +266,6 @@ impl RequestMetrics {
         self.record_outcome(answer)
     }
 
-    /// Records whether the server responded.
     pub(crate) fn record_outcome<T>(&self, answer: RemoteResult<T>) -> RemoteResult<T> {
         if answer.as_ref().is_err_and(RemoteError::is_transient) {
             let _ = self.offline.compare_exchange(0, now(), Ordering::Relaxed, Ordering::Relaxed);

@@ -157,7 +157,6 @@ pub(crate) fn with_retry_on<T>(
     }
 }
 
-/// Returns a random number from 0 to 1.
 fn random_fraction() -> f64 {
     f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
 }

@@ -80,7 +80,6 @@ impl SlotCache {
         self.in_flight.len()
     }
 
-    /// Returns whether any slot is neither in memory nor in flight.
     pub(crate) fn has_missing(&self, slots: &Range<u64>) -> bool {
         slots.clone().any(|slot| !self.slots.contains(&slot) && !self.in_flight.contains(&slot))
     }

@@ -124,73 +124,60 @@ impl StoreFailure {
 
     /// Returns the reason, and the remedy for it.
     fn explain(&self, meaning: Meaning, cloud: Cloud, is_signed: bool) -> (String, &'static str) {
-        match meaning {
-            Meaning::Clock => (
-                match self.skew.filter(|skew| *skew > 0) {
+        let (reason, remedy) = match (meaning, cloud) {
+            (Meaning::Clock, _) => {
+                let reason = match self.skew.filter(|skew| *skew > 0) {
                     Some(skew) => format!("its clock and the clock of this machine differ by {skew} seconds"),
                     None => "the clock of this machine is wrong".into(),
-                },
-                "set the clock of this machine",
-            ),
-            Meaning::Signature => by_cloud(
-                cloud,
-                (
-                    "the secret key does not belong to the access key".into(),
-                    "correct AWS_SECRET_ACCESS_KEY, or the profile that AWS_PROFILE names",
-                ),
-                ("the secret does not belong to the HMAC key".into(), "correct GS_SECRET_ACCESS_KEY"),
-                (
-                    "the key or token is wrong or has expired".into(),
-                    "correct AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING",
-                ),
-            ),
-            Meaning::Key => by_cloud(
-                cloud,
-                (
-                    "the store does not know the access key".into(),
-                    "set AWS_ACCESS_KEY_ID to a key of this store, or AWS_ENDPOINT_URL to the store of this key",
-                ),
-                (
-                    "the store does not know the HMAC key".into(),
-                    "set GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY to an active HMAC key",
-                ),
-                (
-                    "the account does not accept its key".into(),
-                    "set AZURE_STORAGE_SAS_TOKEN, or permit keys in the account",
-                ),
-            ),
-            Meaning::Token => ("the session token is invalid or has expired".into(), "renew the credentials"),
-            Meaning::Network => (
-                "the account's network rules exclude this machine, or the token lacks a right".into(),
-                "permit the address of this machine, or grant the token the rights that lockbox-remote(7) lists",
-            ),
-            Meaning::Region => (
-                match &self.region {
+                };
+                return (reason, "set the clock of this machine");
+            }
+            (Meaning::Region, _) => {
+                let reason = match &self.region {
                     Some(region) => format!("the bucket is in the region {region}"),
                     None => "the bucket is in another region".into(),
-                },
-                "set AWS_REGION to the region of the bucket",
+                };
+                return (reason, "set AWS_REGION to the region of the bucket");
+            }
+            (Meaning::Signature, Cloud::S3) => (
+                "the secret key does not belong to the access key",
+                "correct AWS_SECRET_ACCESS_KEY, or the profile that AWS_PROFILE names",
+            ),
+            (Meaning::Signature, Cloud::Google) => {
+                ("the secret does not belong to the HMAC key", "correct GS_SECRET_ACCESS_KEY")
+            }
+            (Meaning::Signature, Cloud::Azure) => (
+                "the key or token is wrong or has expired",
+                "correct AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING",
+            ),
+            (Meaning::Key, Cloud::S3) => (
+                "the store does not know the access key",
+                "set AWS_ACCESS_KEY_ID to a key of this store, or AWS_ENDPOINT_URL to the store of this key",
+            ),
+            (Meaning::Key, Cloud::Google) => (
+                "the store does not know the HMAC key",
+                "set GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY to an active HMAC key",
+            ),
+            (Meaning::Key, Cloud::Azure) => {
+                ("the account does not accept its key", "set AZURE_STORAGE_SAS_TOKEN, or permit keys in the account")
+            }
+            (Meaning::Token, _) => ("the session token is invalid or has expired", "renew the credentials"),
+            (Meaning::Network, _) => (
+                "the account's network rules exclude this machine, or the token lacks a right",
+                "permit the address of this machine, or grant the token the rights that lockbox-remote(7) lists",
             ),
             // Without credentials, rights cannot be the fault of an account.
             _ if !is_signed || meaning == Meaning::NoAccount => (
-                "it is not public, and no credentials were found".into(),
-                by_cloud(
-                    cloud,
-                    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-                    "set GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY",
-                    "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
-                ),
+                "it is not public, and no credentials were found",
+                match cloud {
+                    Cloud::S3 => "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+                    Cloud::Google => "set GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY",
+                    Cloud::Azure => "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
+                },
             ),
-            _ => ("its user lacks a right".into(), "grant the user the rights that lockbox-remote(7) lists"),
-        }
-    }
-}
-
-fn by_cloud<T>(cloud: Cloud, amazon: T, google: T, azure: T) -> T {
-    match cloud {
-        Cloud::S3 => amazon,
-        Cloud::Google => google,
-        Cloud::Azure => azure,
+            _ => ("its user lacks a right", "grant the user the rights that lockbox-remote(7) lists"),
+        };
+        (reason.to_owned(), remedy)
     }
 }
 
@@ -205,7 +192,6 @@ fn is_word(text: &str, more: &[u8]) -> bool {
     text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || more.contains(&byte))
 }
 
-/// Returns the content of the first element of this name.
 fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
     rest.split_once(&format!("</{name}>")).map(|(content, _)| content.trim())

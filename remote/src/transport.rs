@@ -85,12 +85,10 @@ impl AttemptClock {
         })
     }
 
-    /// Returns the clock of the attempt that this thread works for.
     pub(crate) fn current() -> Option<Arc<AttemptClock>> {
         CURRENT.with_borrow(Clone::clone)
     }
 
-    /// Runs `work` with `clock` as the clock of this thread.
     pub(crate) fn run<T>(clock: Option<Arc<AttemptClock>>, work: impl FnOnce() -> T) -> T {
         struct Restore(Option<Arc<AttemptClock>>);
         impl Drop for Restore {
@@ -102,13 +100,10 @@ impl AttemptClock {
         work()
     }
 
-    /// Returns the time since which nothing has moved.
     pub(crate) fn silent_since(&self) -> Instant {
-        let millis = self.last_moved.load(Ordering::Relaxed).saturating_sub(1);
-        self.began + Duration::from_millis(millis)
+        self.began + Duration::from_millis(self.last_moved.load(Ordering::Relaxed).saturating_sub(1))
     }
 
-    /// Returns whether any byte moved.
     pub(crate) fn has_moved(&self) -> bool {
         self.last_moved.load(Ordering::Relaxed) > 0
     }
@@ -140,7 +135,6 @@ fn wait_limit(most: Duration) -> Duration {
     left.map_or(most, |left| left.min(most))
 }
 
-/// Shortens a timeout of the HTTP client to `limit`.
 fn capped(timeout: NextTimeout, limit: Duration) -> NextTimeout {
     if *timeout.after > limit { NextTimeout { after: limit.into(), ..timeout } } else { timeout }
 }
@@ -180,13 +174,9 @@ impl<In: Transport> Connector<In> for BoundedTcpConnector {
                 Ok(stream) => {
                     stream.set_nodelay(true)?;
                     SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT)?;
-                    let sizes = (details.config.input_buffer_size(), details.config.output_buffer_size());
-                    return Ok(Some(Either::B(TcpTransport {
-                        stream,
-                        buffers: LazyBuffers::new(sizes.0, sizes.1),
-                        read_limit: None,
-                        write_limit: None,
-                    })));
+                    let (input, output) = (details.config.input_buffer_size(), details.config.output_buffer_size());
+                    let buffers = LazyBuffers::new(input, output);
+                    return Ok(Some(Either::B(TcpTransport { stream, buffers, read_limit: None, write_limit: None })));
                 }
                 Err(error) if is_timeout(&error) => outcome = Err(Error::Timeout(Timeout::Connect)),
                 Err(error) => outcome = Err(error.into()),

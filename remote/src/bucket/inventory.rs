@@ -9,7 +9,7 @@ use lockbox_terminal::display;
 use rangemap::RangeSet;
 
 use super::block_cache::{WholeObjects, has_expected_content};
-use super::layout::{self, BLOCK, Incarnation, RecordKind, TRAILER_BYTES, Tombstone};
+use super::layout::{self, BLOCK, Incarnation, RecordKind, TRAILER_BYTES};
 use super::map::ObjectId;
 use super::objects::{
     ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, describe, object_path, parse_path,
@@ -120,8 +120,8 @@ impl ObjectStore for PrefixedStore {
 #[derive(Default)]
 struct ObjectSummary {
     amount: ObjectTotals,
-    /// First listed record and its time.
-    newest: Option<(String, Option<u64>)>,
+    /// Time of the first listed record.
+    newest: Option<Option<u64>>,
 }
 
 /// Lists the archives by name, with the address that `address` derives from the name. Unreadable
@@ -153,10 +153,10 @@ pub(crate) fn list_archives(
         {
             markers.push((above.to_owned(), object.bytes));
         } else if let Some((above, incarnation, part)) = split_object_name(&object.name) {
-            let summaries = summaries.entry((above.to_owned(), incarnation.to_owned())).or_default();
-            summaries.amount.add(object.bytes);
-            if part.starts_with("log/") && summaries.newest.is_none() {
-                summaries.newest = Some((part.to_owned(), object.time));
+            let summary = summaries.entry((above.to_owned(), incarnation.to_owned())).or_default();
+            summary.amount.add(object.bytes);
+            if part.starts_with("log/") {
+                summary.newest.get_or_insert(object.time);
             }
         }
         Ok(())
@@ -176,10 +176,10 @@ pub(crate) fn list_archives(
         };
         match store.existing_incarnation() {
             Ok(incarnation) => {
-                if let Some(summaries) = summaries.get(&(above, hex(&incarnation))) {
-                    stored.amount.objects += summaries.amount.objects;
-                    stored.amount.bytes = stored.amount.bytes.saturating_add(summaries.amount.bytes);
-                    stored.time = summaries.newest.as_ref().and_then(|(_, time)| *time);
+                if let Some(summary) = summaries.get(&(above, hex(&incarnation))) {
+                    stored.amount.objects += summary.amount.objects;
+                    stored.amount.bytes = stored.amount.bytes.saturating_add(summary.amount.bytes);
+                    stored.time = summary.newest.flatten();
                 }
                 stored.newest = read_newest(&store, &incarnation);
             }
@@ -316,14 +316,13 @@ fn check_version(
         Ok(())
     })?;
     // Not each of them: a stranger's list may name many millions.
-    let (records, objects): (Vec<&Tombstone>, Vec<&Tombstone>) =
-        version.tombstones.iter().partition(|dead| matches!(dead.id, ObjectId::Log(_)));
-    let run = |dead: &Tombstone| match dead.id {
-        ObjectId::Log(first) => first..first.saturating_add(u64::from(dead.extra) + 1),
-        ObjectId::Segment(_) | ObjectId::Checkpoint(_) => 0..0,
-    };
-    let records: RangeSet<u64> = records.into_iter().map(run).collect();
-    let objects: HashSet<ObjectId> = objects.into_iter().map(|dead| dead.id).collect();
+    let (mut records, mut objects): (RangeSet<u64>, HashSet<ObjectId>) = Default::default();
+    for dead in &version.tombstones {
+        match dead.id.sequence() {
+            Some(first) => records.insert(first..first.saturating_add(u64::from(dead.extra) + 1)),
+            None => drop(objects.insert(dead.id)),
+        }
+    }
     let is_dead = |id: &ObjectId| match id {
         ObjectId::Log(sequence) => records.contains(sequence),
         id => objects.contains(id),

@@ -109,7 +109,7 @@ impl Tombstone {
 
     /// Iterates over all objects of the tombstone.
     pub(crate) fn ids(self) -> impl Iterator<Item = ObjectId> {
-        let first = if let ObjectId::Log(first) = self.id { first } else { 0 };
+        let first = self.id.sequence().unwrap_or(0);
         (0..=u64::from(self.extra)).map(move |at| if at == 0 { self.id } else { ObjectId::Log(first + at) })
     }
 }

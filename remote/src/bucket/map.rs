@@ -16,6 +16,13 @@ pub(crate) enum ObjectId {
     Checkpoint(Hash),
 }
 
+impl ObjectId {
+    /// Returns the number of a record; None for another object.
+    pub(crate) fn sequence(self) -> Option<u64> {
+        if let ObjectId::Log(sequence) = self { Some(sequence) } else { None }
+    }
+}
+
 /// Position of a run of blocks in an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ObjectRef {

@@ -79,7 +79,6 @@ impl ProcessStat {
     }
 }
 
-/// Returns None if there is no process with this number.
 fn read_process_stat(process: u32) -> Option<ProcessStat> {
     ProcessStat::parse(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }

@@ -463,10 +463,11 @@ impl WriterSession {
     pub(super) fn forget_removed(&mut self, due: &[ObjectId], left: &HashSet<ObjectId>) {
         let gone: HashSet<ObjectId> = due.iter().filter(|id| !left.contains(id)).copied().collect();
         let stays = |dead: &Tombstone| -> Vec<Tombstone> {
-            match dead.extra > 0 && dead.ids().any(|id| gone.contains(&id)) {
-                true => dead.ids().filter(|id| !gone.contains(id)).map(|id| Tombstone::new(id, dead.since)).collect(),
-                false => Some(*dead).filter(|dead| !gone.contains(&dead.id)).into_iter().collect(),
+            // A run without a removed record stays one.
+            if !dead.ids().any(|id| gone.contains(&id)) {
+                return vec![*dead];
             }
+            dead.ids().filter(|id| !gone.contains(id)).map(|id| Tombstone::new(id, dead.since)).collect()
         };
         self.tombstones = coalesce_tombstones(self.tombstones.iter().flat_map(stays).collect());
     }
@@ -541,7 +542,7 @@ impl WriterSession {
 /// store's clock: a writer that commits once a second creates 86,400 in the grace period, and each
 /// commit stores the list. A merged entry has the time of its latest record. Removes duplicates.
 fn coalesce_tombstones(tombstones: Vec<Tombstone>) -> Vec<Tombstone> {
-    let number = |dead: &Tombstone| if let ObjectId::Log(first) = dead.id { Some(first) } else { None };
+    let number = |dead: &Tombstone| dead.id.sequence();
     let (mut records, objects): (Vec<Tombstone>, Vec<Tombstone>) =
         tombstones.into_iter().partition(|dead| number(dead).is_some());
     records.sort_by_key(number);
@@ -604,7 +605,6 @@ fn open_or_create_incarnation(store: &BucketStore) -> Result<Incarnation> {
     Err(store.to_error(RemoteError::Unsupported("an object that was just written is not found".into())))
 }
 
-/// Returns the trailer before the first record.
 fn initial_trailer(incarnation: Incarnation) -> Trailer {
     Trailer { incarnation, ..Trailer::default() }
 }
@@ -615,7 +615,6 @@ fn refused_notice(name: &str) -> String {
     )
 }
 
-/// Adds a notice for the user to an error.
 fn with_notice(notice: String, error: Error) -> Error {
     match error {
         Error::InUse(why) => Error::InUse(format!("{notice}; {why}")),

@@ -138,12 +138,10 @@ impl BucketStore {
         BucketStore { clock, ..self }
     }
 
-    /// Sets the grace period for writers.
     pub(super) fn with_grace(self, grace: Duration) -> BucketStore {
         BucketStore { grace: grace.max(MIN_GRACE), ..self }
     }
 
-    /// Sets the directory of the spool for writers.
     pub(super) fn with_spool_directory(self, directory: Option<&Path>) -> BucketStore {
         let objects = Arc::new(SpoolOverlay { inner: self.objects, spool: self.spool.clone() });
         BucketStore { objects, spool_directory: directory.map(Path::to_owned), ..self }
@@ -163,7 +161,6 @@ impl BucketStore {
         self.spool.get()
     }
 
-    /// Stops retrying.
     pub(super) fn retry_once(&self) {
         self.retry_mode.once.store(true, Ordering::Relaxed);
         self.clock.wake();
@@ -260,14 +257,10 @@ impl BucketStore {
             Err(error) if error.may_hide_missing() && self.objects.can_hide_missing() => return Ok(None),
             Err(error) => return Err(self.to_error(error)),
         };
-        let number = match first.flatten().and_then(|first| parse_path(&incarnation, &first.name)) {
-            Some(ObjectId::Log(number)) => Some(number),
-            _ => None,
-        };
+        let number = first.flatten().and_then(|first| parse_path(&incarnation, &first.name)?.sequence());
         Ok(Some((incarnation, number)))
     }
 
-    /// Returns the error for an archive without a commit.
     pub(super) fn nothing_committed(&self) -> Error {
         Error::NotArchive(format!("{}: a writer has started, but not committed anything yet", self.name))
     }
@@ -316,9 +309,7 @@ impl BucketStore {
             // The caller may have stopped waiting.
             let _ = sender.send(store.try_create(&named, &object, is_divisible));
         });
-        if let Err(error) = started {
-            return Err(Error::io("cannot start a thread that sends", error));
-        }
+        started.map_err(|error| Error::io("cannot start a thread that sends", error))?;
         loop {
             match answer.recv_timeout(TIMEOUT_CHECK_INTERVAL) {
                 Ok(outcome) => return outcome,
@@ -474,10 +465,8 @@ impl BucketStore {
                 }
             }
         }
-        match self.lacks_batches.load(Ordering::Relaxed) {
-            true => single.extend(chunks.flatten()),
-            false => left.extend(chunks.flatten()),
-        }
+        let rest = if self.lacks_batches.load(Ordering::Relaxed) { &mut single } else { &mut left };
+        rest.extend(chunks.flatten());
         (left, single, error)
     }
 
@@ -553,10 +542,7 @@ impl BucketStore {
         for _ in 0..MAX_LISTED / MAX_LIST_ENTRIES {
             let listed = self.list(&prefix, &after, MAX_LIST_ENTRIES)?;
             let old = listed.iter().filter(|object| object.time.is_some_and(|created| created <= time));
-            let mut records = old.filter_map(|object| match parse_path(incarnation, &object.name)? {
-                ObjectId::Log(sequence) => Some(sequence),
-                ObjectId::Segment(_) | ObjectId::Checkpoint(_) => None,
-            });
+            let mut records = old.filter_map(|object| parse_path(incarnation, &object.name)?.sequence());
             if let Some(sequence) = records.next() {
                 return Ok(Some(sequence));
             }

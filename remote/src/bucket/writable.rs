@@ -85,10 +85,8 @@ impl BucketWriter {
         Ok(writer)
     }
 
-    /// Acquires the archive as its writer; expired objects are for [`Self::remove_expired`].
-    ///
-    /// # Errors
-    /// As of [`crate::open_writable`].
+    /// Acquires the archive as its writer; expired objects are for [`Self::remove_expired`]. Errors:
+    /// as of [`crate::open_writable`].
     pub(crate) fn acquire(
         objects: Box<dyn ObjectStore>,
         name: String,
@@ -160,7 +158,6 @@ impl BucketWriter {
         due.len() == MAX_BATCH && error.is_none()
     }
 
-    /// Returns a message for the user about the acquisition.
     pub(crate) fn notice(&self) -> Option<String> {
         self.session.lock().notice.clone()
     }

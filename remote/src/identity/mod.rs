@@ -346,10 +346,8 @@ pub(crate) fn google_token(
 
 /// Returns a signed JSON Web Token (RS256); None for a key that is not one of RSA in PEM.
 fn sign(head: &serde_json::Value, claim: &serde_json::Value, key: &str) -> Option<String> {
-    let key = parse_pem(key.as_bytes()).find_map(|item| match item {
-        Ok(PemItem::PrivateKey(key)) => Some(key),
-        _ => None,
-    })?;
+    let private = |item| if let Ok(PemItem::PrivateKey(key)) = item { Some(key) } else { None };
+    let key = parse_pem(key.as_bytes()).find_map(private)?;
     let key = RsaKeyPair::from_pkcs8(key.der()).ok()?;
     let part = |part: &serde_json::Value| URL_SAFE_NO_PAD.encode(part.to_string());
     let text = format!("{}.{}", part(head), part(claim));
