@@ -216,8 +216,7 @@ fn is_about_rights(error: &RemoteError) -> bool {
     matches!(error, RemoteError::Denied(_)) || error.may_hide_missing()
 }
 
-/// Adds findings about the store. Stops at the first operation that fails entirely. Errors: That of
-/// `goes_on`.
+/// Adds findings about the store. Stops at the first operation that fails entirely.
 pub(crate) fn probe_store(
     objects: &dyn ObjectStore,
     timeout: Option<Duration>,

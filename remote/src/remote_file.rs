@@ -125,11 +125,8 @@ impl RemoteFile {
         let identity = || cache_identity(&name, source.cache_scope(), &version, &start);
         let cache = cache.and_then(|directory| DiskCache::open(directory, &name, identity(), options.cache_bytes));
         let (cache, timeout) = (cache.map(Arc::new), options.timeout);
-        Ok(RemoteFile::with(Inner { cache, throughput, ..Inner::new(source, name, timeout, version, start, metrics) }))
-    }
-
-    fn with(inner: Inner) -> RemoteFile {
-        RemoteFile { inner: Arc::new(inner) }
+        let inner = Inner { cache, throughput, ..Inner::new(source, name, timeout, version, start, metrics) };
+        Ok(RemoteFile { inner: Arc::new(inner) })
     }
 
     /// Returns the file at a later version with a known start. Slots with an unchanged cache key
@@ -150,7 +147,7 @@ impl RemoteFile {
                 && old.source.cache_key(range.clone()) == new.source.cache_key(range)
         });
         let (cache, throughput) = (old.cache.clone(), old.throughput.clone());
-        RemoteFile::with(Inner { cache, throughput, slots: Mutex::new(slots), ..new })
+        RemoteFile { inner: Arc::new(Inner { cache, throughput, slots: Mutex::new(slots), ..new }) }
     }
 
     pub(crate) fn start(&self) -> &[u8] {
@@ -226,11 +223,8 @@ fn run_prefetch(inner: &Weak<Inner>) {
             let part = left.start..left.end.min(left.start + MAX_SLOTS);
             let claimed = inner.slots.lock().claim_missing(part.clone());
             left.start = if claimed.is_empty() { part.end } else { claimed.end };
-            if claimed.is_empty() {
-                continue;
-            }
             // The reader of the slot gets the error of its own request.
-            if inner.fetch_claimed(claimed, None).is_err() {
+            if !claimed.is_empty() && inner.fetch_claimed(claimed, None).is_err() {
                 break;
             }
         }

@@ -125,10 +125,8 @@ struct ObjectSummary {
 }
 
 /// Lists the archives by name, with the address that `address` derives from the name. Unreadable
-/// directories, with unknown content, follow.
-///
-/// # Errors
-/// Errors of requests and of `step`; `Unsupported` for more objects than the limit.
+/// directories, with unknown content, follow. Errors: errors of requests and of `step`;
+/// `Unsupported` for more objects than the limit.
 pub(crate) fn list_archives(
     objects: Box<dyn ObjectStore>,
     address: &dyn Fn(&str) -> String,
@@ -241,10 +239,8 @@ pub struct ObjectCheck {
 }
 
 /// Checks that all objects of the newest record exist with their original length; with `whole`,
-/// also their content.
-///
-/// # Errors
-/// Errors of requests and of `step`; `NotArchive`; `Damaged` when no newest record can be read.
+/// also their content. Errors: errors of requests and of `step`; `NotArchive`; `Damaged` when no
+/// newest record can be read.
 pub(crate) fn check_objects(
     objects: Box<dyn ObjectStore>,
     name: String,
@@ -259,9 +255,6 @@ pub(crate) fn check_objects(
 
 /// Like [`check_objects`] with the content, for an archive of objects; None if the archive is one
 /// object. Objects that `received` has a verdict about are not read again.
-///
-/// # Errors
-/// As of [`check_objects`].
 pub(crate) fn verify_objects(
     objects: Box<dyn ObjectStore>,
     name: String,

@@ -99,8 +99,7 @@ pub(crate) fn open_for_check(
     Ok(Some((file, whole)))
 }
 
-/// Opens the current version with missing objects as zeros: see [`PartialReader`]. Errors: as of
-/// [`open`].
+/// Opens the current version with missing objects as zeros: see [`PartialReader`].
 pub(crate) fn open_partial(
     objects: Box<dyn ObjectStore>,
     name: String,
@@ -153,8 +152,7 @@ fn open_newest(objects: Box<dyn ObjectStore>, name: String, options: &RemoteOpti
     Ok(Some(OpenedVersion { version, reader, metrics, listed }))
 }
 
-/// Garbage-collects an archive: acquires it as a writer, cleans and releases it. Errors: as of
-/// [`crate::open_upload`]; `Io` of the kind `NotFound` where there is no archive.
+/// Implements [`crate::collect_garbage`].
 pub(crate) fn collect_garbage(
     objects: Box<dyn ObjectStore>,
     name: String,

@@ -36,8 +36,7 @@ impl ObjectRange {
         Ok(object[range.start as usize..range.end as usize].to_vec())
     }
 
-    /// Returns the offsets of the part in an object of this length. Errors: as of
-    /// [`ObjectStore::get`].
+    /// Returns the offsets of the part in an object of this length.
     pub(super) fn of_length(self, length: u64) -> RemoteResult<Range<u64>> {
         match self {
             ObjectRange::All(most) if length > most => {
@@ -209,7 +208,7 @@ pub(super) fn parse_path(incarnation: &Incarnation, name: &str) -> Option<Object
     }
 }
 
-pub(super) fn parse_hash(digits: &str) -> Option<Hash> {
+fn parse_hash(digits: &str) -> Option<Hash> {
     let mut hash = Hash::default();
     if digits.len() != 2 * hash.len() {
         return None;

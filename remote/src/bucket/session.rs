@@ -17,8 +17,8 @@ use super::layout::{
     self, Incarnation, MAX_BLOCKS, MAX_CHECKPOINT, MAX_TOMBSTONES, RecordBody, RecordKind, TRAILER_BYTES, Tombstone,
     Trailer, WriterIdentity,
 };
-use super::map::{BlockMap, Hash, MapEntry, ObjectId, ObjectRef};
-use super::objects::{MAX_LIST_ENTRIES, object_path, parse_hash, random_bytes};
+use super::map::{BlockMap, MapEntry, ObjectId, ObjectRef};
+use super::objects::{MAX_LIST_ENTRIES, object_path, parse_path, random_bytes};
 use super::spool::UploadSpool;
 use super::store::{BucketStore, CreateOutcome, MARKER};
 use super::version::BucketVersion;
@@ -222,14 +222,14 @@ impl WriterSession {
         named.extend(self.tombstones.iter().map(|dead| dead.id));
         named.extend(self.newest.checkpoint.map(|(hash, _)| ObjectId::Checkpoint(hash)));
         let mut left = Vec::new();
-        for (part, id) in [("seg", ObjectId::Segment as fn(Hash) -> ObjectId), ("map", ObjectId::Checkpoint)] {
+        for part in ["seg", "map"] {
             let prefix = format!("{}/{part}/", hex(&self.incarnation));
             let mut after = String::new();
             // A store with ever more names is not followed.
             for _ in 0..=(named.len() + MAX_TOMBSTONES) / MAX_LIST_ENTRIES + 1 {
                 let listed = self.store.list(&prefix, &after, MAX_LIST_ENTRIES)?;
-                let names = listed.iter().filter_map(|object| parse_hash(object.name.strip_prefix(&prefix)?));
-                left.extend(names.map(id).filter(|id| !named.contains(id)));
+                let ids = listed.iter().filter_map(|object| parse_path(&self.incarnation, &object.name));
+                left.extend(ids.filter(|id| !named.contains(id)));
                 match listed.last() {
                     // A store that lists the same names for ever is not followed.
                     Some(last)
@@ -352,8 +352,7 @@ impl WriterSession {
         self.fenced || self.in_doubt.is_some() || self.newest.kind == RecordKind::Close
     }
 
-    /// Releases the archive with a record of its own and unchanged content. Errors: as of
-    /// [`WriterSession::commit`].
+    /// Releases the archive with a record of its own and unchanged content.
     pub(super) fn close(&mut self) -> Result<()> {
         self.commit(self.map.clone(), Vec::new(), self.newest.length, RecordKind::Close)
     }

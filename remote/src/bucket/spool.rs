@@ -215,8 +215,7 @@ impl UploadSpool {
         Some(file.read_exact_at(&mut object, entry.at).map(|()| object))
     }
 
-    /// Empties the file once the store has its objects; does nothing while spooling. Errors: I/O
-    /// errors of the host.
+    /// Empties the file once the store has its objects; does nothing while spooling.
     pub(super) fn clear(&self) -> Result<()> {
         let mut state = self.state.lock();
         if state.end == 0 || self.is_spooling() {

@@ -147,8 +147,7 @@ impl BucketStore {
         BucketStore { objects, spool_directory: directory.map(Path::to_owned), ..self }
     }
 
-    /// Opens the spool of this archive, if there is a directory for it. Errors: as of
-    /// [`UploadSpool::open`].
+    /// Opens the spool of this archive, if there is a directory for it.
     pub(super) fn open_spool(&self, incarnation: &Incarnation) -> Result<()> {
         let Some(directory) = self.spool_directory.as_deref() else { return Ok(()) };
         if let Some(spool) = UploadSpool::open(directory, &self.name, incarnation)? {
@@ -554,8 +553,7 @@ impl BucketStore {
         Ok(None)
     }
 
-    /// Reads a record without its pages; None if the number does not exist. Errors: failures of
-    /// requests; `Damaged`.
+    /// Reads a record without its pages; None if the number does not exist.
     pub(super) fn read_record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<Record>> {
         self.read_record_with(incarnation, sequence, TAIL_BYTES)
     }
@@ -672,14 +670,10 @@ impl BucketStore {
 
 /// Finds the sequence of the newest record; None if there is none.
 fn find_newest(objects: &dyn ObjectStore, incarnation: &Incarnation) -> RemoteResult<Option<u64>> {
-    let prefix = format!("{}/log/", hex(incarnation));
-    let listed = objects.list(&prefix, "", 1)?;
+    let listed = objects.list(&format!("{}/log/", hex(incarnation)), "", 1)?;
     let Some(first) = listed.first() else { return Ok(None) };
-    let number = first.name.strip_prefix(&prefix).filter(|name| name.len() == 16);
-    match number.and_then(|number| u64::from_str_radix(number, 16).ok()) {
-        Some(complement) => Ok(Some(u64::MAX - complement)),
-        None => Err(RemoteError::Damaged("an object in the log is not a record".into())),
-    }
+    let sequence = parse_path(incarnation, &first.name).and_then(ObjectId::sequence);
+    sequence.map(Some).ok_or_else(|| RemoteError::Damaged("an object in the log is not a record".into()))
 }
 
 fn missing_message(id: &ObjectId) -> String {

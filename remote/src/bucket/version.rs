@@ -56,8 +56,7 @@ impl BucketVersion {
         BucketVersion::load_newest_from(store, incarnation, None)
     }
 
-    /// Loads the newest version, starting with a sequence that was just listed. Errors: as of
-    /// [`BucketVersion::load_newest`].
+    /// Loads the newest version, starting with a sequence that was just listed.
     pub(super) fn load_newest_from(
         store: &BucketStore,
         incarnation: &Incarnation,

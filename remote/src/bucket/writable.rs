@@ -85,8 +85,7 @@ impl BucketWriter {
         Ok(writer)
     }
 
-    /// Acquires the archive as its writer; expired objects are for [`Self::remove_expired`]. Errors:
-    /// as of [`crate::open_writable`].
+    /// Acquires the archive as its writer; expired objects are for [`Self::remove_expired`].
     pub(crate) fn acquire(
         objects: Box<dyn ObjectStore>,
         name: String,

@@ -67,8 +67,7 @@ struct Shared {
 }
 
 impl UploadBuffer {
-    /// Creates a buffer over the session's newest record, or over an empty archive. Errors: errors
-    /// of requests.
+    /// Creates a buffer over the session's newest record, or over an empty archive.
     pub(super) fn new(session: &WriterSession, options: &RemoteOptions, empty: bool) -> Result<UploadBuffer> {
         let (map, length) = if empty {
             // The old content ends with the record that names the new one.
@@ -112,10 +111,8 @@ impl UploadBuffer {
 
     /// Makes the buffer read-only after its content was replaced (STAGED-3).
     pub(super) fn end(&self) {
-        let ended = || {
-            Error::ReadOnly("the archive was replaced by a new one, and this is its last state; open it again".into())
-        };
-        self.shared.state.lock().failed.get_or_insert_with(ended);
+        let why = "the archive was replaced by a new one, and this is its last state; open it again";
+        self.shared.state.lock().failed.get_or_insert_with(|| Error::ReadOnly(why.into()));
     }
 
     fn zero_range(&self, range: Range<u64>) -> Result<()> {
@@ -126,8 +123,7 @@ impl UploadBuffer {
         // The parts of blocks at both ends.
         self.write_part(range.start, &vec![0; (first * BLOCK - range.start) as usize])?;
         self.write_part(last * BLOCK, &vec![0; (range.end - last * BLOCK) as usize])?;
-        let mut state = self.shared.state.lock();
-        state.zero_blocks(first..last);
+        self.shared.state.lock().zero_blocks(first..last);
         Ok(())
     }
 
@@ -137,8 +133,7 @@ impl UploadBuffer {
         }
         let number = offset / BLOCK;
         let mut block = Box::new([0; BLOCK as usize]);
-        let length = self.shared.state.lock().length;
-        let there = BLOCK.min(length.saturating_sub(number * BLOCK)) as usize;
+        let there = BLOCK.min(self.len()?.saturating_sub(number * BLOCK)) as usize;
         if there > 0 {
             self.read_at(number * BLOCK, &mut block[..there])?;
         }
@@ -238,11 +233,8 @@ impl Storage for UploadBuffer {
             let number = at / BLOCK;
             let next = end.min((number + 1) * BLOCK);
             let part = &data[(at - offset) as usize..(next - offset) as usize];
-            match part.try_into() {
-                Ok(block) => {
-                    let block: &BlockBytes = block;
-                    self.shared.state.lock().put(number, Box::new(*block));
-                }
+            match BlockBytes::try_from(part) {
+                Ok(block) => self.shared.state.lock().put(number, Box::new(block)),
                 Err(_) => self.write_part(at, part)?,
             }
             self.shared.state.lock().note_write(number);
@@ -288,7 +280,7 @@ impl Storage for UploadBuffer {
 
     /// Reports an earlier failure. Nothing is durable before a commit.
     fn barrier(&self) -> Result<()> {
-        self.shared.state.lock().failed.clone().map_or(Ok(()), Err)
+        self.shared.state.lock().check_failure()
     }
 
     fn has_atomic_barrier(&self) -> bool {
@@ -453,6 +445,10 @@ struct ReadPlan {
 }
 
 impl UploadState {
+    fn check_failure(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
     fn put(&mut self, number: u64, block: Box<BlockBytes>) {
         // Zeros need no place.
         if block.iter().all(|byte| *byte == 0) {
@@ -479,17 +475,15 @@ impl UploadState {
         if blocks.is_empty() {
             return;
         }
-        let gone: Vec<u64> = self.dirty.range(blocks.clone()).map(|(number, _)| *number).collect();
-        gone.iter().for_each(|number| drop(self.dirty.remove(number)));
+        let gone = self.dirty.extract_if(blocks.clone(), |_, _| true).count();
         // Erasing zeros is not a change.
-        self.touched |= !gone.is_empty() || self.map.has(&blocks);
+        self.touched |= gone > 0 || self.map.has(&blocks);
         self.assign(&MapEntry { blocks: blocks.clone(), place: None });
         self.changed.insert(blocks);
     }
 
     fn assign(&mut self, entry: &MapEntry) {
-        let gone: Vec<u64> = self.last_inline.range(entry.blocks.clone()).map(|(number, _)| *number).collect();
-        gone.iter().for_each(|number| drop(self.last_inline.remove(number)));
+        self.last_inline.extract_if(entry.blocks.clone(), |_, _| true).for_each(drop);
         self.map.assign(entry);
         if let Some(late) = self.changed_since_cut.as_mut().filter(|_| !entry.blocks.is_empty()) {
             late.insert(entry.blocks.clone());

@@ -202,9 +202,7 @@ impl Shared {
             self.sent.wait(&mut state);
         }
         // STAGED-3
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
-        }
+        state.check_failure()?;
         state.pace.sending += 1;
         drop(state);
         let (store, incarnation) = (&self.blocks.store, &self.blocks.incarnation);

@@ -16,7 +16,7 @@ use super::super::layout::{BLOCK, MAX_BLOCKS, RecordKind};
 use super::super::map::{BlockMap, MapEntry, ObjectId};
 use super::super::session::{InlinePages, WriterSession, inline_entries, join_pages};
 use super::segment::SegmentUpload;
-use super::{RECENT_BLOCKS, SEGMENT_BLOCKS, UploadBuffer};
+use super::{RECENT_BLOCKS, SEGMENT_BLOCKS, UploadBuffer, UploadState};
 use crate::remote_file::START_BYTES;
 
 struct CommitBatch {
@@ -39,7 +39,7 @@ impl UploadBuffer {
         while !state.in_flight.is_empty() {
             self.shared.sent.wait(&mut state);
         }
-        state.failed.clone().map_or(Ok(()), Err)
+        state.check_failure()
     }
 
     /// Uploads the dirty blocks as segments in the background.
@@ -49,9 +49,7 @@ impl UploadBuffer {
             while state.in_flight.len() >= state.pace.limit {
                 self.shared.sent.wait(&mut state);
             }
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
-            }
+            state.check_failure()?;
             let mut dirty = std::mem::take(&mut state.dirty);
             let most = state.pace.segment_blocks;
             let most = if most < SEGMENT_BLOCKS { most } else { MAX_BLOCKS as usize };
@@ -80,6 +78,14 @@ impl UploadBuffer {
                 return Err(error);
             }
         }
+    }
+
+    /// Uploads the dirty blocks if there are more than `most` permits.
+    fn send_dirty_above(&self, most: impl FnOnce(&UploadState) -> usize) -> Result<()> {
+        let state = self.shared.state.lock();
+        let is_large = state.dirty.len() > most(&state);
+        drop(state);
+        if is_large { self.send_dirty() } else { Ok(()) }
     }
 
     /// Commits all writes and closes the session; atomic, and durable on return. Errors: `InUse`
@@ -121,17 +127,9 @@ impl UploadBuffer {
     /// Takes the dirty blocks as a batch for one record (STAGED-1).
     fn take_batch(&self, sequence: u64, kind: RecordKind) -> Result<Option<CommitBatch>> {
         let _writing = self.writing.lock();
-        let is_large = {
-            let state = self.shared.state.lock();
-            state.dirty.len() > state.pace.inline_blocks(!state.in_flight.is_empty())
-        };
-        if is_large {
-            self.send_dirty()?;
-        }
+        self.send_dirty_above(|state| state.pace.inline_blocks(!state.in_flight.is_empty()))?;
         let mut state = self.shared.state.lock();
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
-        }
+        state.check_failure()?;
         if !state.touched && kind == RecordKind::Commit {
             return Ok(None);
         }
@@ -175,7 +173,7 @@ impl UploadBuffer {
         }
         // Commits follow each other, so no other batch names a divided segment.
         state.divided.clear();
-        state.failed.clone().map_or(Ok(()), Err)
+        state.check_failure()
     }
 
     /// Abandons all uploads: returns the uploaded segments, and those in flight, for which it does
@@ -194,7 +192,6 @@ impl InlinePages {
     }
 }
 
-/// Groups adjacent blocks.
 fn runs(blocks: &BTreeMap<u64, Box<BlockBytes>>) -> Vec<InlinePages> {
     let mut runs: Vec<InlinePages> = Vec::new();
     for (number, block) in blocks {
@@ -214,13 +211,7 @@ impl UploadBuffer {
     pub(in super::super) fn repack_start(&self) -> Result<()> {
         let mut chosen: RangeSet<u64> = RangeSet::new();
         // Writes that exceed a record are uploaded before, without these blocks.
-        let is_large = {
-            let state = self.shared.state.lock();
-            state.dirty.len() > state.pace.inline_blocks(false) / 2
-        };
-        if is_large {
-            self.send_dirty()?;
-        }
+        self.send_dirty_above(|state| state.pace.inline_blocks(false) / 2)?;
         {
             let mut state = self.shared.state.lock();
             chosen.extend(state.latest.iter().map(|number| *number..number + 1));
