@@ -196,6 +196,14 @@ fn split(text: &OsStr) -> Option<(&str, &[u8])> {
     is_scheme.then(|| (scheme, &bytes[at + 3..]))
 }
 
+/// Parses the address of a server. None for one with other parts: these may be secrets, so callers
+/// do not display the text.
+pub(crate) fn parse_endpoint(text: &str) -> Option<Url> {
+    let url = Url::parse(text).ok()?;
+    let has_login = !url.username().is_empty() || url.password().is_some();
+    (url.has_host() && !has_login && url.query().is_none() && url.fragment().is_none()).then_some(url)
+}
+
 /// Rejects plain http, which every hop can read and change, unless it is allowed.
 pub(crate) fn check_scheme(url: &Url, allow_http: bool) -> Result<()> {
     match url.scheme() {

@@ -18,7 +18,7 @@ use url::Url;
 use zeroize::Zeroizing;
 
 use crate::RemoteOptions;
-use crate::address::{Cloud, check_scheme};
+use crate::address::{Cloud, check_scheme, parse_endpoint};
 use crate::broker::{AccountMessage, Broker};
 use crate::credentials::{self, CredentialCache, File, Variable, section, variable};
 use crate::identity;
@@ -35,7 +35,6 @@ const EMULATOR_ACCOUNT: &str = "devstoreaccount1";
 const EMULATOR_KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 const EMULATOR_ENDPOINT: &str = "http://127.0.0.1:10000/devstoreaccount1";
 
-/// Storage account with its optional secret.
 #[derive(PartialEq)]
 pub(crate) struct AzureAccount {
     /// Account name; empty when the endpoint and a token suffice.
@@ -217,7 +216,6 @@ pub(crate) fn account_message() -> RemoteResult<AccountMessage> {
     Ok(message)
 }
 
-/// Container with the credentials of its account.
 pub(crate) struct AzureContainer {
     name: String,
     endpoint: String,
@@ -245,12 +243,8 @@ impl AzureContainer {
         options: &RemoteOptions,
     ) -> Result<AzureContainer> {
         let AzureAccount { name, endpoint, .. } = account;
-        // A query of the endpoint may be a secret: it is not displayed.
         let wrong = || Error::invalid("the endpoint of the Azure account is not an address of a server");
-        let url = Url::parse(&endpoint).ok().filter(|url| url.query().is_none() && url.fragment().is_none());
-        let mut url = url
-            .filter(|url| url.has_host() && url.username().is_empty() && url.password().is_none())
-            .ok_or_else(wrong)?;
+        let mut url = parse_endpoint(&endpoint).ok_or_else(wrong)?;
         check_scheme(&url, options.allow_http)?;
         url.path_segments_mut().map_err(|()| wrong())?.pop_if_empty().push(container);
         Ok(AzureContainer { name, endpoint, url, accounts: CredentialCache::new(lookup) })

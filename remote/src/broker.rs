@@ -42,12 +42,16 @@ const MAX_ANSWER: u64 = 256 << 10;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum BrokerRequest {
     /// Addresses of a host, with this port.
-    Addresses { host: String, port: u16 },
+    Addresses {
+        host: String,
+        port: u16,
+    },
     /// Region and endpoint of the AWS tools' profile.
     Place,
     /// Credentials for S3, or for Google's store.
-    Keys { google: bool },
-    /// The account of Azure.
+    Keys {
+        google: bool,
+    },
     Account,
     /// Login of the web server of the scope.
     Login,
@@ -120,7 +124,6 @@ pub(crate) struct RegionEndpoint {
     pub(crate) ca_bundle: Option<PathBuf>,
 }
 
-/// Access key pair with an optional session token.
 #[derive(Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
 pub(crate) struct KeyPair {
     pub(crate) id: String,
@@ -128,7 +131,6 @@ pub(crate) struct KeyPair {
     pub(crate) token: Option<String>,
 }
 
-/// Azure account with its key, its SAS token or an access token.
 #[derive(Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
 pub(crate) struct AccountMessage {
     pub(crate) name: String,

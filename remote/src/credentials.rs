@@ -37,7 +37,6 @@ use crate::identity::{self, AwsIdentity};
 pub(crate) use crate::identity::{File, Variable};
 use crate::range_source::{RemoteError, RemoteResult, printable};
 
-/// AWS profile: its place, and origin of the credentials.
 struct AwsProfile {
     place: RegionEndpoint,
     origin: CredentialOrigin,
@@ -207,7 +206,6 @@ const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum output of the program in bytes.
 const MAX_OUTPUT: u64 = 64 << 10;
 
-/// Caches the result of the credential lookup.
 pub(crate) struct CredentialCache<T> {
     lookup: LookupFn<T>,
     cached: Mutex<Option<CachedCredentials<T>>>,

@@ -5,7 +5,7 @@
 //! that cannot hold. A store is probed with temporary objects: the contract OBJECTS-1 to 3, and the
 //! clock.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io, thread};
 
@@ -65,8 +65,10 @@ pub fn probe_address(
         findings.push(probe_credentials(*cloud));
     }
     // The directory of a new archive is created for the probe, as it is for the archive.
+    let is_missing =
+        |path: &PathBuf| path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     let missing = match address {
-        Address::Directory(url) => url.to_file_path().ok().filter(|path| is_missing(path)),
+        Address::Directory(url) => url.to_file_path().ok().filter(is_missing),
         Address::Web(_) | Address::Bucket { .. } => None,
     };
     let probed = match object_store(address, options, missing.as_ref().map(|_| DirectoryTrust::Trusted))? {
@@ -78,10 +80,6 @@ pub fn probe_address(
         let _ = fs::remove_dir(path);
     }
     probed.map(|()| findings)
-}
-
-fn is_missing(path: &Path) -> bool {
-    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Checks whether credentials are found; never displays them.

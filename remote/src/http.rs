@@ -381,27 +381,6 @@ struct PublicResolver {
     broker: Option<Broker>,
 }
 
-impl PublicResolver {
-    fn resolve_by_broker(
-        &self,
-        broker: &Broker,
-        uri: &Uri,
-        timeout: NextTimeout,
-    ) -> std::result::Result<ResolvedSocketAddrs, ureq::Error> {
-        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
-        let host = uri.host().ok_or(ureq::Error::HostNotFound)?;
-        let limit = (!timeout.after.is_not_happening()).then(|| *timeout.after);
-        let looked = broker.addresses(host.trim_matches(['[', ']']), port, limit);
-        let looked = looked.map_err(|error| match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),
-            _ => error.into(),
-        })?;
-        let mut found = self.empty();
-        looked.into_iter().take(MAX_ADDRESSES).for_each(|address| found.push(address));
-        if found.is_empty() { Err(ureq::Error::HostNotFound) } else { Ok(found) }
-    }
-}
-
 /// Capacity of [`ResolvedSocketAddrs`].
 const MAX_ADDRESSES: usize = 16;
 
@@ -416,7 +395,22 @@ impl Resolver for PublicResolver {
         timeout: NextTimeout,
     ) -> std::result::Result<ResolvedSocketAddrs, ureq::Error> {
         let found = match &self.broker {
-            Some(broker) => self.resolve_by_broker(broker, uri, timeout)?,
+            Some(broker) => {
+                let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
+                let host = uri.host().ok_or(ureq::Error::HostNotFound)?;
+                let limit = (!timeout.after.is_not_happening()).then(|| *timeout.after);
+                let looked = broker.addresses(host.trim_matches(['[', ']']), port, limit);
+                let looked = looked.map_err(|error| match error.kind() {
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),
+                    _ => error.into(),
+                })?;
+                let mut found = self.empty();
+                looked.into_iter().take(MAX_ADDRESSES).for_each(|address| found.push(address));
+                if found.is_empty() {
+                    return Err(ureq::Error::HostNotFound);
+                }
+                found
+            }
             None => self.inner.resolve(uri, config, timeout)?,
         };
         // A proxy, which its user chose, resolves names itself; hosts that bypass it (`NO_PROXY`)

@@ -58,7 +58,6 @@ use crate::range_source::{RemoteError, RemoteResult};
 const MAX_PREFIX: u64 = 16 << 10;
 /// Longest pause that a server can ask for: a wrong clock there does not stop a mount for days.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
-/// Request ids of stores that speak S3.
 const S3_IDS: [&str; 2] = ["x-amz-request-id", "x-amz-id-2"];
 const GOOGLE_IDS: [&str; 3] = ["x-guploader-uploadid", "x-goog-generation", "x-goog-hash"];
 const AZURE_IDS: [&str; 1] = ["x-ms-request-id"];

@@ -28,20 +28,19 @@ pub(crate) enum RemoteError {
     /// Temporary failure: no connection, no response, a truncated one, an overloaded server.
     Transient(String),
     /// The server asks for a pause before the next request.
-    Busy { why: String, after: Duration },
+    Busy {
+        why: String,
+        after: Duration,
+    },
     /// The file was replaced by another version.
     Changed,
     /// The content cannot be the content that was written: a sentence about it.
     Damaged(String),
-    /// The file does not exist.
     NotFound,
-    /// The store has no space.
     NoSpace(String),
     /// Access is denied before a store answers, or by a web server.
     Denied(String),
-    /// The store refuses the request.
     Refused(StoreRefusal),
-    /// The store does not have the bucket.
     NoBucket(String),
     /// The response is unusable, and a retry will not help.
     Unsupported(String),
@@ -147,7 +146,6 @@ fn stale(context: String) -> Error {
     Error::request(context, io::ErrorKind::StaleNetworkFileHandle)
 }
 
-/// Result of a request to a server.
 pub(crate) type RemoteResult<T> = Result<T, RemoteError>;
 
 /// Identifies the content of a range: equal keys of equal ranges mean equal bytes.

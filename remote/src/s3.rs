@@ -17,7 +17,7 @@ use ureq::tls::RootCerts;
 use url::Url;
 
 use crate::RemoteOptions;
-use crate::address::{Cloud, check_scheme};
+use crate::address::{Cloud, check_scheme, parse_endpoint};
 use crate::broker::Broker;
 use crate::credentials::{self, CredentialCache, variable};
 use crate::provenance::{self, RequestKind};
@@ -25,7 +25,6 @@ use crate::range_source::{RemoteError, RemoteResult};
 use crate::signing::{self, HttpHeader, SignedRequest, UnsignedRequest, content_md5};
 use crate::store_failure::StoreFailure;
 
-/// Namespace of S3's documents.
 pub(crate) const XML_NAMESPACE: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
 
 pub(crate) struct S3Bucket {
@@ -104,17 +103,7 @@ fn build_bucket(
     region: String,
     options: &RemoteOptions,
 ) -> Result<Bucket> {
-    // Other parts of an endpoint may be a secret: they are not displayed.
-    let is_plain = |url: &Url| {
-        url.has_host()
-            && url.username().is_empty()
-            && url.password().is_none()
-            && url.query().is_none()
-            && url.fragment().is_none()
-    };
-    let endpoint = Url::parse(endpoint)
-        .ok()
-        .filter(is_plain)
+    let endpoint = parse_endpoint(endpoint)
         .ok_or_else(|| Error::invalid("the endpoint of the object store is not an address of a server"))?;
     check_scheme(&endpoint, options.allow_http)?;
     Bucket::new(endpoint, style, name.to_owned(), region)

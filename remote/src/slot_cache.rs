@@ -31,7 +31,6 @@ pub(crate) fn request_slots(most: u64) -> u64 {
     (most / 2).clamp(1, REQUEST_SLOTS)
 }
 
-/// Number of sequential streams that are tracked.
 const MAX_STREAMS: usize = 16;
 
 pub(crate) type CacheSlot = Arc<[u8]>;

@@ -139,20 +139,15 @@ impl ObjectStore for AzureStore {
 }
 
 impl AzureStore {
-    /// Reads a part of an object; also returns its length if the response has it.
+    /// Reads a part of an object that is not its end; also returns its length if the response has
+    /// it.
     fn get_signed(
         &self,
         signer: &AzureSigner<'_>,
         name: &str,
         part: ObjectRange,
     ) -> RemoteResult<(Vec<u8>, Option<u64>)> {
-        let (range, most) = match part {
-            ObjectRange::All(most) => (format!("bytes=0-{most}"), most),
-            ObjectRange::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
-            ObjectRange::Last(_) => {
-                return Err(RemoteError::Unsupported("it does not serve the last bytes of an object".into()));
-            }
-        };
+        let (range, most) = part.header();
         let headers = [("range", range), ("accept-encoding", "identity".to_owned())];
         let response = self.get_checked(signer.request("GET", &self.key(name), &[], &headers, 0), most)?;
         match response.status() {

@@ -186,16 +186,20 @@ impl BlockMap {
     }
 }
 
-/// Splits a range into entries, which have 32-bit lengths.
-fn split_entry(range: &Range<u64>, place: Option<ObjectRef>) -> Vec<MapEntry> {
-    const MOST: u64 = u32::MAX as u64;
-    let mut entries = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        let end = range.end.min(at + MOST);
-        // Only zeros are as long as that.
-        entries.push(MapEntry { blocks: at..end, place });
-        at = end;
-    }
-    entries
+/// Splits a range into entries, which have 32-bit lengths. Only zeros are longer than that.
+fn split_entry(range: &Range<u64>, place: Option<ObjectRef>) -> impl Iterator<Item = MapEntry> + use<> {
+    const MOST: usize = u32::MAX as usize;
+    let end = range.end;
+    range.clone().step_by(MOST).map(move |at| MapEntry { blocks: at..end.min(at + MOST as u64), place })
+}
+
+/// Returns the entries of runs whose blocks are in one object, in this order.
+pub(crate) fn object_entries(id: ObjectId, runs: &[Range<u64>]) -> Vec<MapEntry> {
+    let (blocks, mut at) = (runs.iter().map(|run| run.end - run.start).sum::<u64>() as u32, 0);
+    let entry = |run: &Range<u64>| {
+        let place = Some(ObjectRef { id, blocks, at });
+        at += (run.end - run.start) as u32;
+        MapEntry { blocks: run.clone(), place }
+    };
+    runs.iter().map(entry).collect()
 }

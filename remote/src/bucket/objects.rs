@@ -36,6 +36,15 @@ impl ObjectRange {
         Ok(object[range.start as usize..range.end as usize].to_vec())
     }
 
+    /// Returns the value of the header `Range`, and the maximum length of the part.
+    pub(super) fn header(self) -> (String, u64) {
+        match self {
+            ObjectRange::All(most) => (format!("bytes=0-{most}"), most),
+            ObjectRange::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
+            ObjectRange::Last(most) => (format!("bytes=-{most}"), most),
+        }
+    }
+
     /// Returns the offsets of the part in an object of this length.
     pub(super) fn of_length(self, length: u64) -> RemoteResult<Range<u64>> {
         match self {
@@ -127,7 +136,6 @@ pub(crate) enum BatchReply {
     Done(BatchRemoval),
     /// The store rejects this request: it may lack batches, or a hop may have altered the body.
     Rejected,
-    /// The store has no such request.
     Unsupported,
 }
 

@@ -50,11 +50,7 @@ impl S3Store {
 
 impl S3Store {
     fn get_signed(&self, signer: &S3Signer<'_>, name: &str, part: ObjectRange) -> RemoteResult<Vec<u8>> {
-        let (range, most) = match part {
-            ObjectRange::All(most) => (format!("bytes=0-{most}"), most),
-            ObjectRange::Range(offset, length) => (format!("bytes={offset}-{}", offset + length - 1), length),
-            ObjectRange::Last(most) => (format!("bytes=-{most}"), most),
-        };
+        let (range, most) = part.header();
         let (url, mut headers) = signer.get(&self.key(name));
         headers.extend([("range", range), ("accept-encoding", "identity".to_owned())]);
         let response = http::call(self.agent.get(url.as_str()), &headers, most)?;

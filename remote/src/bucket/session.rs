@@ -6,6 +6,7 @@
 //! taken, however long it slept. Clocks and leases decide nothing; they only inform users.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,7 +18,7 @@ use super::layout::{
     self, Incarnation, MAX_BLOCKS, MAX_CHECKPOINT, MAX_TOMBSTONES, RecordBody, RecordKind, TRAILER_BYTES, Tombstone,
     Trailer, WriterIdentity,
 };
-use super::map::{BlockMap, MapEntry, ObjectId, ObjectRef};
+use super::map::{BlockMap, MapEntry, ObjectId, object_entries};
 use super::objects::{MAX_LIST_ENTRIES, object_path, parse_path, random_bytes};
 use super::spool::UploadSpool;
 use super::store::{BucketStore, CreateOutcome, MARKER};
@@ -48,6 +49,12 @@ const MAX_TIME: u64 = 253_402_300_799;
 pub(super) struct InlinePages {
     pub(super) block: u64,
     pub(super) pages: Vec<u8>,
+}
+
+impl InlinePages {
+    pub(super) fn blocks(&self) -> Range<u64> {
+        self.block..self.block + self.pages.len() as u64 / layout::BLOCK
+    }
 }
 
 /// Joins the pages of all runs: copied by run, since these may be the eight megabytes of a segment.
@@ -383,7 +390,11 @@ impl WriterSession {
             self.orphans.clear();
             self.uploaded.clear();
         }
-        self.date_tombstones();
+        // Durable records have declared the new tombstones. The local clock would be too early after
+        // a suspend.
+        if let Some((date, _)) = self.clock {
+            self.tombstones.iter_mut().filter(|dead| dead.since == 0).for_each(|dead| dead.since = date);
+        }
         // The spooled objects are in the store. If the file cannot be emptied, the next writer
         // finds that out.
         if let Some(spool) = self.store.spool()
@@ -404,14 +415,6 @@ impl WriterSession {
                 "{}: the last writes are lost: cannot store them on this machine: {error}",
                 self.store.name
             ),
-        }
-    }
-
-    /// Dates new tombstones, which durable records have declared, with the last time from the
-    /// store. The local clock would be too early after a suspend.
-    fn date_tombstones(&mut self) {
-        if let Some((date, _)) = self.clock {
-            self.tombstones.iter_mut().filter(|dead| dead.since == 0).for_each(|dead| dead.since = date);
         }
     }
 
@@ -575,18 +578,7 @@ fn coalesce_tombstones(tombstones: Vec<Tombstone>) -> Vec<Tombstone> {
 
 /// Returns the map entries of pages stored in the record of this number.
 pub(super) fn inline_entries(inline: &[InlinePages], sequence: u64) -> Vec<MapEntry> {
-    let count = |run: &InlinePages| run.pages.len() as u64 / layout::BLOCK;
-    let blocks = inline.iter().map(count).sum::<u64>() as u32;
-    let mut at = 0;
-    let place = |run: &InlinePages| {
-        let entry = MapEntry {
-            blocks: run.block..run.block + count(run),
-            place: Some(ObjectRef { id: ObjectId::Log(sequence), blocks, at }),
-        };
-        at += count(run) as u32;
-        entry
-    };
-    inline.iter().map(place).collect()
+    object_entries(ObjectId::Log(sequence), &inline.iter().map(InlinePages::blocks).collect::<Vec<_>>())
 }
 
 /// Reads the incarnation of the archive, created if it does not exist.

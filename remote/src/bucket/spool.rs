@@ -114,27 +114,23 @@ impl UploadSpool {
     pub(super) fn open(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<Option<UploadSpool>> {
         let name = stem(address, incarnation) + PENDING_SUFFIX;
         let opened = create_private_dir(directory).and_then(|()| open_private_dir(directory)).and_then(|directory| {
-            let file = open_locked(&directory, &name)?;
-            let (entries, end) = file.as_ref().map_or(Ok((Vec::new(), 0)), |file| read(file, address))?;
-            let state = Mutex::new(SpoolState { file, entries, end });
-            let (is_spooling, refused) = (AtomicBool::new(false), AtomicU64::new(0));
-            Ok(UploadSpool { directory, address: address.to_owned(), name: name.clone(), state, is_spooling, refused })
+            let Some(file) = open_locked(&directory, &name)? else { return Ok(None) };
+            let (entries, end) = read(&file, address)?;
+            let state = Mutex::new(SpoolState { file: Some(file), entries, end });
+            let (is_spooling, refused, name) = (AtomicBool::new(false), AtomicU64::new(0), name.clone());
+            Ok(Some(UploadSpool { directory, address: address.to_owned(), name, state, is_spooling, refused }))
         });
-        match opened {
-            Ok(spool) => Ok(Some(spool).filter(|spool| spool.state.lock().file.is_some())),
-            Err(error) => {
-                let path = directory.join(name);
-                let shown = lockbox_terminal::display(path.as_os_str().as_encoded_bytes()).to_string();
-                if has_content(&path) {
-                    let context = format!("{address}: cannot send the unsent data in {shown}");
-                    return Err(Error::io(context, error));
-                }
-                tracing::warn!(
-                    "cannot store unsent data in {shown}: {error}; writes that the remote store does not accept are lost"
-                );
-                Ok(None)
+        opened.or_else(|error| {
+            let path = directory.join(name);
+            let shown = lockbox_terminal::display(path.as_os_str().as_encoded_bytes());
+            if has_content(&path) {
+                return Err(Error::io(format!("{address}: cannot send the unsent data in {shown}"), error));
             }
-        }
+            tracing::warn!(
+                "cannot store unsent data in {shown}: {error}; writes that the remote store does not accept are lost"
+            );
+            Ok(None)
+        })
     }
 
     /// Opens the latest spool file of the archive at `address` with this incarnation, for reading.
@@ -192,11 +188,8 @@ impl UploadSpool {
             file.write_all_at(&header, 0)?;
             state.end = header.len() as u64;
         }
-        let mut entry = Vec::with_capacity(ENTRY_HEADER as usize + name.len());
-        entry.extend_from_slice(&(name.len() as u64).to_le_bytes());
-        entry.extend_from_slice(&(object.len() as u64).to_le_bytes());
-        entry.extend_from_slice(&checksum(name, object));
-        entry.extend_from_slice(name.as_bytes());
+        let lengths = [name.len() as u64, object.len() as u64].map(u64::to_le_bytes).concat();
+        let entry = [&lengths[..], &checksum(name, object), name.as_bytes()].concat();
         let at = state.end + entry.len() as u64;
         file.write_all_at(&entry, state.end)?;
         file.write_all_at(object, at)?;
@@ -322,13 +315,9 @@ fn open_locked(directory: &OwnedFd, name: &str) -> io::Result<Option<File>> {
 }
 
 fn encode_header(address: &str) -> Vec<u8> {
-    let mut header = MAGIC.to_vec();
-    header.extend_from_slice(&VERSION.to_le_bytes());
-    header.extend_from_slice(&(address.len() as u32).to_le_bytes());
-    header.extend_from_slice(address.as_bytes());
-    let hash = Sha256::digest(&header);
-    header.extend_from_slice(&hash);
-    header
+    let numbers = [VERSION, address.len() as u32].map(u32::to_le_bytes).concat();
+    let header = [&MAGIC[..], &numbers, address.as_bytes()].concat();
+    [&header[..], &Sha256::digest(&header)].concat()
 }
 
 fn checksum(name: &str, object: &[u8]) -> [u8; HASH] {

@@ -180,10 +180,6 @@ impl BucketStore {
         }
     }
 
-    fn is_retrying_forever(&self) -> bool {
-        self.retry_mode.forever.load(Ordering::Relaxed)
-    }
-
     fn is_retrying_once(&self) -> bool {
         self.retry_mode.once.load(Ordering::Relaxed)
     }
@@ -284,11 +280,12 @@ impl BucketStore {
         bytes: &Arc<Vec<u8>>,
         is_divisible: bool,
     ) -> Result<Option<CreateOutcome>> {
+        let is_forever = self.retry_mode.forever.load(Ordering::Relaxed);
         match self.spool() {
             Some(spool) if spool.is_spooling() => {
                 spool.append(name, bytes, true).map(|()| Some(CreateOutcome::Created(None)))
             }
-            Some(spool) if self.is_retrying_forever() => self.create_on_thread(spool, name, bytes, is_divisible),
+            Some(spool) if is_forever => self.create_on_thread(spool, name, bytes, is_divisible),
             _ => self.try_create(name, bytes, is_divisible),
         }
     }
@@ -330,7 +327,7 @@ impl BucketStore {
                 // No error is final. Access may be granted again, a full store may get space, and
                 // an expired token, a slow connection or a bucket in migration can look like a
                 // permanent failure.
-                Err(error) if self.is_retrying_forever() => {
+                Err(error) if self.retry_mode.forever.load(Ordering::Relaxed) => {
                     if self.spool_object(name, bytes)? {
                         return Ok(Some(CreateOutcome::Created(None)));
                     }

@@ -204,18 +204,13 @@ impl RangeSource for VersionReader {
         hash.update((range.end - range.start).to_le_bytes());
         for MapEntry { blocks, place } in self.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK)) {
             hash.update((blocks.end - blocks.start).to_le_bytes());
-            match place {
+            match place.map(|place| place.id) {
                 None => hash.update([0]),
-                Some(ObjectRef { id: ObjectId::Log(sequence), at, .. }) => {
-                    hash.update([1]);
-                    hash.update(sequence.to_le_bytes());
-                    hash.update(at.to_le_bytes());
-                }
-                Some(ObjectRef { id: ObjectId::Segment(name) | ObjectId::Checkpoint(name), at, .. }) => {
-                    hash.update([2]);
-                    hash.update(name);
-                    hash.update(at.to_le_bytes());
-                }
+                Some(ObjectId::Log(sequence)) => hash.update([&[1][..], &sequence.to_le_bytes()].concat()),
+                Some(ObjectId::Segment(name) | ObjectId::Checkpoint(name)) => hash.update([&[2][..], &name].concat()),
+            }
+            if let Some(place) = place {
+                hash.update(place.at.to_le_bytes());
             }
         }
         hash.finalize().into()
@@ -249,15 +244,13 @@ impl RangeSource for VersionReader {
 /// same request are still read. A failed request is reported as an error (REMOTE-3).
 pub(super) struct PartialReader {
     reader: VersionReader,
-    version: FileVersion,
     /// First missing block of each damaged object.
     missing_from: Mutex<HashMap<ObjectId, u32>>,
 }
 
 impl PartialReader {
     pub(super) fn new(reader: VersionReader) -> PartialReader {
-        let version = reader.version();
-        PartialReader { reader, version, missing_from: Mutex::default() }
+        PartialReader { reader, missing_from: Mutex::default() }
     }
 
     fn fill(&self, range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
@@ -306,11 +299,11 @@ impl RangeSource for PartialReader {
     fn read_start(&self, count: u64) -> RemoteResult<(FileVersion, Vec<u8>)> {
         let mut bytes = vec![0; usize::try_from(count.min(self.reader.length)).unwrap_or_default()];
         self.fill(0..bytes.len() as u64, &mut bytes)?;
-        Ok((self.version.clone(), bytes))
+        Ok((self.reader.version(), bytes))
     }
 
     fn read_range(&self, version: &FileVersion, range: Range<u64>) -> RemoteResult<Vec<u8>> {
-        if *version != self.version {
+        if *version != self.reader.version() {
             return Err(RemoteError::Changed);
         }
         let mut bytes = vec![0; (range.end - range.start) as usize];

@@ -40,9 +40,7 @@ use zeroize::Zeroizing;
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::signing::percent_encode;
 
-/// Reads a variable of the environment.
 pub(crate) type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
-/// Reads a file as text.
 pub(crate) type File<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// Maximum length of an answer in bytes: tokens have some kilobytes.
@@ -74,7 +72,6 @@ pub(crate) struct SessionKey {
     pub(crate) token: Option<Zeroizing<String>>,
 }
 
-/// Source of a session of Amazon's.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum AwsIdentity {
     /// Role of a workload, given for a token of its cluster.

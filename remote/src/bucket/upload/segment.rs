@@ -22,7 +22,7 @@ use std::sync::Arc;
 use lockbox::{Error, Result};
 
 use super::super::layout::{self, BLOCK};
-use super::super::map::{BlockMap, MapEntry, ObjectId, ObjectRef};
+use super::super::map::{BlockMap, MapEntry, ObjectId, ObjectRef, object_entries};
 use super::super::objects::random_bytes;
 use super::super::session::WriterSession;
 use super::{SEGMENT_BLOCKS, Shared};
@@ -119,13 +119,7 @@ impl SegmentUpload {
     }
 
     pub(super) fn entries(&self) -> Vec<MapEntry> {
-        let (count, mut at) = (self.blocks(), 0);
-        let entry = |run: &Range<u64>| {
-            let place = ObjectRef { id: self.id, blocks: count, at };
-            at += (run.end - run.start) as u32;
-            MapEntry { blocks: run.clone(), place: Some(place) }
-        };
-        self.runs.iter().map(entry).collect()
+        object_entries(self.id, &self.runs)
     }
 
     /// Encodes two segments with the halves of its blocks.

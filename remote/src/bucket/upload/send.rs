@@ -186,12 +186,6 @@ impl UploadBuffer {
     }
 }
 
-impl InlinePages {
-    fn blocks(&self) -> Range<u64> {
-        self.block..self.block + self.pages.len() as u64 / BLOCK
-    }
-}
-
 fn runs(blocks: &BTreeMap<u64, Box<BlockBytes>>) -> Vec<InlinePages> {
     let mut runs: Vec<InlinePages> = Vec::new();
     for (number, block) in blocks {
