@@ -208,16 +208,12 @@ const MAX_OUTPUT: u64 = 64 << 10;
 
 pub(crate) struct CredentialCache<T> {
     lookup: LookupFn<T>,
-    cached: Mutex<Option<CachedCredentials<T>>>,
+    /// Result of the last lookup, and its time.
+    cached: Mutex<Option<(Option<Arc<T>>, Instant)>>,
 }
 
 /// Credential lookup; None for a public bucket.
 type LookupFn<T> = Box<dyn Fn() -> RemoteResult<Option<T>> + Send + Sync>;
-
-struct CachedCredentials<T> {
-    credentials: Option<Arc<T>>,
-    at: Instant,
-}
 
 /// Output of a `credential_process` of the AWS tools.
 #[derive(Deserialize)]
@@ -250,11 +246,11 @@ impl<T: PartialEq> CredentialCache<T> {
     /// Returns the cached credentials if they are newer; a lookup may run a program.
     fn get_newer_than(&self, age: Duration) -> RemoteResult<Option<Arc<T>>> {
         let mut cached = self.cached.lock();
-        if let Some(cached) = cached.as_ref().filter(|cached| cached.at.elapsed() < age) {
-            return Ok(cached.credentials.clone());
+        if let Some((credentials, _)) = cached.as_ref().filter(|(_, at)| at.elapsed() < age) {
+            return Ok(credentials.clone());
         }
         let credentials = (self.lookup)()?.map(Arc::new);
-        *cached = Some(CachedCredentials { credentials: credentials.clone(), at: Instant::now() });
+        *cached = Some((credentials.clone(), Instant::now()));
         Ok(credentials)
     }
 }

@@ -198,7 +198,7 @@ impl WriterSession {
             most_checkpoint: MAX_CHECKPOINT,
         };
         let (map, length) = (session.map.clone(), session.newest.length);
-        match session.write_record(map, Vec::new(), length, RecordKind::Open) {
+        match session.commit(map, Vec::new(), length, RecordKind::Open) {
             Err(_) if session.fenced => return Ok(None),
             written => written?,
         }
@@ -266,7 +266,7 @@ impl WriterSession {
     /// [`WriterSession::resolve_pending`] succeeds.
     pub(super) fn commit(
         &mut self,
-        map: BlockMap,
+        mut map: BlockMap,
         inline: Vec<InlinePages>,
         length: u64,
         kind: RecordKind,
@@ -274,16 +274,6 @@ impl WriterSession {
         if self.is_in_doubt() {
             return Err(Error::invalid("the store has not decided about the commit before"));
         }
-        self.write_record(map, inline, length, kind)
-    }
-
-    fn write_record(
-        &mut self,
-        mut map: BlockMap,
-        inline: Vec<InlinePages>,
-        length: u64,
-        kind: RecordKind,
-    ) -> Result<()> {
         if self.fenced {
             return self.resolve_pending();
         }

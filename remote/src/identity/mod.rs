@@ -141,7 +141,7 @@ impl AwsIdentity {
                 if let Some(authorization) = authorization {
                     question = question.header("authorization", &authorization);
                 }
-                question.json::<AwsSession>().map(|session| Some(session.into()))
+                question.session().map(Some)
             }
             AwsIdentity::Machine { endpoint, is_named } => {
                 const ROLE: &str = "the role of this machine";
@@ -159,9 +159,7 @@ impl AwsIdentity {
                 };
                 let Some(role) = roles.lines().next().filter(|role| !role.is_empty()) else { return Ok(None) };
                 let role = percent_encode(role, "");
-                ask(&format!("meta-data/iam/security-credentials/{role}"))
-                    .json::<AwsSession>()
-                    .map(|session| Some(session.into()))
+                ask(&format!("meta-data/iam/security-credentials/{role}")).session().map(Some)
             }
         }
     }
@@ -183,13 +181,6 @@ struct AwsSession {
     access_key_id: String,
     secret_access_key: String,
     token: Option<String>,
-}
-
-impl From<AwsSession> for SessionKey {
-    fn from(session: AwsSession) -> SessionKey {
-        let AwsSession { access_key_id: id, secret_access_key, token } = session;
-        SessionKey { id, secret: Zeroizing::new(secret_access_key), token: token.map(Zeroizing::new) }
-    }
 }
 
 const STS: &str = "https://sts.amazonaws.com/doc/2011-06-15/";
@@ -440,6 +431,11 @@ impl Question {
     fn json<T: DeserializeOwned>(self) -> RemoteResult<T> {
         let subject = self.subject;
         serde_json::from_slice(&self.ask()?).map_err(|_| unusable(subject))
+    }
+
+    fn session(self) -> RemoteResult<SessionKey> {
+        let AwsSession { access_key_id: id, secret_access_key, token } = self.json()?;
+        Ok(SessionKey { id, secret: Zeroizing::new(secret_access_key), token: token.map(Zeroizing::new) })
     }
 
     fn token(self) -> RemoteResult<Zeroizing<String>> {

@@ -175,15 +175,13 @@ impl Shared {
     pub(super) fn upload(&self, segment: SegmentUpload) {
         let mut waiting = vec![segment];
         while let Some(segment) = waiting.pop() {
-            match self.upload_once(&segment) {
-                Ok(true) => self.finish_upload(&segment, None),
-                Ok(false) => match segment.halve(self) {
-                    Ok([first, second]) => {
-                        self.divide(segment, [&first, &second]);
-                        waiting.extend([second, first]);
-                    }
-                    Err(error) => self.finish_upload(&segment, Some(error)),
-                },
+            let is_done = self.upload_once(&segment);
+            match is_done.and_then(|is_done| if is_done { Ok(None) } else { segment.halve(self).map(Some) }) {
+                Ok(None) => self.finish_upload(&segment, None),
+                Ok(Some([first, second])) => {
+                    self.divide(segment, [&first, &second]);
+                    waiting.extend([second, first]);
+                }
                 Err(error) => self.finish_upload(&segment, Some(error)),
             }
         }
