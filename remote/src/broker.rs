@@ -175,6 +175,11 @@ impl Broker {
         serde_json::from_slice(&answer).map_err(io::Error::from)
     }
 
+    /// Requests a secret; `failure` begins the message where the broker does not reply.
+    fn secret<T: DeserializeOwned>(&self, question: &BrokerRequest, failure: &str) -> Result<T, String> {
+        self.request(question, None).unwrap_or_else(|error| Err(format!("{failure}: {error}")))
+    }
+
     /// Looks up the addresses of a host; a failed lookup has the error kind of the system resolver.
     pub(crate) fn addresses(&self, host: &str, port: u16, limit: Option<Duration>) -> io::Result<Vec<SocketAddr>> {
         let question = BrokerRequest::Addresses { host: host.to_owned(), port };
@@ -188,23 +193,16 @@ impl Broker {
 
     /// Requests the keys for S3, or for Google's store; returns None for a public bucket.
     pub(crate) fn key_pair(&self, google: bool) -> RemoteResult<Option<KeyPair>> {
-        let reply: io::Result<Result<_, String>> = self.request(&BrokerRequest::Keys { google }, None);
-        reply
-            .map_err(|error| RemoteError::Denied(format!("cannot request credentials: {error}")))?
-            .map_err(RemoteError::Denied)
+        self.secret(&BrokerRequest::Keys { google }, "cannot request credentials").map_err(RemoteError::Denied)
     }
 
     /// Requests the value of the header `Authorization` for the web server of the scope.
     pub(crate) fn login(&self) -> RemoteResult<Option<String>> {
-        let reply: io::Result<Result<_, String>> = self.request(&BrokerRequest::Login, None);
-        reply
-            .map_err(|error| RemoteError::Denied(format!("cannot ask for a login: {error}")))?
-            .map_err(RemoteError::Denied)
+        self.secret(&BrokerRequest::Login, "cannot ask for a login").map_err(RemoteError::Denied)
     }
 
     pub(crate) fn account(&self) -> Result<AccountMessage, String> {
-        self.request(&BrokerRequest::Account, None)
-            .unwrap_or_else(|error| Err(format!("cannot request the account: {error}")))
+        self.secret(&BrokerRequest::Account, "cannot request the account")
     }
 }
 

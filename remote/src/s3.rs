@@ -27,6 +27,9 @@ use crate::store_failure::StoreFailure;
 
 pub(crate) const XML_NAMESPACE: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
 
+/// Lifetime of an action without credentials, which is the address alone: it counts for nothing.
+const UNSIGNED: Duration = Duration::ZERO;
+
 pub(crate) struct S3Bucket {
     bucket: Bucket,
     cloud: Cloud,
@@ -139,7 +142,7 @@ impl S3Signer<'_> {
     }
 
     pub(crate) fn get(&self, key: &str) -> SignedRequest {
-        self.signed("GET", &self.bucket.get_object(None, key), Vec::new(), b"")
+        self.sign("GET", self.bucket.get_object(None, key).sign(UNSIGNED), Vec::new(), b"")
     }
 
     /// Returns the request that creates an object unless its name is taken. `hash`: of its bytes,
@@ -150,17 +153,17 @@ impl S3Signer<'_> {
             _ => ("if-none-match", "*".to_owned()),
         };
         let headers = vec![("content-md5", hash.to_owned()), condition];
-        self.signed("PUT", &self.bucket.put_object(None, key), headers, bytes)
+        self.sign("PUT", self.bucket.put_object(None, key).sign(UNSIGNED), headers, bytes)
     }
 
     pub(crate) fn list(&self, ask: impl FnOnce(&mut ListObjectsV2<'_>)) -> SignedRequest {
         let mut action = self.bucket.list_objects_v2(None);
         ask(&mut action);
-        self.signed("GET", &action, Vec::new(), b"")
+        self.sign("GET", action.sign(UNSIGNED), Vec::new(), b"")
     }
 
     pub(crate) fn delete(&self, key: &str) -> SignedRequest {
-        self.signed("DELETE", &self.bucket.delete_object(None, key), Vec::new(), b"")
+        self.sign("DELETE", self.bucket.delete_object(None, key).sign(UNSIGNED), Vec::new(), b"")
     }
 
     /// Returns the request that removes several objects, with its body; None for Google's store and
@@ -175,17 +178,6 @@ impl S3Signer<'_> {
         let mut url = self.bucket.base_url().clone();
         url.set_query(Some("delete="));
         Some((self.sign("POST", url, vec![("content-md5", content_md5(body.as_bytes()))], body.as_bytes()), body))
-    }
-
-    fn signed<'a>(
-        &self,
-        method: &str,
-        action: &impl S3Action<'a>,
-        headers: Vec<HttpHeader>,
-        body: &[u8],
-    ) -> SignedRequest {
-        // Without credentials it is the address alone, and the time counts for nothing.
-        self.sign(method, action.sign(Duration::ZERO), headers, body)
     }
 
     fn sign(&self, method: &str, url: Url, headers: Vec<HttpHeader>, body: &[u8]) -> SignedRequest {

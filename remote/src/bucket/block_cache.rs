@@ -68,17 +68,18 @@ impl BlockFetcher {
         }
     }
 
-    /// Fills `out` with a range from the locations in `parts`; unmapped blocks are zeros.
+    /// Copies a range to `out` from the locations in `parts`. Bytes of unmapped blocks stay; after a
+    /// failure all do.
     pub(super) fn fill(&self, parts: &[MapEntry], range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
-        out.fill(0);
-        self.overlay(parts, range, out)
-    }
-
-    /// Like [`Self::fill`], but keeps the bytes of unmapped blocks.
-    pub(super) fn overlay(&self, parts: &[MapEntry], range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
         let fetches = plan_fetches(parts);
         let fetched = self.fetch_all(&fetches)?;
-        scatter(&fetches, fetched, &range, out);
+        for (fetch, bytes) in fetches.iter().zip(fetched) {
+            for (blocks, at) in &fetch.parts {
+                let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
+                let length = ((blocks.end - blocks.start) * BLOCK) as usize;
+                copy_shared(&bytes[from..from + length], blocks.start * BLOCK, out, range.start);
+            }
+        }
         Ok(())
     }
 
@@ -87,36 +88,21 @@ impl BlockFetcher {
         if let [one] = fetches {
             return Ok(vec![fetch(one)?]);
         }
-        let fetched: Vec<OnceLock<_>> = fetches.iter().map(|_| OnceLock::new()).collect();
+        let fetched: Vec<(&BlockFetch, OnceLock<_>)> = fetches.iter().map(|fetch| (fetch, OnceLock::new())).collect();
         let next = AtomicUsize::new(0);
         let work = || {
-            while let Some((fetch_of, place)) = {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                fetches.get(number).zip(fetched.get(number))
-            } {
+            while let Some((fetch_of, place)) = fetched.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let answer = fetch(fetch_of);
                 // The others are asked for in vain.
-                let failed = answer.is_err();
-                let _ = place.set(answer);
-                if failed {
+                if answer.is_err() {
                     next.store(fetches.len(), Ordering::Relaxed);
                 }
+                let _ = place.set(answer);
             }
         };
         run_on_threads("fetch", fetches.len().min(MAX_CONCURRENT_FETCHES), work);
         // A fetch is skipped only after another one failed.
-        fetched.into_iter().filter_map(OnceLock::into_inner).collect()
-    }
-}
-
-/// Copies the fetched bytes to their places in the range.
-fn scatter(fetches: &[BlockFetch], fetched: Vec<Vec<u8>>, range: &Range<u64>, out: &mut [u8]) {
-    for (fetch, bytes) in fetches.iter().zip(fetched) {
-        for (blocks, at) in &fetch.parts {
-            let from = (u64::from(at - fetch.place.at) * BLOCK) as usize;
-            let length = ((blocks.end - blocks.start) * BLOCK) as usize;
-            copy_shared(&bytes[from..from + length], blocks.start * BLOCK, out, range.start);
-        }
+        fetched.into_iter().filter_map(|(_, answer)| answer.into_inner()).collect()
     }
 }
 

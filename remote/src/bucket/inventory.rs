@@ -69,22 +69,6 @@ pub(super) struct PrefixedStore {
     pub(super) prefix: String,
 }
 
-impl PrefixedStore {
-    /// Lists objects and strips the prefix from their names.
-    fn strip_prefix_from(
-        &self,
-        after: &str,
-        list: impl FnOnce(&str) -> RemoteResult<Vec<ListedObject>>,
-    ) -> RemoteResult<Vec<ListedObject>> {
-        let after = if after.is_empty() { String::new() } else { format!("{}{after}", self.prefix) };
-        let mut listed = list(&after)?;
-        for object in &mut listed {
-            object.name = object.name.get(self.prefix.len()..).unwrap_or_default().to_owned();
-        }
-        Ok(listed)
-    }
-}
-
 impl ObjectStore for PrefixedStore {
     fn create(&self, name: &str, bytes: &[u8]) -> RemoteResult<ObjectCreation> {
         self.objects.create(&format!("{}{name}", self.prefix), bytes)
@@ -95,7 +79,7 @@ impl ObjectStore for PrefixedStore {
     }
 
     fn list(&self, prefix: &str, after: &str, most: usize) -> RemoteResult<Vec<ListedObject>> {
-        self.strip_prefix_from(after, |after| self.objects.list(&format!("{}{prefix}", self.prefix), after, most))
+        self.list_tolerant(prefix, after, most, &mut |_, error| Err(error))
     }
 
     fn list_tolerant(
@@ -105,10 +89,12 @@ impl ObjectStore for PrefixedStore {
         most: usize,
         on_unreadable: &mut UnreadableDir<'_>,
     ) -> RemoteResult<Vec<ListedObject>> {
-        let mut own = |name: &str, error| on_unreadable(name.get(self.prefix.len()..).unwrap_or_default(), error);
-        self.strip_prefix_from(after, |after| {
-            self.objects.list_tolerant(&format!("{}{prefix}", self.prefix), after, most, &mut own)
-        })
+        let stripped = |name: &str| name.get(self.prefix.len()..).unwrap_or_default().to_owned();
+        let mut own = |name: &str, error| on_unreadable(&stripped(name), error);
+        let after = if after.is_empty() { String::new() } else { format!("{}{after}", self.prefix) };
+        let mut listed = self.objects.list_tolerant(&format!("{}{prefix}", self.prefix), &after, most, &mut own)?;
+        listed.iter_mut().for_each(|object| object.name = stripped(&object.name));
+        Ok(listed)
     }
 
     fn remove(&self, name: &str) -> RemoteResult<()> {
@@ -150,10 +136,10 @@ pub(crate) fn list_archives(
             && (above.is_empty() || above.ends_with('/'))
         {
             markers.push((above.to_owned(), object.bytes));
-        } else if let Some((above, incarnation, part)) = split_object_name(&object.name) {
+        } else if let Some((above, incarnation, kind)) = split_object_name(&object.name) {
             let summary = summaries.entry((above.to_owned(), incarnation.to_owned())).or_default();
             summary.amount.add(object.bytes);
-            if part.starts_with("log/") {
+            if kind == "log" {
                 summary.newest.get_or_insert(object.time);
             }
         }
@@ -199,17 +185,12 @@ pub(crate) fn list_archives(
 }
 
 /// Splits the name of an object into the archive's name with its slash, the incarnation and the
-/// rest.
+/// kind.
 fn split_object_name(name: &str) -> Option<(&str, &str, &str)> {
-    let mut slashes = name.rmatch_indices('/').map(|(at, _)| at);
-    let (_, last) = (slashes.next()?, slashes.next()?);
-    let (above, part) = name.split_at(last);
-    let begin = above.rfind('/').map_or(0, |at| at + 1);
-    let (above, incarnation) = above.split_at(begin);
+    let (path, kind) = name.rsplit_once('/')?.0.rsplit_once('/')?;
+    let (above, incarnation) = path.split_at(path.rfind('/').map_or(0, |at| at + 1));
     let is_incarnation = incarnation.len() == 32 && incarnation.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let part = &part[1..];
-    let is_part = ["log/", "seg/", "map/"].iter().any(|known| part.starts_with(known));
-    (is_incarnation && is_part).then_some((above, incarnation, part))
+    (is_incarnation && ["log", "seg", "map"].contains(&kind)).then_some((above, incarnation, kind))
 }
 
 fn read_newest(store: &BucketStore, incarnation: &Incarnation) -> Result<Option<NewestRecord>> {

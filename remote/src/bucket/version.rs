@@ -152,7 +152,7 @@ impl VersionReader {
             }
         }
         let all = 0..start.len() as u64;
-        self.blocks.overlay(&missing, all, &mut start)?;
+        self.blocks.fill(&missing, all, &mut start)?;
         Ok(start)
     }
 
@@ -169,7 +169,7 @@ impl VersionReader {
             }
             _ => {
                 let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
-                self.blocks.overlay(&parts, range, &mut bytes)?;
+                self.blocks.fill(&parts, range, &mut bytes)?;
                 Ok(bytes)
             }
         }
@@ -253,6 +253,7 @@ impl PartialReader {
         PartialReader { reader, missing_from: Mutex::default() }
     }
 
+    /// Copies a range to `out`, which has zeros.
     fn fill(&self, range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
         let parts = self.reader.map.parts(range.start / BLOCK..range.end.div_ceil(BLOCK));
         let parts: Vec<MapEntry> = parts.iter().filter_map(|part| self.readable_part(part)).collect();
@@ -260,7 +261,6 @@ impl PartialReader {
             Err(RemoteError::Damaged(_)) => {}
             other => return other,
         }
-        out.fill(0);
         parts.iter().try_for_each(|part| self.bisect(part, &range, out))
     }
 
@@ -281,7 +281,6 @@ impl PartialReader {
             (Err(RemoteError::Damaged(why)), Some(place)) => (why, place),
             (other, _) => return other,
         };
-        into.fill(0);
         let count = part.blocks.end - part.blocks.start;
         if count == 1 {
             tracing::warn!("{}: {why}; missing blocks are skipped", self.reader.blocks.store.name);
