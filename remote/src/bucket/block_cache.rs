@@ -68,8 +68,8 @@ impl BlockFetcher {
         }
     }
 
-    /// Copies a range to `out` from the locations in `parts`. Bytes of unmapped blocks stay; after a
-    /// failure all do.
+    /// Copies a range to `out` from the locations in `parts`. Bytes of unmapped blocks stay; after
+    /// a failure all do.
     pub(super) fn fill(&self, parts: &[MapEntry], range: Range<u64>, out: &mut [u8]) -> RemoteResult<()> {
         let fetches = plan_fetches(parts);
         let fetched = self.fetch_all(&fetches)?;

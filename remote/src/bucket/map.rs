@@ -193,7 +193,7 @@ fn split_entry(range: &Range<u64>, place: Option<ObjectRef>) -> impl Iterator<It
     range.clone().step_by(MOST).map(move |at| MapEntry { blocks: at..end.min(at + MOST as u64), place })
 }
 
-/// Returns the entries of runs whose blocks are in one object, in this order.
+/// Returns the entries of runs of blocks that one object has, in this order.
 pub(crate) fn object_entries(id: ObjectId, runs: &[Range<u64>]) -> Vec<MapEntry> {
     let (blocks, mut at) = (runs.iter().map(|run| run.end - run.start).sum::<u64>() as u32, 0);
     let entry = |run: &Range<u64>| {

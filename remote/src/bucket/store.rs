@@ -272,8 +272,9 @@ impl BucketStore {
         }
     }
 
-    /// Like [`Self::create`]. If the object `is_divisible`, returns None if a part of it was sent and
-    /// the connection failed then: sending smaller objects loses less. It may exist nevertheless.
+    /// Like [`Self::create`]. If the object `is_divisible`, returns None if a part of it was sent
+    /// and the connection failed then: sending smaller objects loses less. It may exist
+    /// nevertheless.
     pub(super) fn create_with(
         &self,
         name: &str,
@@ -564,7 +565,7 @@ impl BucketStore {
         Ok(answers.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().next_back())
     }
 
-    /// Like [`Self::read_record`], with the pages among the last `most` bytes, of which an open needs
+    /// Like [`Self::read_record`], with the pages among the last `most` bytes: an open needs
     /// [`OPEN_TAIL_BYTES`].
     pub(super) fn read_record_with(
         &self,

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use lockbox::{Error, Result};
 
 use super::super::layout::{self, BLOCK};
-use super::super::map::{BlockMap, MapEntry, ObjectId, ObjectRef, object_entries};
+use super::super::map::{BlockMap, MapEntry, ObjectId, ObjectRef};
 use super::super::objects::random_bytes;
 use super::super::session::WriterSession;
 use super::{SEGMENT_BLOCKS, Shared};
@@ -116,10 +116,6 @@ impl SegmentUpload {
 
     pub(super) fn blocks(&self) -> u32 {
         self.runs.iter().map(|run| run.end - run.start).sum::<u64>() as u32
-    }
-
-    pub(super) fn entries(&self) -> Vec<MapEntry> {
-        object_entries(self.id, &self.runs)
     }
 
     /// Encodes two segments with the halves of its blocks.

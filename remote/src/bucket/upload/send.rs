@@ -13,7 +13,7 @@ use rangemap::RangeSet;
 
 use super::super::block_cache::BlockBytes;
 use super::super::layout::{BLOCK, MAX_BLOCKS, RecordKind};
-use super::super::map::{BlockMap, MapEntry, ObjectId};
+use super::super::map::{BlockMap, MapEntry, ObjectId, object_entries};
 use super::super::session::{InlinePages, WriterSession, inline_entries, join_pages};
 use super::segment::SegmentUpload;
 use super::{RECENT_BLOCKS, SEGMENT_BLOCKS, UploadBuffer, UploadState};
@@ -65,7 +65,7 @@ impl UploadBuffer {
             drop(runs);
             let segment = SegmentUpload::new(&self.shared, blocks, &pages)?;
             drop(pages);
-            segment.entries().iter().for_each(|entry| state.assign(entry));
+            object_entries(segment.id, &segment.runs).iter().for_each(|entry| state.assign(entry));
             let id = segment.id;
             state.in_flight.insert(id, segment.bytes.clone());
             let shared = self.shared.clone();
