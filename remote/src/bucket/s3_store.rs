@@ -220,11 +220,10 @@ fn parse_batch(text: &str, prefix: &str) -> Option<BatchRemoval> {
 /// Replaces the older XML namespace of Google's store by Amazon's.
 fn to_aws_namespace(text: String) -> String {
     const OLDER: &str = "http://doc.s3.amazonaws.com/2006-03-01";
-    const AMAZONS: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
     let begin = text.find("<ListBucketResult").unwrap_or(text.len());
     let end = begin + text[begin..].find('>').unwrap_or_default();
-    match text[begin..end].contains(OLDER) {
-        true => format!("{}{}", text[..end].replace(&format!("{OLDER}/"), OLDER).replace(OLDER, AMAZONS), &text[end..]),
-        false => text,
+    if !text[begin..end].contains(OLDER) {
+        return text;
     }
+    text[..end].replace(&format!("{OLDER}/"), OLDER).replace(OLDER, XML_NAMESPACE) + &text[end..]
 }
