@@ -152,39 +152,35 @@ impl Address {
 
     fn bucket(cloud: Cloud, rest: &[u8]) -> std::result::Result<Address, &'static str> {
         let text = std::str::from_utf8(rest).map_err(|_| "an address is UTF-8")?;
-        match text.split_once('/') {
-            Some((bucket, key)) if !bucket.is_empty() && !key.is_empty() && !key.ends_with('/') => {
-                let is_name = |c: char| match cloud {
-                    Cloud::Azure => c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-',
-                    Cloud::S3 | Cloud::Google => c.is_ascii_alphanumeric() || ".-_".contains(c),
-                };
-                if !bucket.chars().all(is_name) {
-                    return Err(match cloud {
-                        Cloud::Azure => "a container's name has small letters, digits and dashes",
-                        Cloud::S3 | Cloud::Google => "a bucket's name has letters, digits, dots and dashes",
-                    });
-                }
-                // Azure takes a backslash for a slash, and dots at the end of a part for nothing:
-                // two names would be one.
-                let is_one = |part: &str| !part.is_empty() && !part.ends_with('.') && !part.contains('\\');
-                if cloud == Cloud::Azure && !key.split('/').all(is_one) {
-                    return Err(
-                        "a name in a container has no backslash, and no part of it is empty or ends with a dot",
-                    );
-                }
-                // In the address of a request such a part means another name, which may be in
-                // another bucket.
-                if key.split('/').any(|part| matches!(part, "." | "..")) {
-                    return Err("a name in a bucket has dots, but no part of it is '.' or '..'");
-                }
-                Ok(Address::Bucket { cloud, bucket: bucket.to_owned(), key: key.to_owned() })
-            }
-            _ => Err(match cloud {
-                Cloud::S3 => "an address of a bucket is s3://BUCKET/NAME",
-                Cloud::Google => "an address of a bucket is gs://BUCKET/NAME",
-                Cloud::Azure => "an address of a container is az://CONTAINER/NAME",
-            }),
+        let named = text.split_once('/');
+        let named = named.filter(|(bucket, key)| !bucket.is_empty() && !key.is_empty() && !key.ends_with('/'));
+        let (bucket, key) = named.ok_or(match cloud {
+            Cloud::S3 => "an address of a bucket is s3://BUCKET/NAME",
+            Cloud::Google => "an address of a bucket is gs://BUCKET/NAME",
+            Cloud::Azure => "an address of a container is az://CONTAINER/NAME",
+        })?;
+        let is_name = |c: char| match cloud {
+            Cloud::Azure => c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-',
+            Cloud::S3 | Cloud::Google => c.is_ascii_alphanumeric() || ".-_".contains(c),
+        };
+        if !bucket.chars().all(is_name) {
+            return Err(match cloud {
+                Cloud::Azure => "a container's name has small letters, digits and dashes",
+                Cloud::S3 | Cloud::Google => "a bucket's name has letters, digits, dots and dashes",
+            });
         }
+        // Azure takes a backslash for a slash, and dots at the end of a part for nothing: two names
+        // would be one.
+        let is_one = |part: &str| !part.is_empty() && !part.ends_with('.') && !part.contains('\\');
+        if cloud == Cloud::Azure && !key.split('/').all(is_one) {
+            return Err("a name in a container has no backslash, and no part of it is empty or ends with a dot");
+        }
+        // In the address of a request such a part means another name, which may be in another
+        // bucket.
+        if key.split('/').any(|part| matches!(part, "." | "..")) {
+            return Err("a name in a bucket has dots, but no part of it is '.' or '..'");
+        }
+        Ok(Address::Bucket { cloud, bucket: bucket.to_owned(), key: key.to_owned() })
     }
 }
 

@@ -183,7 +183,11 @@ impl FetcherControl {
         (&*control).write_all(&[*asked]).ok()?;
         let until = Instant::now() + STATS_TIMEOUT;
         while Instant::now() < until {
-            let reply: StatsReply = serde_json::from_slice(&read_line(&control).ok()?).ok()?;
+            let mut line = Vec::new();
+            // Byte by byte: further bytes belong to the next reply.
+            let reader = BufReader::with_capacity(1, &*control);
+            reader.take(MAX_STATS_LINE + 1).read_until(b'\n', &mut line).ok()?;
+            let reply: StatsReply = serde_json::from_slice(&line).ok()?;
             // Others are answers that came too late.
             if reply.asked == *asked {
                 return Some(reply.traffic);
@@ -191,19 +195,6 @@ impl FetcherControl {
         }
         None
     }
-}
-
-/// Reads a line byte by byte: further bytes belong to the next reply.
-fn read_line(mut control: &UnixStream) -> io::Result<Vec<u8>> {
-    let (mut line, mut byte) = (Vec::new(), [0]);
-    while line.len() as u64 <= MAX_STATS_LINE {
-        control.read_exact(&mut byte)?;
-        if byte[0] == b'\n' {
-            return Ok(line);
-        }
-        line.push(byte[0]);
-    }
-    Err(io::ErrorKind::InvalidData.into())
 }
 
 /// Polls the fetcher for newer versions of the archive.

@@ -125,8 +125,8 @@ impl WriterSession {
         // Harmless where the store carries it out: the same bytes.
         store.check_conditional_create(MARKER, &layout::encode_marker(&incarnation))?;
         store.open_spool(&incarnation)?;
-        let resent = store.spool().map(|spool| replay(&store, spool, &incarnation)).transpose()?;
-        let notice = (resent == Some(ReplayOutcome::Refused)).then(|| refused_notice(&store.name));
+        let refused = store.spool().map(|spool| replay(&store, spool, &incarnation)).transpose()?;
+        let notice = (refused == Some(true)).then(|| refused_notice(&store.name));
         match WriterSession::acquire(&store, incarnation, &owner, take_over) {
             Ok(session) => Ok(WriterSession { notice, ..session }),
             // The refused data has been set aside, so no later call would report it.
@@ -621,26 +621,15 @@ fn in_use(store: &BucketStore, owner: &WriterIdentity, before: &BucketVersion) -
     ))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReplayOutcome {
-    Nothing,
-    /// The store has all objects.
-    All,
-    /// Another writer was first, or the store's newest record is not the predecessor.
-    Refused,
-}
-
-/// Replays the spool before a writer acquires the archive (SPOOL-3). Errors: errors of requests:
-/// then the spool is unchanged.
-fn replay(store: &BucketStore, spool: &UploadSpool, incarnation: &Incarnation) -> Result<ReplayOutcome> {
+/// Replays the spool before a writer acquires the archive (SPOOL-3). Returns whether objects were
+/// refused: another writer was first, or the store's newest record is not the predecessor. Errors:
+/// errors of requests: then the spool is unchanged.
+fn replay(store: &BucketStore, spool: &UploadSpool, incarnation: &Incarnation) -> Result<bool> {
     let objects = spool.replayable_objects(incarnation);
-    if objects.is_empty() {
+    let refused = if objects.is_empty() { None } else { first_refused(store, spool, incarnation, &objects)? };
+    let Some(first) = refused else {
         spool.clear()?;
-        return Ok(ReplayOutcome::Nothing);
-    }
-    let Some(first) = first_refused(store, spool, incarnation, &objects)? else {
-        spool.clear()?;
-        return Ok(ReplayOutcome::All);
+        return Ok(false);
     };
     // That its writer had gone says nothing that another one does not say by coming, and has
     // nothing that no record before has.
@@ -650,10 +639,10 @@ fn replay(store: &BucketStore, spool: &UploadSpool, incarnation: &Incarnation) -
     };
     if objects[first..].iter().map(is_last_word).collect::<Result<Vec<bool>>>()?.into_iter().all(|is_so| is_so) {
         spool.clear()?;
-        return Ok(ReplayOutcome::Nothing);
+        return Ok(false);
     }
     spool.mark_refused()?;
-    Ok(ReplayOutcome::Refused)
+    Ok(true)
 }
 
 fn read_object(spool: &UploadSpool, name: &str) -> Result<Vec<u8>> {

@@ -337,11 +337,9 @@ fn address_in(file: &File) -> io::Result<Option<(String, u64)>> {
     if !fixed.starts_with(MAGIC) || number(8) != VERSION || number(12) > MAX_ADDRESS || length < end {
         return Ok(None);
     }
-    let mut address = vec![0; number(12) as usize];
-    file.read_exact_at(&mut address, 16)?;
-    let Ok(address) = String::from_utf8(address) else { return Ok(None) };
     let mut whole = vec![0; end as usize];
     file.read_exact_at(&mut whole, 0)?;
+    let Ok(address) = String::from_utf8(whole[16..16 + number(12) as usize].to_vec()) else { return Ok(None) };
     Ok((whole == encode_header(&address)).then_some((address, end)))
 }
 

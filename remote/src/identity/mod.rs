@@ -146,8 +146,8 @@ impl AwsIdentity {
             AwsIdentity::Machine { endpoint, is_named } => {
                 const ROLE: &str = "the role of this machine";
                 let of_machine = |path: &str| Question::new(ROLE, &format!("{endpoint}/latest/{path}"));
-                let session = of_machine("api/token").put("x-aws-ec2-metadata-token-ttl-seconds", SESSION_SECONDS);
-                let session = match session.text() {
+                let session = Question { method: "PUT", ..of_machine("api/token") };
+                let session = match session.header("x-aws-ec2-metadata-token-ttl-seconds", SESSION_SECONDS).text() {
                     // Firmware of this cloud, without its service: a container that cannot reach it.
                     Err(RemoteError::Transient(_)) if !is_named => return Ok(None),
                     session => session?,
@@ -381,10 +381,6 @@ impl Question {
     fn header(mut self, name: &'static str, value: &str) -> Question {
         self.headers.push((name, value.to_owned()));
         self
-    }
-
-    fn put(self, name: &'static str, value: &str) -> Question {
-        Question { method: "PUT", ..self.header(name, value) }
     }
 
     fn form(self, form: Zeroizing<String>) -> Question {
