@@ -279,7 +279,6 @@ impl Table {
     }
 }
 
-/// Encodes magic, version, identity and number of positions.
 fn head(key: &CacheIdentity, positions: u64) -> [u8; ADDRESS_OFFSET as usize] {
     let mut head = [0; ADDRESS_OFFSET as usize];
     head[..8].copy_from_slice(&MAGIC);
@@ -323,7 +322,6 @@ fn encode_address(address: &str) -> Vec<u8> {
     [&(bytes.len() as u16).to_le_bytes(), bytes].concat()
 }
 
-/// Returns the address of the cache with this name, if it is recorded.
 fn address_in(file: &File, name: &str) -> Option<String> {
     let mut length = [0; 2];
     file.read_exact_at(&mut length, ADDRESS_OFFSET).ok()?;

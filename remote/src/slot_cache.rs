@@ -56,7 +56,6 @@ impl SlotCache {
         SlotCache { slots: LruCache::new(CAPACITY), in_flight: HashSet::new(), streams: Vec::new() }
     }
 
-    /// Copies the cache with the slots for which `keeps` returns true.
     pub(crate) fn retain_copy(&self, keeps: impl Fn(u64) -> bool) -> SlotCache {
         let mut copy = SlotCache::new();
         // Inserting in LRU order preserves the order.
@@ -205,7 +204,6 @@ impl Throughput {
         }
     }
 
-    /// Returns the slots that prefetch may occupy, at most `most`.
     pub(crate) fn prefetch_slots(&self, most: u64) -> u64 {
         let rate = self.0.lock().rate;
         rate.map_or(most, |rate| (rate.saturating_mul(HORIZON.as_secs()) / SLOT).max(MIN_SLOTS).min(most))

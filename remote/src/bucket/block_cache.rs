@@ -277,7 +277,6 @@ pub(super) fn split_blocks(part: &MapEntry) -> impl Iterator<Item = (u64, Object
     })
 }
 
-/// Returns the entry restricted to these blocks; None if there are none.
 fn slice_entry(part: &MapEntry, blocks: Range<u64>) -> Option<MapEntry> {
     let behind = (blocks.start - part.blocks.start) as u32;
     let place = part.place.map(|place| ObjectRef { at: place.at + behind, ..place });

@@ -70,7 +70,6 @@ pub(crate) struct BlockMap {
 }
 
 impl BlockMap {
-    /// Sets the location of a run of blocks.
     pub(crate) fn assign(&mut self, entry: &MapEntry) {
         let blocks = entry.blocks.clone();
         if blocks.is_empty() {
@@ -128,7 +127,6 @@ impl BlockMap {
         self.pieces.iter().flat_map(entry).collect()
     }
 
-    /// Returns the changes since the checkpoint.
     pub(crate) fn changes(&self) -> Vec<MapEntry> {
         let parts = |range: &Range<u64>| self.parts(range.clone());
         self.changed.iter().flat_map(parts).flat_map(|entry| split_entry(&entry.blocks, entry.place)).collect()
@@ -143,7 +141,6 @@ impl BlockMap {
         self.pieces.overlaps(blocks)
     }
 
-    /// Returns the next mapped run from this block on.
     pub(crate) fn next(&self, block: u64) -> Option<Range<u64>> {
         self.pieces.overlapping(&(block..u64::MAX)).next().map(|(range, _)| range.clone())
     }
@@ -152,7 +149,6 @@ impl BlockMap {
         self.objects.values().map(|object| object.live).sum()
     }
 
-    /// Removes the objects without mapped blocks and returns them.
     pub(crate) fn take_unreferenced(&mut self) -> Vec<ObjectId> {
         let dead: Vec<ObjectId> =
             self.objects.iter().filter(|(_, object)| object.live == 0).map(|(id, _)| *id).collect();
@@ -166,12 +162,10 @@ impl BlockMap {
         sparse.map(|(id, object)| (*id, object.live)).collect()
     }
 
-    /// Returns whether any block of the object is mapped.
     pub(crate) fn references(&self, id: &ObjectId) -> bool {
         self.objects.get(id).is_some_and(|object| object.live > 0)
     }
 
-    /// Iterates over the mapped objects with their sizes in blocks.
     pub(crate) fn objects_with_sizes(&self) -> impl Iterator<Item = (ObjectId, u32)> {
         self.objects.iter().map(|(id, object)| (*id, object.blocks))
     }

@@ -338,7 +338,6 @@ impl WriterSession {
         self.resolve_pending()
     }
 
-    /// Returns whether a record was sent without a confirmation.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.in_doubt.is_some() && !self.fenced
     }

@@ -95,7 +95,6 @@ impl UploadBuffer {
         Ok(buffer)
     }
 
-    /// Returns whether a record has all writes.
     pub(super) fn is_committed(&self) -> bool {
         let state = self.shared.state.lock();
         !state.touched && state.failed.is_none()
