@@ -30,7 +30,8 @@ const SEGMENT_TRAILER_BYTES: usize = 80;
 const RUN_BYTES: u64 = 12;
 const CHECKPOINT_TRAILER_BYTES: usize = 96;
 const ID_BYTES: usize = 40;
-const MAP_ENTRY_BYTES: usize = 20;
+/// Size of a run in changes and in checkpoints.
+pub(crate) const MAP_ENTRY_BYTES: usize = 20;
 const TOMBSTONE_BYTES: usize = ID_BYTES + 8;
 
 /// Maximum archive length that a map entry can name.

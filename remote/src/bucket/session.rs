@@ -15,8 +15,8 @@ use rangemap::RangeSet;
 
 use super::inventory::CollectReport;
 use super::layout::{
-    self, Incarnation, MAX_BLOCKS, MAX_CHECKPOINT, MAX_TOMBSTONES, RecordBody, RecordKind, TRAILER_BYTES, Tombstone,
-    Trailer, WriterIdentity,
+    self, Incarnation, MAP_ENTRY_BYTES, MAX_BLOCKS, MAX_CHECKPOINT, MAX_TOMBSTONES, RecordBody, RecordKind,
+    TRAILER_BYTES, Tombstone, Trailer, WriterIdentity,
 };
 use super::map::{BlockMap, MapEntry, ObjectId, object_entries};
 use super::objects::{MAX_LIST_ENTRIES, object_path, parse_path, random_bytes};
@@ -39,8 +39,6 @@ const FULL_SCAN_INTERVAL: u64 = 16;
 /// A checkpoint is written when the changes exceed this size and an eighth of the map.
 const MIN_CHANGES_BYTES: usize = 64 << 10;
 const MAX_CHANGES_BYTES: usize = 1 << 20;
-/// Size of a run in changes and in checkpoints.
-const MAP_RUN_BYTES: usize = 20;
 
 /// End of the year 9999: bound for displaying an untrusted time.
 const MAX_TIME: u64 = 253_402_300_799;
@@ -253,7 +251,7 @@ impl WriterSession {
 
     /// Returns the number of runs above which the map is repacked, before it exceeds a checkpoint.
     pub(super) fn most_runs(&self) -> usize {
-        self.most_checkpoint as usize / 2 / MAP_RUN_BYTES
+        self.most_checkpoint as usize / 2 / MAP_ENTRY_BYTES
     }
 
     pub(super) fn map(&self) -> &BlockMap {
@@ -289,8 +287,8 @@ impl WriterSession {
         }
         let mut checkpoint = self.newest.checkpoint;
         let changes = map.changes();
-        let most = (map.runs() * MAP_RUN_BYTES / 8).clamp(self.least_changes, MAX_CHANGES_BYTES);
-        let changes = if changes.len() * MAP_RUN_BYTES > most {
+        let most = (map.runs() * MAP_ENTRY_BYTES / 8).clamp(self.least_changes, MAX_CHANGES_BYTES);
+        let changes = if changes.len() * MAP_ENTRY_BYTES > most {
             gone.extend(checkpoint.map(|(hash, _)| ObjectId::Checkpoint(hash)));
             let (bytes, hash) =
                 layout::encode_checkpoint(&self.incarnation, &random_bytes()?, sequence, &map.entries());
