@@ -64,7 +64,11 @@ const UNITS: &str = "KMGT";
 
 /// Parses bytes, or `64K`, `64M`, `1G` or `2T`, of 1024 each; small letters mean the same.
 pub fn size(text: &str) -> Option<u64> {
-    scaled(text, |letter| UNITS.find(letter.to_ascii_uppercase()).map(|power| 1 << (10 * (power + 1))))
+    let (digits, power) = match text.char_indices().next_back() {
+        Some((at, letter)) if !letter.is_ascii_digit() => (&text[..at], UNITS.find(letter.to_ascii_uppercase())? + 1),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << (10 * power))
 }
 
 /// Formats like `20 KiB`: in the largest unit of which there are at least ten, without a fraction.
@@ -88,15 +92,6 @@ pub fn lasting(time: Duration) -> String {
         seconds @ ..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
         seconds => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
     }
-}
-
-/// Returns the number times its unit; without a letter it counts as it stands.
-fn scaled(text: &str, unit: impl Fn(char) -> Option<u64>) -> Option<u64> {
-    let (digits, unit) = match text.char_indices().next_back() {
-        Some((at, letter)) if !letter.is_ascii_digit() => (&text[..at], unit(letter)?),
-        _ => (text, 1),
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 /// Formats seconds since 1970 like `2026-11-21 09:30:00`, in UTC.
