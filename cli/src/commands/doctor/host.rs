@@ -23,21 +23,22 @@ const CONFIGURATION: &str = "/etc/fuse.conf";
 /// No archive is older than the program's first version: 2026-01-01 00:00:00 UTC.
 const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
 
-pub(super) fn findings() -> Vec<Finding> {
+/// Returns the checks by name. The names are stable, for programs.
+pub(super) fn findings() -> Vec<(&'static str, Finding)> {
     vec![
-        kernel(),
-        device(),
-        fusermount(),
-        allow_other(),
-        mount_program(),
-        mount_by_type(),
-        sandbox(),
-        memory_lock(),
-        keyring(),
-        clock(),
-        state(),
-        runtime_directory(),
-        swap(),
+        ("kernel", kernel()),
+        ("fuse device", device()),
+        ("fusermount3", fusermount()),
+        ("user_allow_other", allow_other()),
+        ("mount program", mount_program()),
+        ("mount -t lockbox", mount_by_type()),
+        ("sandbox", sandbox()),
+        ("memory lock", memory_lock()),
+        ("keyring", keyring()),
+        ("clock", clock()),
+        ("state directory", state()),
+        ("runtime directory", runtime_directory()),
+        ("swap", swap()),
     ]
 }
 
@@ -45,10 +46,9 @@ fn kernel() -> Finding {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     match fs::read_to_string("/proc/filesystems") {
         Ok(types) if types.lines().any(|line| line.trim_start_matches("nodev").trim() == "fuse") => {
-            Finding::good("kernel", format!("Linux {} with FUSE", release.trim()))
+            Finding::good(format!("Linux {} with FUSE", release.trim()))
         }
         _ => Finding::bad(
-            "kernel",
             format!("Linux {} without FUSE", release.trim()),
             "load it: modprobe fuse; in a container, on its host",
         ),
@@ -56,23 +56,18 @@ fn kernel() -> Finding {
 }
 
 fn device() -> Finding {
-    const NAME: &str = "fuse device";
     match fs::metadata(DEVICE) {
-        Ok(metadata) if !metadata.file_type().is_char_device() => Finding::bad(
-            NAME,
-            format!("{DEVICE} is not a device"),
-            "remove it and create it again: mknod /dev/fuse c 10 229",
-        ),
+        Ok(metadata) if !metadata.file_type().is_char_device() => {
+            Finding::bad(format!("{DEVICE} is not a device"), "remove it and create it again: mknod /dev/fuse c 10 229")
+        }
         Ok(_) => match OpenOptions::new().read(true).write(true).open(DEVICE) {
-            Ok(_) => Finding::good(NAME, format!("{DEVICE} opens")),
+            Ok(_) => Finding::good(format!("{DEVICE} opens")),
             Err(error) => Finding::bad(
-                NAME,
                 format!("{DEVICE} does not open: {}", reason(&error)),
                 "its mode should be 0666: chmod 666 /dev/fuse; in a container, pass the device on",
             ),
         },
         Err(error) => Finding::bad(
-            NAME,
             format!("{DEVICE}: {}", reason(&error)),
             "load the module: modprobe fuse; in a container, pass the device on (--device /dev/fuse)",
         ),
@@ -80,54 +75,48 @@ fn device() -> Finding {
 }
 
 fn fusermount() -> Finding {
-    const NAME: &str = "fusermount3";
     let Some(program) = in_path("fusermount3") else {
         let advice = "install the package fuse3: users other than root mount through it";
         return match geteuid().is_root() {
-            true => Finding::advice(NAME, "not installed", advice),
-            false => Finding::bad(NAME, "not installed", advice),
+            true => Finding::advice("not installed", advice),
+            false => Finding::bad("not installed", advice),
         };
     };
     let set_uid = fs::metadata(&program).is_ok_and(|m| m.uid() == 0 && m.mode() & 0o4000 != 0);
     if set_uid || geteuid().is_root() {
-        return Finding::good(NAME, shown(&program));
+        return Finding::good(shown(&program));
     }
     Finding::bad(
-        NAME,
         format!("{} is not set-user-id root", shown(&program)),
         "it cannot mount without that bit: reinstall the package fuse3, or chmod 4755",
     )
 }
 
 fn allow_other() -> Finding {
-    const NAME: &str = "user_allow_other";
     let configuration = fs::read_to_string(CONFIGURATION).unwrap_or_default();
     if configuration.lines().any(|line| line.trim() == "user_allow_other") {
-        Finding::good(NAME, format!("set in {CONFIGURATION}"))
+        Finding::good(format!("set in {CONFIGURATION}"))
     } else {
-        Finding::good(NAME, format!("not set in {CONFIGURATION}: the option allow_other is for root alone"))
+        Finding::good(format!("not set in {CONFIGURATION}: the option allow_other is for root alone"))
     }
 }
 
 fn mount_program() -> Finding {
-    const NAME: &str = "mount program";
     let program = mount::program();
     let asked = Command::new(&program).arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output();
     let version = match asked {
         Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
         Err(error) => {
             return Finding::bad(
-                NAME,
                 format!("{}: {}", shown(&program), reason(&error)),
                 "install mount.lockbox in the directory of lockbox or in /sbin",
             );
         }
     };
     if version.split_once(' ').is_some_and(|(_, version)| version == VERSION) {
-        return Finding::good(NAME, format!("{} {VERSION}", shown(&program)));
+        return Finding::good(format!("{} {VERSION}", shown(&program)));
     }
     Finding::advice(
-        NAME,
         format!("{} says '{version}', and this program is {VERSION}", shown(&program)),
         "install both programs from one version",
     )
@@ -135,14 +124,12 @@ fn mount_program() -> Finding {
 
 /// The names under which mount(8) and umount(8) look.
 fn mount_by_type() -> Finding {
-    const NAME: &str = "mount -t lockbox";
     let names = ["/sbin/mount.lockbox", "/sbin/umount.lockbox"];
     let missing: Vec<_> = names.into_iter().filter(|name| fs::metadata(name).is_err()).collect();
     if missing.is_empty() {
-        return Finding::good(NAME, names.join(", "));
+        return Finding::good(names.join(", "));
     }
     Finding::advice(
-        NAME,
         format!("{} missing", missing.join(", ")),
         "mount -t lockbox, lines of fstab, and umount waiting for the last commit need them; 'lockbox mount' does not",
     )
@@ -172,40 +159,34 @@ impl KernelSandbox {
 }
 
 fn sandbox() -> Finding {
-    const NAME: &str = "sandbox";
     let KernelSandbox { landlock, seccomp, refusals_named } = KernelSandbox::of_host();
     let named = if refusals_named { "" } else { ", without the names of refused calls in the log" };
     match (landlock, seccomp) {
-        (Some(true), true) => Finding::good(NAME, format!("Landlock, and a list of system calls{named}")),
+        (Some(true), true) => Finding::good(format!("Landlock, and a list of system calls{named}")),
         (Some(true), false) => Finding::advice(
-            NAME,
             "the kernel has no filters of system calls (seccomp): a daemon that is led astray can still connect to local services",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         ),
         (Some(false), _) => Finding::advice(
-            NAME,
             "the kernel runs without Landlock: daemons keep access to all files of their user",
             "add landlock to the kernel's parameter lsm=",
         ),
-        (None, true) => Finding::good(
-            NAME,
-            format!("a list of system calls{named}; cannot examine Landlock: /sys/kernel/security is not mounted"),
-        ),
-        (None, false) => Finding::good(NAME, "unknown: /sys/kernel/security is not mounted"),
+        (None, true) => Finding::good(format!(
+            "a list of system calls{named}; cannot examine Landlock: /sys/kernel/security is not mounted"
+        )),
+        (None, false) => Finding::good("unknown: /sys/kernel/security is not mounted"),
     }
 }
 
 fn memory_lock() -> Finding {
-    const NAME: &str = "memory lock";
     let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(0, |(soft, _)| soft);
     if limit == nix::libc::RLIM_INFINITY {
-        return Finding::good(NAME, "no limit: daemons keep all of their memory out of swap");
+        return Finding::good("no limit: daemons keep all of their memory out of swap");
     }
-    if lockbox_host::proc::may_lock_beyond_the_limit() {
-        return Finding::good(NAME, "permitted beyond the limit: daemons keep all of their memory out of swap");
+    if proc::may_lock_beyond_the_limit() {
+        return Finding::good("permitted beyond the limit: daemons keep all of their memory out of swap");
     }
     Finding::advice(
-        NAME,
         format!("limited to {} KiB: keys of mounted archives may reach swap", limit >> 10),
         "set memlock to unlimited in /etc/security/limits.conf, or LimitMEMLOCK=infinity in a unit; or encrypt swap",
     )
@@ -213,19 +194,17 @@ fn memory_lock() -> Finding {
 
 fn keyring() -> Finding {
     match Keyring::open() {
-        Ok(_) => Finding::good("keyring", "available to --keyring-cache"),
-        Err(error) => Finding::good("keyring", format!("--keyring-cache cannot be used: {error}")),
+        Ok(_) => Finding::good("available to --keyring-cache"),
+        Err(error) => Finding::good(format!("--keyring-cache cannot be used: {error}")),
     }
 }
 
 fn clock() -> Finding {
-    const NAME: &str = "clock";
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     if now >= EARLIEST {
-        return Finding::good(NAME, "plausible");
+        return Finding::good("plausible");
     }
     Finding::advice(
-        NAME,
         "before the year of this program's first version",
         "set it: files get wrong times, and messages about older copies name wrong dates",
     )
@@ -233,44 +212,37 @@ fn clock() -> Finding {
 
 /// Checks the directory in which this user's programs remember archives.
 fn state() -> Finding {
-    const NAME: &str = "state directory";
     let root = geteuid().is_root();
     let directory = state_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), root);
     let Some(directory) = directory else {
         return Finding::advice(
-            NAME,
             "none: neither XDG_STATE_HOME nor HOME is set",
             "set HOME: without it an older copy of an archive is not noticed",
         );
     };
     let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     if access(existing, AccessFlags::W_OK | AccessFlags::X_OK).is_ok() {
-        return Finding::good(NAME, shown(&directory));
+        return Finding::good(shown(&directory));
     }
     Finding::advice(
-        NAME,
         format!("{} cannot be written", shown(&directory)),
         "make it writable: without it, lockbox cannot detect an older copy of an archive",
     )
 }
 
 fn runtime_directory() -> Finding {
-    const NAME: &str = "runtime directory";
     match daemons::directory() {
         OwnRuntimeDir::Ready(path) if access(&path, AccessFlags::W_OK | AccessFlags::X_OK).is_ok() => {
-            Finding::good(NAME, shown(&path))
+            Finding::good(shown(&path))
         }
         OwnRuntimeDir::Ready(path) => {
-            Finding::bad(NAME, format!("{} cannot be written", shown(&path)), "mounts need a socket there")
+            Finding::bad(format!("{} cannot be written", shown(&path)), "mounts need a socket there")
         }
-        OwnRuntimeDir::Missing(path) => Finding::good(NAME, format!("{}, which the first mount creates", shown(&path))),
-        OwnRuntimeDir::NotPrivate(path) => Finding::good(
-            NAME,
-            format!(
-                "next to {}, which is not a private directory of this user; the first mount creates it",
-                shown(&path)
-            ),
-        ),
+        OwnRuntimeDir::Missing(path) => Finding::good(format!("{}, which the first mount creates", shown(&path))),
+        OwnRuntimeDir::NotPrivate(path) => Finding::good(format!(
+            "next to {}, which is not a private directory of this user; the first mount creates it",
+            shown(&path)
+        )),
     }
 }
 
@@ -280,7 +252,6 @@ fn in_path(program: impl AsRef<OsStr>) -> Option<PathBuf> {
     candidates.into_iter().find(|candidate| access(candidate, AccessFlags::X_OK).is_ok() && candidate.is_file())
 }
 
-/// Returns the host's words without its number for them.
 fn reason(error: &std::io::Error) -> String {
     lockbox_terminal::without_numbers(error.to_string())
 }
@@ -289,23 +260,21 @@ fn reason(error: &std::io::Error) -> String {
 const DEEPEST: u32 = 16;
 
 fn swap() -> Finding {
-    const NAME: &str = "swap";
     let advice = "encrypt swap (crypttab with a random key) or use zram: content that programs read from archives may be written there";
     let Ok(table) = fs::read_to_string("/proc/swaps") else {
-        return Finding::advice(NAME, "unknown: /proc/swaps is not readable", advice);
+        return Finding::advice("unknown: /proc/swaps is not readable", advice);
     };
     let spaces = spaces(&table);
     if spaces.is_empty() {
-        return Finding::good(NAME, "none");
+        return Finding::good("none");
     }
     let plain: Vec<_> = spaces.iter().filter(|path| !is_encrypted(path)).map(|path| shown(path)).collect();
     if plain.is_empty() {
-        return Finding::good(NAME, "encrypted or in memory");
+        return Finding::good("encrypted or in memory");
     }
-    Finding::advice(NAME, format!("apparently not encrypted: {}", plain.join(", ")), advice)
+    Finding::advice(format!("apparently not encrypted: {}", plain.join(", ")), advice)
 }
 
-/// Parses `/proc/swaps`, skipping the header line.
 fn spaces(table: &str) -> Vec<PathBuf> {
     table.lines().skip(1).filter_map(|line| line.split_whitespace().next()).map(PathBuf::from).collect()
 }
@@ -328,10 +297,8 @@ fn crypt_below(device: &Path, depth: u32) -> bool {
     if uuid.starts_with("CRYPT-") {
         return true;
     }
-    let slaves: Vec<PathBuf> = match fs::read_dir(device.join("slaves")) {
-        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
-        Err(_) => return false,
-    };
+    let entries = fs::read_dir(device.join("slaves")).into_iter().flatten().flatten();
+    let slaves: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     depth < DEEPEST && !slaves.is_empty() && slaves.iter().all(|slave| crypt_below(slave, depth + 1))
 }
 
@@ -412,22 +379,17 @@ fn fetcher(daemon: u32) -> Option<u32> {
 }
 
 pub(super) fn confinement(processes: &[Confined]) -> Finding {
-    const NAME: &str = "mounts";
     let free: Vec<_> = processes.iter().filter(|process| !process.is_in_force()).collect();
     match (processes.len(), free.as_slice()) {
-        (0, _) => Finding::good(NAME, "none of this user"),
-        (count, []) => Finding::good(
-            NAME,
-            format!(
-                "{count} processes, all in a sandbox: no capability but to lock memory, no new privileges, a list of system calls"
-            ),
-        ),
+        (0, _) => Finding::good("none of this user"),
+        (count, []) => Finding::good(format!(
+            "{count} processes, all in a sandbox: no capability but to lock memory, no new privileges, a list of system calls"
+        )),
         (_, free) => {
             let named = free
                 .iter()
                 .map(|one| format!("the {} of {} (process {})", one.process, shown(one.archive.as_ref()), one.pid));
             Finding::advice(
-                NAME,
                 format!("without a whole sandbox: {}", named.collect::<Vec<_>>().join(", ")),
                 "mount again without sandbox=off; the daemon's log names the reason",
             )

@@ -31,8 +31,6 @@ pub(crate) struct Args {
 
 /// Result of one check.
 struct Finding {
-    /// Stable, for programs.
-    name: &'static str,
     state: State,
     found: String,
     /// Remedy, in one sentence.
@@ -49,16 +47,16 @@ enum State {
 }
 
 impl Finding {
-    fn good(name: &'static str, found: impl Into<String>) -> Finding {
-        Finding { name, state: State::Good, found: found.into(), advice: None }
+    fn good(found: impl Into<String>) -> Finding {
+        Finding { state: State::Good, found: found.into(), advice: None }
     }
 
-    fn advice(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
-        Finding { name, state: State::Advice, found: found.into(), advice: Some(advice.into()) }
+    fn advice(found: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { state: State::Advice, found: found.into(), advice: Some(advice.into()) }
     }
 
-    fn bad(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
-        Finding { name, state: State::Bad, found: found.into(), advice: Some(advice.into()) }
+    fn bad(found: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { state: State::Bad, found: found.into(), advice: Some(advice.into()) }
     }
 }
 
@@ -78,16 +76,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(address) => (findings_of_server(address, &args.remote.remote)?, "keeps lockbox from using this server"),
         None => {
             let mut findings = host::findings();
-            findings.push(host::confinement(processes.insert(host::processes())));
+            findings.push(("mounts", host::confinement(processes.insert(host::processes()))));
             (findings, "keeps lockbox from working")
         }
     };
-    let bad = findings.iter().filter(|finding| finding.state == State::Bad).count();
+    let bad = findings.iter().filter(|(_, finding)| finding.state == State::Bad).count();
     let mut out = Output::new();
     if args.json {
         let checks: Vec<_> = findings
             .iter()
-            .map(|f| json!({"name": f.name, "state": f.state.word(), "found": f.found, "advice": f.advice}))
+            .map(|(name, f)| json!({"name": name, "state": f.state.word(), "found": f.found, "advice": f.advice}))
             .collect();
         let mut told = json!({"ok": bad == 0, "version": env!("CARGO_PKG_VERSION"), "checks": checks});
         if let Some(processes) = processes {
@@ -96,9 +94,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         out.json(&told)?;
     } else {
-        for finding in &findings {
-            out.line(&format!("{:<7} {:<18} {}", finding.state.word(), finding.name, finding.found))?;
-            if let Some(advice) = &finding.advice {
+        for (name, Finding { state, found, advice }) in &findings {
+            out.line(&format!("{:<7} {name:<18} {found}", state.word()))?;
+            if let Some(advice) = advice {
                 out.line(&format!("{:<26} {advice}", ""))?;
             }
         }
@@ -116,33 +114,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// Bytes that tell an archive: magic and version.
 const BEGIN: usize = 20;
 
-fn findings_of_server(address: &Path, how: &Remote) -> Result<Vec<Finding>, Failure> {
+fn findings_of_server(address: &Path, how: &Remote) -> Result<Vec<(&'static str, Finding)>, Failure> {
     let interrupt = Interrupt::watch()?;
     let probed = remote::probe(address, how, &mut || interrupt.check()).map_err(|error| match error {
         Error::Interrupted(_) => interrupt::failure(&error, "the objects made there for the check were removed"),
         error => Failure::at(address, &error),
     })?;
-    let mut findings: Vec<Finding> = probed
-        .into_iter()
-        .map(|found| Finding {
-            name: found.name,
-            state: match (found.works, found.advice) {
-                (false, _) => State::Bad,
-                (true, Some(_)) => State::Advice,
-                (true, None) => State::Good,
-            },
-            found: found.found,
-            advice: found.advice.map(str::to_owned),
-        })
-        .collect();
-    if findings.iter().all(|finding| finding.state != State::Bad) {
-        findings.push(archive(address, how));
+    let mut findings = Vec::new();
+    for found in probed {
+        let state = match (found.works, found.advice) {
+            (false, _) => State::Bad,
+            (true, Some(_)) => State::Advice,
+            (true, None) => State::Good,
+        };
+        findings.push((found.name, Finding { state, found: found.found, advice: found.advice.map(str::to_owned) }));
+    }
+    if findings.iter().all(|(_, finding)| finding.state != State::Bad) {
+        findings.push(("archive", archive(address, how)));
     }
     Ok(findings)
 }
 
 fn archive(address: &Path, how: &Remote) -> Finding {
-    const NAME: &str = "archive";
     let opened = ArchiveLocation::open(address, &how.without_cache()).and_then(|place| {
         let ArchiveSource::Storage(storage) = place.source() else {
             return Err(Error::invalid("that is not an address"));
@@ -154,10 +147,10 @@ fn archive(address: &Path, how: &Remote) -> Finding {
         recognize(begin, 0).map(|()| length)
     });
     match opened {
-        Ok(length) => Finding::good(NAME, format!("there is one, of {length} bytes")),
+        Ok(length) => Finding::good(format!("there is one, of {length} bytes")),
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Finding::good(NAME, "no archive there yet")
+            Finding::good("no archive there yet")
         }
-        Err(error) => Finding::bad(NAME, Failure::sentence(&error), "name an archive, or a place for a backup"),
+        Err(error) => Finding::bad(Failure::sentence(&error), "name an archive, or a place for a backup"),
     }
 }
