@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 
 use lockbox_host::control::{self, Request, Response, Status};
 use lockbox_host::located::{self, in_time};
-use lockbox_host::mounts::PinnedMount;
-use lockbox_host::mounts::{self, Mounted};
+use lockbox_host::mounts::{self, Mounted, PinnedMount};
 use lockbox_host::secrets::desktop;
 use lockbox_host::{IN_USE, OTHER, daemons, shown};
 use lockbox_terminal::{advice, quantity};
@@ -38,7 +37,7 @@ const AT_TERMINAL: &str = "end that use, or use 'lockbox umount' with --wait, --
 const AT_DESKTOP: &str = "end that use, and unmount it again";
 
 /// Unmount an archive; returns when its last commit is durable
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub(crate) struct Args {
     /// The directory or the archive file
     #[arg(value_name = "DIR|ARCHIVE", required_unless_present = "all")]
@@ -69,16 +68,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn of(what: PathBuf, lazy: bool) -> Args {
-        Args {
-            what: Some(what),
-            all: false,
-            lazy,
-            wait: None,
-            force: false,
-            abandon: false,
-            desktop: false,
-            plainly: false,
-        }
+        Args { what: Some(what), lazy, ..Args::default() }
     }
 }
 
@@ -137,7 +127,7 @@ fn unmount(args: &Args) -> Result<(), Failure> {
     let is_untold = io::stderr().is_terminal();
     match (&args.what, args.wait) {
         (Some(given), None) => one(args, given, true),
-        (None, None) => all(args.lazy, true),
+        (None, None) => all(args, true),
         (Some(given), Some(limit)) => {
             let place = runtime::canonical(given);
             let table = mounts::all();
@@ -156,7 +146,7 @@ fn unmount(args: &Args) -> Result<(), Failure> {
                 one(args, given, named)
             })
         }
-        (None, Some(limit)) => waited(limit, is_untold, |named| all(false, named)),
+        (None, Some(limit)) => waited(limit, is_untold, |named| all(args, named)),
     }
 }
 
@@ -193,16 +183,12 @@ fn waited(
     }
 }
 
-/// `named`: report the processes that keep it busy.
 fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
     let what = runtime::canonical(given);
     match runtime::find(&what, given)? {
-        Some((socket, status)) => {
-            let Args { lazy, abandon, force, .. } = *args;
-            stop(&socket, &status, Manner { lazy, abandon, force, named })
-        }
+        Some((socket, status)) => stop(args, &socket, &status, named),
         None => match located::root_at(given, &mounts::all()) {
-            Some(mounted) => clear(mounted, args.lazy, args.plainly),
+            Some(mounted) => clear(args, mounted),
             None => Err(runtime::not_found(&what, given)),
         },
     }
@@ -210,8 +196,8 @@ fn one(args: &Args, given: &Path, named: bool) -> Result<(), Failure> {
 
 /// Ends every mount of this user, for root of all users. Failures are reported for each mount, and
 /// the others still end. All end concurrently, so that a slow or hostile daemon delays no other
-/// mount.
-fn all(lazy: bool, named: bool) -> Result<(), Failure> {
+/// mount. The parser refuses `--abandon` and `--force` with `--all`, and `--lazy` with `--wait`.
+fn all(args: &Args, named: bool) -> Result<(), Failure> {
     let daemons = runtime::believed()?;
     let table = mounts::mine();
     let mut left = table.clone();
@@ -234,7 +220,7 @@ fn all(lazy: bool, named: bool) -> Result<(), Failure> {
         }
     }
     let failures: Vec<Failure> = thread::scope(|scope| {
-        let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(lazy, named))).collect();
+        let running: Vec<_> = jobs.iter().map(|job| scope.spawn(|| job.run(args, named))).collect();
         running
             .into_iter()
             .flat_map(|job| job.join().unwrap_or_else(|_| vec![Failure::other("could not unmount")]))
@@ -263,29 +249,17 @@ struct Job {
 }
 
 impl Job {
-    fn run(&self, lazy: bool, named: bool) -> Vec<Failure> {
-        let cleared = self.clear.iter().filter_map(|mounted| clear(mounted, lazy, false).err());
-        let mut failures: Vec<Failure> = cleared.collect();
-        failures.extend(self.stop.as_ref().and_then(|(socket, status)| {
-            stop(socket, status, Manner { lazy, abandon: false, force: false, named }).err()
-        }));
-        failures
+    fn run(&self, args: &Args, named: bool) -> Vec<Failure> {
+        let cleared = self.clear.iter().filter_map(|mounted| clear(args, mounted).err());
+        let stopped = self.stop.iter().filter_map(|(socket, status)| stop(args, socket, status, named).err());
+        cleared.chain(stopped).collect()
     }
-}
-
-/// Manner of ending a mount; `named`: the processes that use it are listed.
-#[derive(Clone, Copy)]
-struct Manner {
-    lazy: bool,
-    abandon: bool,
-    force: bool,
-    named: bool,
 }
 
 /// Sends the daemon the order to end its mount. Once it is gone here the daemon waits for mounts of
 /// it in other namespaces: after a while the processes there are listed.
-fn ask_to_stop(socket: &Path, status: &Status, manner: Manner, before: Option<&Mounted>) -> lockbox::Result<Response> {
-    let Manner { lazy, abandon, force, .. } = manner;
+fn ask_to_stop(args: &Args, socket: &Path, status: &Status, before: Option<&Mounted>) -> lockbox::Result<Response> {
+    let Args { lazy, abandon, force, .. } = *args;
     let (start, is_told) = (Instant::now(), Cell::new(lazy));
     let tell = || {
         if let Some(before) = before.filter(|_| !is_told.get() && start.elapsed() > TELL_ELSEWHERE) {
@@ -306,20 +280,20 @@ fn ask_to_stop(socket: &Path, status: &Status, manner: Manner, before: Option<&M
     })
 }
 
-fn stop(socket: &Path, status: &Status, manner: Manner) -> Result<(), Failure> {
-    let Manner { lazy, named, force, .. } = manner;
+/// `named`: the processes that use a busy mount are listed.
+fn stop(args: &Args, socket: &Path, status: &Status, named: bool) -> Result<(), Failure> {
     let table = mounts::all();
     let before = daemons::mount_of(status, &table).cloned();
     let point = &before.as_ref().map_or_else(|| status.mount_point_path(), |mounted| mounted.point.clone());
     let theirs = status.uid != geteuid().as_raw();
     // Looked up before: the users of a detached mount cannot be found.
-    let users = before.as_ref().filter(|_| lazy).and_then(busy::by_whom);
+    let users = before.as_ref().filter(|_| args.lazy).and_then(busy::by_whom);
     let of_its_user = |error: &lockbox::Error| {
         let user = daemons::user_name(status.uid);
         Failure::other(format!("{} (user {user}): {}", shown(point), Failure::sentence(error)))
     };
-    match ask_to_stop(socket, status, manner, before.as_ref()).map_err(|error| of_its_user(&error))? {
-        Response::Done if force => {
+    match ask_to_stop(args, socket, status, before.as_ref()).map_err(|error| of_its_user(&error))? {
+        Response::Done if args.force => {
             output::complain(&format!(
                 "{} is unmounted; {} has all that was written to it",
                 shown(point),
@@ -400,23 +374,27 @@ fn runs(pid: u32) -> bool {
 
 /// Unmounts a mount whose daemon died, one of several mounts of an archive, or, on request, one
 /// that does not answer.
-fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
+fn clear(args: &Args, mounted: &Mounted) -> Result<(), Failure> {
+    let Args { lazy, plainly, .. } = *args;
     let at = shown(&mounted.point);
     let held = reach(mounted)?;
     let root = geteuid().is_root();
     let twin = mounts::twin(&mounts::all(), mounted).cloned();
-    let (lazily, notice) = match (probe(&held), &twin) {
-        (Probe::Dead, _) => (true, format!("cleared the mount at {at}: its daemon had died")),
-        (Probe::Silent, None) if lazy => {
+    let probed = Arc::clone(&held);
+    // None: it does not answer.
+    let is_dead = in_time(move || probed.is_dead());
+    let (lazily, notice) = match (is_dead, &twin) {
+        (Some(true), _) => (true, format!("cleared the mount at {at}: its daemon had died")),
+        (None, None) if lazy => {
             (true, format!("detached {at}; the process that serves it does not answer and still holds the archive"))
         }
-        (Probe::Silent, None) => {
+        (None, None) => {
             return Err(Failure::other(format!(
                 "{at} does not answer: the process that serves it is stopped or stuck; continue it, or end it with \
                  kill -9 (changes that were not durable are lost), then unmount again; --lazy detaches the directory now"
             )));
         }
-        (_, Some(_)) | (Probe::Serves, None) if root && (plainly || twin.is_some()) => (lazy, String::new()),
+        (_, Some(_)) | (Some(false), None) if root && (plainly || twin.is_some()) => (lazy, String::new()),
         (_, Some(other)) => {
             let end = advice("lockbox umount", other.point.as_os_str().as_bytes());
             return Err(Failure::other(format!(
@@ -424,7 +402,7 @@ fn clear(mounted: &Mounted, lazy: bool, plainly: bool) -> Result<(), Failure> {
                 shown(&other.point)
             )));
         }
-        (Probe::Serves, None) => {
+        (Some(false), None) => {
             return Err(Failure::other(format!("{at} is served by a program of another user")));
         }
     };
@@ -455,21 +433,6 @@ fn reach(mounted: &Mounted) -> Result<Arc<PinnedMount>, Failure> {
         None => {
             Err(Failure::other(format!("cannot reach the mount at {at}: a file system on its path does not answer")))
         }
-    }
-}
-
-enum Probe {
-    Dead,
-    Silent,
-    Serves,
-}
-
-fn probe(held: &Arc<PinnedMount>) -> Probe {
-    let held = Arc::clone(held);
-    match in_time(move || held.is_dead()) {
-        Some(true) => Probe::Dead,
-        Some(false) => Probe::Serves,
-        None => Probe::Silent,
     }
 }
 
