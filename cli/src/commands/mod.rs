@@ -80,7 +80,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: &Command, cores: CoreLimit) -> Result<(), Failure> {
     match command {
         Command::Create(args) => create::run(args, cores),
-        Command::Mount(args) => mount::run(args, cores),
+        Command::Mount(args) => mount::run(args, None, cores),
         Command::Umount(args) => umount::run(args),
         Command::Status(args) => status::run(args),
         Command::Add(args) => exchange::add(args),

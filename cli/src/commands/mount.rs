@@ -36,7 +36,7 @@ Mount options, after -o and separated by commas (all of them: mount.lockbox(8)):
   size-limit=10G      Limit of the archive's file";
 
 /// Show an archive as a directory; returns when the directory answers
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 #[command(after_help = OPTIONS)]
 pub(crate) struct Args {
     /// The archive file
@@ -61,25 +61,18 @@ pub(crate) struct Args {
     cache: Cache,
 }
 
-pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
-    run_with(args, None, cores)
-}
-
 /// Mounts a new archive and shows it, as a double click does, without asking for its passphrase.
 pub(crate) fn open_new(archive: &Path, passphrase: &Passphrase, quiet: bool, cores: CoreLimit) -> Result<(), Failure> {
     // Standard input of the mount program.
     let sources = PassphraseSources { passfd: Some(0), quiet, ..PassphraseSources::default() };
     let args = Args {
         archive: archive.to_owned(),
-        directory: None,
-        options: Vec::new(),
-        foreground: false,
         open: true,
         desktop: true,
         sources: Sources { passphrase: sources, ..Sources::default() },
-        cache: Cache::default(),
+        ..Args::default()
     };
-    run_with(&args, Some(passphrase), cores)
+    run(&args, Some(passphrase), cores)
 }
 
 /// Fails when [`open_new`] could not mount an archive that is going to be made at this path.
@@ -100,7 +93,8 @@ pub(crate) fn check_new(archive: &Path) -> Result<(), Failure> {
     )))
 }
 
-fn run_with(args: &Args, passphrase: Option<&Passphrase>, cores: CoreLimit) -> Result<(), Failure> {
+/// `passphrase`: that of an archive that was just created; else the mount program asks for it.
+pub(crate) fn run(args: &Args, passphrase: Option<&Passphrase>, cores: CoreLimit) -> Result<(), Failure> {
     mount(args, passphrase, cores).inspect_err(|failure| {
         // The mount program has reported its own failures already.
         if args.desktop && !failure.message.is_empty() {
