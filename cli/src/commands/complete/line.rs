@@ -36,12 +36,8 @@ pub(super) enum CursorContext<'a, 'w> {
     Word { argument: Option<&'a Arg> },
 }
 
-/// Word that begins with a dash, by its role.
-enum OptionWord<'a, 'w> {
-    /// An option, and its value if that is in the same word; `usize` is the start of the value.
-    Known(&'a Arg, Option<(usize, &'w [u8])>),
-    Unknown,
-}
+/// An option, and its value if that is in the same word; `usize` is the start of the value.
+type OptionWord<'a, 'w> = (&'a Arg, Option<(usize, &'w [u8])>);
 
 impl<'a> Line<'a> {
     pub(super) fn of(program: &'a Command, before: &'a [OsString]) -> Line<'a> {
@@ -60,9 +56,9 @@ impl<'a> Line<'a> {
             self.escaped = true;
         } else if !self.escaped && bytes.len() > 1 && bytes[0] == b'-' {
             match self.dashed(bytes) {
-                OptionWord::Known(argument, Some((_, value))) => self.values.push((argument, OsStr::from_bytes(value))),
-                OptionWord::Known(argument, None) if needs_value(argument) => self.pending = Some(argument),
-                OptionWord::Known(..) | OptionWord::Unknown => {}
+                Some((argument, Some((_, value)))) => self.values.push((argument, OsStr::from_bytes(value))),
+                Some((argument, None)) => self.pending = Some(argument).filter(|argument| needs_value(argument)),
+                None => {}
             }
         } else if let Some(command) = self.commands().find(|command| command.get_name().as_bytes() == bytes) {
             self.command = command;
@@ -85,10 +81,8 @@ impl<'a> Line<'a> {
             return CursorContext::Word { argument: self.positional() };
         }
         match self.dashed(word) {
-            OptionWord::Known(argument, Some((at, typed))) => {
-                CursorContext::Value { argument, stem: &word[..at], typed }
-            }
-            OptionWord::Known(..) | OptionWord::Unknown => CursorContext::Option,
+            Some((argument, Some((at, typed)))) => CursorContext::Value { argument, stem: &word[..at], typed },
+            _ => CursorContext::Option,
         }
     }
 
@@ -102,7 +96,8 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn dashed<'w>(&self, word: &'w [u8]) -> OptionWord<'a, 'w> {
+    /// Returns the option that a word with a dash is.
+    fn dashed<'w>(&self, word: &'w [u8]) -> Option<OptionWord<'a, 'w>> {
         let options = || self.command.get_arguments().filter(|argument| !argument.is_positional());
         if let Some(long) = word.strip_prefix(b"--") {
             let name = long.split(|&byte| byte == b'=').next().unwrap_or_default();
@@ -111,18 +106,17 @@ impl<'a> Line<'a> {
                 argument.get_long().into_iter().chain(aliases).any(|long| long.as_bytes() == name)
             };
             let value = (name.len() < long.len()).then(|| (name.len() + 3, &long[name.len() + 1..]));
-            return options().find(is_it).map_or(OptionWord::Unknown, |argument| OptionWord::Known(argument, value));
+            return Some((options().find(is_it)?, value));
         }
         // `-rf`: each a flag, but for the first that takes a value, which is the rest.
-        let mut last = OptionWord::Unknown;
+        let mut last = None;
         for (at, byte) in word.iter().enumerate().skip(1) {
-            let found = options().find(|argument| argument.get_short() == Some(char::from(*byte)));
-            let Some(argument) = found else { return OptionWord::Unknown };
+            let argument = options().find(|argument| argument.get_short() == Some(char::from(*byte)))?;
             let rest = &word[at + 1..];
             if needs_value(argument) {
-                return OptionWord::Known(argument, (!rest.is_empty()).then_some((at + 1, rest)));
+                return Some((argument, (!rest.is_empty()).then_some((at + 1, rest))));
             }
-            last = OptionWord::Known(argument, None);
+            last = Some((argument, None));
         }
         last
     }

@@ -84,36 +84,26 @@ pub(crate) fn run(args: &Args) {
 
 /// Returns the text that the script of the shell reads.
 fn text(shell: Shell, words: &[OsString]) -> Vec<u8> {
-    let mut text = Vec::new();
     match (shell, words) {
         (Shell::Bash, [breaks, line]) => {
             let typed = BashLine::of(line.as_bytes(), breaks.as_bytes());
             let words: Vec<OsString> = typed.words.iter().skip(1).cloned().map(OsString::from_vec).collect();
-            for quoted in offered(&words).iter().filter_map(|candidate| typed.completed_by(candidate)) {
-                text.extend_from_slice(&quoted);
-                text.push(0);
-            }
+            let quoted = offered(&words).into_iter().filter_map(|candidate| typed.completed_by(&candidate));
+            quoted.flat_map(|quoted| [&quoted[..], b"\0"].concat()).collect()
         }
-        (Shell::Bash, _) => {}
+        (Shell::Bash, _) => Vec::new(),
         (Shell::Zsh, words) => {
-            for candidate in offered(words) {
+            let fields = |candidate: Candidate| {
                 let (shown, space) = (&candidate.word[candidate.shared..], if candidate.open { "" } else { " " });
-                for part in [&candidate.word[..], shown, space.as_bytes(), candidate.about.as_bytes()] {
-                    text.extend_from_slice(part);
-                    text.push(0);
-                }
-            }
+                [&candidate.word[..], shown, space.as_bytes(), candidate.about.as_bytes(), b""].join(&0)
+            };
+            offered(words).into_iter().flat_map(fields).collect()
         }
         (Shell::Fish, words) => {
-            for candidate in offered(words) {
-                text.extend_from_slice(&candidate.word);
-                text.push(b'\t');
-                text.extend_from_slice(candidate.about.as_bytes());
-                text.push(b'\n');
-            }
+            let row = |candidate: Candidate| [&candidate.word[..], b"\t", candidate.about.as_bytes(), b"\n"].concat();
+            offered(words).into_iter().flat_map(row).collect()
         }
     }
-    text
 }
 
 /// Returns the candidates for the last of the words after the program's name.

@@ -7,8 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::recognize;
-use lockbox::archive::{Archive, OpenOptions};
+use lockbox::archive::{Archive, OpenOptions, recognize};
 use lockbox::exchange::{Entries, resolve};
 use lockbox::keys::{self, UnlockedKey};
 use lockbox_host::list_option::OptionValue;
@@ -70,7 +69,6 @@ pub(super) fn list(typed: &OsStr, listed: Listed) -> Vec<Candidate> {
     found
 }
 
-/// Returns the type of an entry, for a link that of its target.
 fn kind(entry: &DirEntry) -> Option<FileType> {
     let kind = entry.file_type().ok()?;
     if kind.is_symlink() { entry.path().metadata().ok().map(|it| Metadata::file_type(&it)) } else { Some(kind) }
@@ -133,17 +131,15 @@ pub(super) fn list_of_options(typed: &OsStr, mount: bool) -> Vec<Candidate> {
     if let Some(equals) = last.iter().position(|&byte| byte == b'=') {
         let (name, value) = (&last[..equals], &last[equals + 1..]);
         let stem = &typed[..before.len() + equals + 1];
-        let takes =
-            words(mount).find(|(word, _)| word.as_bytes() == name).map_or(OptionValue::Nothing, |(_, takes)| takes);
-        return match takes {
-            OptionValue::OneOf(values) | OptionValue::Text(_, values) => {
+        return match words(mount).find(|(word, _)| word.as_bytes() == name) {
+            Some((_, OptionValue::OneOf(values) | OptionValue::Text(_, values))) => {
                 values.iter().map(|value| Candidate::new(stem, value).open()).collect()
             }
-            OptionValue::File => {
+            Some((_, OptionValue::File)) => {
                 let files = list(OsStr::from_bytes(value), Listed::Files);
                 files.into_iter().map(|file| super::behind(stem, file).open()).collect()
             }
-            OptionValue::Nothing => Vec::new(),
+            Some((_, OptionValue::Nothing)) | None => Vec::new(),
         };
     }
     let has = |word: &str| {
@@ -221,7 +217,6 @@ pub(super) fn whole_or_within(typed: &OsStr, colon: bool) -> Vec<Candidate> {
     found
 }
 
-/// Returns files of the host, or paths in an archive.
 pub(super) fn either(typed: &OsStr) -> Vec<Candidate> {
     behind_colon(typed).unwrap_or_else(|| list(typed, Listed::Files).into_iter().map(Candidate::open).collect())
 }
