@@ -104,22 +104,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let to_stream = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let (interrupt, bar) = (Interrupt::watch()?, Bar::new(args.quiet));
     let all = Arc::new(AtomicBool::new(false));
-    let at_once = match to_stream {
-        true => {
-            let all = all.clone();
-            interrupt.ends_at_once(&bar, move || streamed(all.load(Relaxed)))?
-        }
-        // Received data is worth keeping.
-        false => {
-            let kept = kept.clone();
-            interrupt.ends_at_once(&bar, move || kept.at_interruption())?
-        }
-    };
+    let (arrived, partial) = (all.clone(), kept.clone());
+    // Received data is worth keeping.
+    let words = move || if to_stream { streamed(arrived.load(Relaxed)) } else { partial.at_interruption() };
+    let at_once = interrupt.ends_at_once(&bar, words)?;
     let progress = |done, total| {
         all.store(done >= total, Relaxed);
         bar.bytes("received", done, total);
     };
-    let on_partial = |path: &Path| kept.begin(path);
+    let on_partial = |path: &Path| *kept.path() = Some(path.to_owned());
+    let on_unresumed = |path: &Path, length: u64| {
+        complain(&format!(
+            "{length} bytes of this link were received earlier: they stay in {} until the new download is complete; --resume continues with them",
+            shown(path)
+        ));
+    };
     // An incomplete directory is removed again.
     let (at_once, why) = (RefCell::new(Some(at_once)), RefCell::new(None));
     let unpack = |tar: &mut File, name: &str| {
@@ -143,7 +142,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         retry_timeout: None,
         progress: &progress,
         on_partial: &on_partial,
-        on_unresumed: &tell_before,
+        on_unresumed: &on_unresumed,
         // With `--output` the user wants a file.
         text: (opens && args.output.is_none() && !args.json).then_some(&text),
         unpack: opens.then_some(&unpack),
@@ -155,8 +154,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         path => {
             let target = target(path.as_deref(), args.force);
-            if !args.resume {
-                tell_unfinished(&receive::sweep(&target, &link));
+            // Unfinished downloads of other commands are not removed here.
+            let unfinished = if args.resume { Vec::new() } else { receive::sweep(&target, &link) };
+            for path in unfinished {
+                complain(&format!(
+                    "{} is an unfinished download: continue with --resume and its link, or remove it",
+                    shown(&path)
+                ));
             }
             receive::to_file(&client, &link, &target, &options)
         }
@@ -236,10 +240,6 @@ fn check(args: &Args, client: &ShareClient, link: &Link) -> Result<(), Failure> 
 struct PartialPath(Arc<Mutex<Option<PathBuf>>>);
 
 impl PartialPath {
-    fn begin(&self, path: &Path) {
-        *self.path() = Some(path.to_owned());
-    }
-
     fn path(&self) -> MutexGuard<'_, Option<PathBuf>> {
         // Nothing panics while it is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -276,23 +276,6 @@ impl PartialPath {
 fn streamed(all: bool) -> String {
     let written = if all { "may be the whole file, but was not verified yet" } else { "is not the whole file" };
     format!("the output {written}; the same link starts over as long as the server keeps the file for it")
-}
-
-/// Lists unfinished downloads; those of other commands are not removed here.
-fn tell_unfinished(paths: &[PathBuf]) {
-    for path in paths {
-        complain(&format!(
-            "{} is an unfinished download: continue with --resume and its link, or remove it",
-            shown(path)
-        ));
-    }
-}
-
-fn tell_before(path: &Path, length: u64) {
-    complain(&format!(
-        "{length} bytes of this link were received earlier: they stay in {} until the new download is complete; --resume continues with them",
-        shown(path)
-    ));
 }
 
 fn target(output: Option<&Path>, replace: bool) -> ReceiveTarget {

@@ -1,7 +1,7 @@
 //! Content of `lockbox share` other than files of the host: standard input, texts, directories, and
 //! files and directories of an archive.
 use std::ffi::OsStr;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, Cursor, IsTerminal, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -115,26 +115,13 @@ pub(super) fn text(name: String) -> Result<impl Source, Failure> {
     if std::str::from_utf8(&text).is_err() {
         return Err(Failure::usage("the input is not text in UTF-8; 'lockbox share -' shares it as a file"));
     }
-    let source = StreamSource::begin(name, ContentKind::Text, Owned { bytes: text, at: 0 });
+    // The bytes are wiped when they were read.
+    let source = StreamSource::begin(name, ContentKind::Text, Cursor::new(text));
     source.map_err(|error| serving::failure(&error))
 }
 
 /// Longest text that the page shows, and that fits into a capsule with any name.
 const MAX_TEXT: u64 = 6 << 10;
-
-/// Bytes that are wiped when they were read.
-struct Owned {
-    bytes: Zeroizing<Vec<u8>>,
-    at: usize,
-}
-
-impl Read for Owned {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = (&self.bytes[self.at..]).read(buffer)?;
-        self.at += count;
-        Ok(count)
-    }
-}
 
 /// Passes `work` the tar of a directory, which is created while it is read and exists in memory
 /// alone.

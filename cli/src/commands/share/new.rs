@@ -260,7 +260,6 @@ fn show_qr(link: &Link) -> Result<(), Failure> {
     shown.map_err(|error| Failure::host("cannot show the QR code", &error))
 }
 
-/// Parses a time above 0.
 fn lifetime(text: &str) -> Result<Span, String> {
     let span = Span::parse(text).filter(|span| !span.time().is_zero());
     span.ok_or_else(|| "a number above 0 and s, m, h or d, such as 15m".into())
