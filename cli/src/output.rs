@@ -21,7 +21,6 @@ pub(crate) fn show(line: &str) {
     lockbox_terminal::say(&lockbox_terminal::sentence(line));
 }
 
-/// Shows each object that failed.
 pub(crate) fn complain_of(problems: &[Problem]) {
     for problem in problems {
         complain(&format!("{}: {}", display(&problem.path), reason(problem)));
@@ -185,7 +184,6 @@ impl Watched {
         Watched { out: io::stdout().lock(), failed: None }
     }
 
-    /// Returns the failure to write, when there was one.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.failed.as_ref().map(exit::of_output)
     }
@@ -212,14 +210,12 @@ impl Write for Watched {
     }
 }
 
-/// Prints a line for people, and nothing else.
 pub(crate) fn print(line: &str) -> Result<(), Failure> {
     let mut out = Output::new();
     out.line(line)?;
     out.finish()
 }
 
-/// Prints an object for a program, and nothing else.
 pub(crate) fn print_json(object: &Value) -> Result<(), Failure> {
     let mut out = Output::new();
     out.json(object)?;
@@ -232,6 +228,11 @@ pub(crate) fn put_name(object: &mut Value, key: &str, name: &[u8]) {
     if std::str::from_utf8(name).is_err() {
         object[format!("{key}_hex")] = json!(hex(name));
     }
+}
+
+/// Formats like `1 file` or `2 files`.
+pub(crate) fn count(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Formats a time as RFC 3339 with nanoseconds.

@@ -108,7 +108,6 @@ impl Bar {
         line.set_message(told(&Done { count, new: count.saturating_sub(part.from), time: part.began.elapsed() }));
     }
 
-    /// Removes the line, so that something else can be printed.
     pub(crate) fn wipe(&self) {
         self.wiper()();
     }
@@ -144,8 +143,7 @@ struct Done {
 }
 
 fn amount(files: u64, bytes: u64) -> String {
-    let bytes = quantity::readable(bytes);
-    if files == 1 { format!("1 file, {bytes}") } else { format!("{files} files, {bytes}") }
+    format!("{}, {}", output::count(files, "file"), quantity::readable(bytes))
 }
 
 fn rate(done: &Done) -> String {

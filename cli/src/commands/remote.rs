@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::open_archive::in_the_way;
-use crate::output::{self, Output, Reader, rfc3339};
+use crate::output::{self, Output, Reader, count, rfc3339};
 use crate::progress::Bar;
 
 /// End of the year 9999, since a server's value is shown as a time.
@@ -212,7 +212,7 @@ fn check(args: &CheckArgs) -> Result<(), Failure> {
             ("records that stay", &examined.records),
         ] {
             let bytes = out.reader.size(amount.bytes);
-            out.line(&format!("{:>14}  {bytes:>20}  {what}", objects(amount.objects)))?;
+            out.line(&format!("{:>14}  {bytes:>20}  {what}", count(amount.objects, "object")))?;
         }
     }
     out.finish()?;
@@ -233,9 +233,9 @@ fn collect(args: &CollectArgs) -> Result<(), Failure> {
     } else {
         out.line(&format!(
             "{} removed, {} found unreferenced, {} to be removed after the grace period",
-            objects(collected.removed),
-            objects(collected.found),
-            objects(collected.waiting)
+            count(collected.removed, "object"),
+            count(collected.found, "object"),
+            count(collected.waiting, "object")
         ))?;
     }
     out.finish()
@@ -252,10 +252,6 @@ fn row(reader: Reader, bytes: Option<u64>, time: Option<Timestamp>, address: &st
 
 fn pair(objects: u64, bytes: u64) -> Value {
     json!({"objects": objects, "bytes": bytes})
-}
-
-fn objects(count: u64) -> String {
-    if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
 }
 
 /// List or clear the local cache of remote archives

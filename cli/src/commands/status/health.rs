@@ -5,17 +5,17 @@ use std::path::Path;
 use lockbox_host::control::Status;
 use lockbox_host::shown;
 
-use super::{Found, Served, count, find, refusal};
+use super::{Found, find, refusal};
 use crate::exit::Failure;
 use crate::metrics::{MetricsText, labels};
-use crate::output;
+use crate::output::{self, count};
 
 /// Health of a mount, in the words and numbers of monitoring plugins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Health {
-    Healthy,
-    Warning,
-    Critical,
+    Healthy = 0,
+    Warning = 1,
+    Critical = 2,
 }
 
 impl Health {
@@ -28,11 +28,7 @@ impl Health {
     }
 
     fn code(self) -> u8 {
-        match self {
-            Health::Healthy => 0,
-            Health::Warning => 1,
-            Health::Critical => 2,
-        }
+        self as u8
     }
 }
 
@@ -43,10 +39,6 @@ pub(super) fn check(what: Option<&Path>) -> Result<(), Failure> {
         Ok(found) => summary(&found),
         Err(failure) => (Health::Critical, failure.message),
     };
-    told(health, &text)
-}
-
-fn told(health: Health, text: &str) -> Result<(), Failure> {
     output::print(&format!("LOCKBOX {}: {text}", health.word()))?;
     match health.code() {
         0 => Ok(()),
@@ -60,7 +52,7 @@ fn summary(found: &[Found]) -> (Health, String) {
     let mut troubles: Vec<(Health, String)> = found
         .iter()
         .flat_map(|found| {
-            let point = point(found);
+            let point = shown(&found.point());
             troubles(found).into_iter().map(move |(health, what)| (health, format!("{point}: {what}")))
         })
         .collect();
@@ -72,13 +64,6 @@ fn summary(found: &[Found]) -> (Health, String) {
         false => troubles.into_iter().map(|(_, what)| what).collect::<Vec<_>>().join("; "),
     };
     (worst, text)
-}
-
-fn point(found: &Found) -> String {
-    match found {
-        Found::Served(served) => shown(&served.status.mount_point_path()),
-        Found::Silent(mounted) => shown(&mounted.point),
-    }
 }
 
 /// Returns the reasons why a mount is not healthy: data at risk or out of reach is critical, and a
@@ -115,24 +100,19 @@ fn troubles_of(status: &Status) -> Vec<(Health, String)> {
 /// Returns the metrics of these mounts.
 pub(super) fn metrics(found: &[Found]) -> String {
     let mut text = MetricsText::default();
-    let up = found.iter().map(|found| match found {
-        Found::Served(served) => (labels_of(served), 1),
-        Found::Silent(mounted) => {
-            let (point, archive) = (mounted.point.as_os_str().as_bytes(), mounted.source.as_os_str().as_bytes());
-            (labels(&[("mount_point", point), ("archive", archive)]), 0)
-        }
-    });
+    let up = found.iter().map(|one| (labels_of(one), u8::from(matches!(one, Found::Served(_)))));
     text.gauge("lockbox_mount_up", "Whether the daemon of the mount answers.", up);
-    let served =
-        || found.iter().filter_map(|found| if let Found::Served(served) = found { Some(served) } else { None });
-    let health = served().map(|one| {
-        (labels_of(one), troubles_of(&one.status).iter().map(|(health, _)| health.code()).max().unwrap_or(0))
-    });
-    text.gauge("lockbox_mount_health", "0 healthy, 1 warning, 2 critical, as 'lockbox status --check'.", health);
     let mut of = |name: &str, help: &str, value: &dyn Fn(&Status) -> Option<u64>| {
-        let samples = served().filter_map(|one| Some((labels_of(one), value(&one.status)?)));
+        let samples = found.iter().filter_map(|one| match one {
+            Found::Served(served) => Some((labels_of(one), value(&served.status)?)),
+            Found::Silent(_) => None,
+        });
         text.gauge(name, help, samples);
     };
+    of("lockbox_mount_health", "0 healthy, 1 warning, 2 critical, as 'lockbox status --check'.", &|status| {
+        let worst = troubles_of(status).into_iter().map(|(health, _)| health).max();
+        Some(worst.unwrap_or(Health::Healthy).code().into())
+    });
     of("lockbox_mount_read_only", "Whether it is read-only.", &|status| Some(status.read_only.into()));
     of("lockbox_mount_dirty_bytes", "Data that is not durable yet.", &|status| Some(status.dirty_bytes));
     of("lockbox_mount_open_files", "Files that programs have open.", &|status| Some(status.open_files));
@@ -149,8 +129,8 @@ pub(super) fn metrics(found: &[Found]) -> String {
     text.finish()
 }
 
-fn labels_of(served: &Served) -> String {
-    let (point, archive) = (served.status.mount_point_path(), served.status.archive_path());
+fn labels_of(found: &Found) -> String {
+    let (point, archive) = (found.point(), found.archive());
     labels(&[("mount_point", point.as_os_str().as_bytes()), ("archive", archive.as_os_str().as_bytes())])
 }
 
@@ -158,6 +138,7 @@ fn labels_of(served: &Served) -> String {
 mod tests {
     use lockbox_host::control::{RemoteTraffic, ScheduleStatus};
 
+    use super::super::Served;
     use super::*;
 
     fn served(status: Status) -> Found {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::busy::{self, User};
 use crate::exit::Failure;
-use crate::output::{Output, Reader, put_name, rfc3339};
+use crate::output::{Output, Reader, count, put_name, rfc3339};
 use crate::runtime::{self, Daemon};
 
 /// Deadline for the space that snapshots hold. The daemon reads its archive for less time than
@@ -90,8 +90,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     out.finish()?;
-    if let Some(mounted) = found.iter().find_map(Found::silent) {
-        return Err(runtime::unanswered(mounted));
+    for found in &found {
+        if let Found::Silent(mounted) = found {
+            return Err(runtime::unanswered(mounted));
+        }
     }
     match found.iter().any(Found::has_latched) {
         // The lines say why.
@@ -130,7 +132,7 @@ fn all(whole: bool) -> Result<Vec<Found>, Failure> {
     let daemons = runtime::believed()?;
     let table = mounts::all();
     let mut found: Vec<Found> = daemons.into_iter().map(|daemon| Found::served(daemon, &table, whole)).collect();
-    let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.is_at(&mounted.point));
+    let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.point() == mounted.point);
     let is_left = |mounted: &Mounted| table.iter().any(|now| now.numbers() == mounted.numbers());
     let silent: Vec<Found> =
         before.into_iter().filter(|mounted| is_left(mounted) && unanswered(mounted)).map(Found::Silent).collect();
@@ -149,17 +151,17 @@ impl Found {
         Found::Served(Box::new(Served { status, attached: mount.is_some(), users, held }))
     }
 
-    fn is_at(&self, point: &Path) -> bool {
+    fn point(&self) -> PathBuf {
         match self {
-            Found::Served(served) => served.status.mount_point_path() == point,
-            Found::Silent(mounted) => mounted.point == point,
+            Found::Served(served) => served.status.mount_point_path(),
+            Found::Silent(mounted) => mounted.point.clone(),
         }
     }
 
-    fn silent(&self) -> Option<&Mounted> {
+    fn archive(&self) -> PathBuf {
         match self {
-            Found::Served(_) => None,
-            Found::Silent(mounted) => Some(mounted),
+            Found::Served(served) => served.status.archive_path(),
+            Found::Silent(mounted) => mounted.source.clone(),
         }
     }
 
@@ -170,20 +172,21 @@ impl Found {
 }
 
 fn as_json(found: &Found) -> Value {
-    let Served { status, attached, users, held } = match found {
-        Found::Served(served) => &**served,
-        Found::Silent(mounted) => {
-            let mut object = json!({
-                "state": "silent",
-                "user": mounted.user.map(daemons::user_name),
-                "uid": mounted.user,
-            });
-            put_name(&mut object, "mount_point", mounted.point.as_os_str().as_bytes());
-            put_name(&mut object, "archive", mounted.source.as_os_str().as_bytes());
-            return object;
-        }
+    let mut object = match found {
+        Found::Served(served) => served_json(served),
+        Found::Silent(mounted) => json!({
+            "state": "silent",
+            "user": mounted.user.map(daemons::user_name),
+            "uid": mounted.user,
+        }),
     };
-    let mut object = json!({
+    put_name(&mut object, "mount_point", found.point().as_os_str().as_bytes());
+    put_name(&mut object, "archive", found.archive().as_os_str().as_bytes());
+    object
+}
+
+fn served_json(Served { status, attached, users, held }: &Served) -> Value {
+    json!({
         "state": if *attached { "mounted" } else if daemons::is_out_of_sight(status) { "elsewhere" } else { "detached" },
         "archive_id": status.archive_id,
         "fingerprint": status.fingerprint,
@@ -231,10 +234,7 @@ fn as_json(found: &Found) -> Value {
             "committed": moment(follows.committed),
             "failure": follows.failure,
         })),
-    });
-    put_name(&mut object, "mount_point", status.mount_point_path().as_os_str().as_bytes());
-    put_name(&mut object, "archive", status.archive_path().as_os_str().as_bytes());
-    object
+    })
 }
 
 fn as_user(user: &User) -> Value {
@@ -250,17 +250,15 @@ fn moment(seconds: i64) -> String {
 
 /// Returns the kind and state of a mount, after its place and its archive.
 fn row(found: &Found, reader: Reader) -> [String; 3] {
-    match found {
-        Found::Served(served) => {
-            let status = &served.status;
-            [shown(&status.mount_point_path()), shown(&status.archive_path()), state(served, reader)]
-        }
+    let state = match found {
+        Found::Served(served) => state(served, reader),
         Found::Silent(mounted) => {
             let user = mounted.user.filter(|user| *user != geteuid().as_raw());
             let user = user.map_or_else(String::new, |user| format!(", user {}", daemons::user_name(user)));
-            [shown(&mounted.point), shown(&mounted.source), format!("no daemon answers{user}")]
+            format!("no daemon answers{user}")
         }
-    }
+    };
+    [shown(&found.point()), shown(&found.archive()), state]
 }
 
 fn state(served: &Served, reader: Reader) -> String {
@@ -334,6 +332,8 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
         false => " (detached, served until its last user is gone)",
     };
     let caches = &status.caches;
+    let entries = count_of(status.log.entries, "entry", "entries");
+    let directories = count_of(status.open_directories, "directory", "directories");
     let mut lines = vec![
         ("Mount point", format!("{}{detached}", shown(&status.mount_point_path()))),
         ("Archive", shown(&status.archive_path())),
@@ -343,38 +343,16 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
         ("Options", status.options.clone()),
         ("Generation", format!("{}, {}", status.generation, count(status.commits, "commit"))),
         ("Not yet durable", size(status.dirty_bytes)),
-        (
-            "Log",
-            format!(
-                "{}, {}; {} in use",
-                count_of(status.log.entries, "entry", "entries"),
-                size(status.log.bytes),
-                size(status.log.used_bytes)
-            ),
-        ),
-        (
-            "Open",
-            format!(
-                "{}, {}",
-                count(status.open_files, "file"),
-                count_of(status.open_directories, "directory", "directories")
-            ),
-        ),
+        ("Log", format!("{entries}, {}; {} in use", size(status.log.bytes), size(status.log.used_bytes))),
+        ("Open", format!("{}, {directories}", count(status.open_files, "file"))),
     ];
     lines.extend(users.iter().map(|user| ("Used by", user.to_string())));
+    let (memory, peak) = (size(status.memory_bytes), size(status.peak_resident_bytes));
     lines.extend([
         ("Cache of data", cache(caches.cells)),
         ("Cache of heads", cache(caches.heads)),
         ("Cache of nodes", cache(caches.nodes)),
-        (
-            "Memory",
-            format!(
-                "{} of {}; {} resident at most",
-                size(status.memory_bytes),
-                size(status.memory_limit),
-                size(status.peak_resident_bytes)
-            ),
-        ),
+        ("Memory", format!("{memory} of {}; {peak} resident at most", size(status.memory_limit))),
         (
             "Archive's file",
             match (status.file_bytes, status.used_bytes) {
@@ -413,10 +391,6 @@ fn lines(found: &Found, reader: Reader) -> Vec<(&'static str, String)> {
     lines.extend(status.latched.clone().map(|reason| ("Read-only because", reason)));
     lines.extend(status.fallback.clone().map(|sentence| ("When mounted", sentence)));
     lines
-}
-
-fn count(number: u64, thing: &str) -> String {
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
