@@ -9,7 +9,8 @@ use lockbox::Error;
 use lockbox_host::code;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::Pid;
 
 use crate::exit::Failure;
 use crate::output::complain;
@@ -129,6 +130,15 @@ pub(crate) fn on_signal(act: impl Fn(u8) + Send + 'static) -> Result<(), Failure
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(watch).map(drop).map_err(|e| failed(e.to_string()))
+}
+
+/// Sends a signal to a process, which may have ended already; numbers below 1 stand for none.
+pub(crate) fn pass_on(process: i32, signal: i32) {
+    if process > 0
+        && let Ok(signal) = Signal::try_from(signal)
+    {
+        let _ = kill(Pid::from_raw(process), signal);
+    }
 }
 
 /// Returns whether a signal was ignored when the program was started.

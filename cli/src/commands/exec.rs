@@ -35,7 +35,6 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::MsFlags;
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getegid, geteuid, mkdtemp};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -288,12 +287,7 @@ impl Watch {
     }
 
     fn pass_on(&self, signal: i32) {
-        let program = self.program.load(Ordering::SeqCst);
-        if program > 0
-            && let Ok(signal) = Signal::try_from(signal)
-        {
-            let _ = kill(Pid::from_raw(program), signal);
-        }
+        interrupt::pass_on(self.program.load(Ordering::SeqCst), signal);
     }
 
     /// Stores the program's id, and passes it a signal that arrived before.
