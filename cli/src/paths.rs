@@ -54,7 +54,8 @@ impl Named {
             return Ok(Named::Whole(whole.into()));
         };
         let path = bytes[at + 1..].to_vec();
-        check(&path)?;
+        // Refused before a passphrase is typed for it.
+        components(&path).map_err(|error| Failure::of(display(&path), &error))?;
         Ok(Named::Within { archive: archive(at).into(), path })
     }
 }
@@ -62,11 +63,6 @@ impl Named {
 /// Returns whether something has this name. A mount point has, whether or not its daemon answers.
 fn exists(path: &Path) -> bool {
     Located::of(path).is_ok_and(|located| located.mounted_here().is_some()) || path.symlink_metadata().is_ok()
-}
-
-/// Refuses a path that cannot be valid, before a passphrase is typed for it.
-fn check(path: &[u8]) -> Result<(), Failure> {
-    components(path).map(drop).map_err(|error| Failure::of(display(path), &error))
 }
 
 /// Returns the one archive in which all arguments name an object, and the paths in it.
@@ -131,25 +127,22 @@ impl PatternArgs {
             return Ok(Filter::default());
         }
         let mut rules = GitignoreBuilder::new("/");
-        let wrong = |pattern: &str, error: &ignore::Error| {
+        let wrong = |pattern: &str, error: ignore::Error| {
             let reason = error.to_string();
             let reason = reason.rsplit(": ").next().unwrap_or_default();
             Failure::usage(format!("'{pattern}' is not a pattern: {reason}"))
         };
+        let mut add = |prefix: &str, pattern: &str| {
+            rules.add_line(None, &format!("{prefix}{pattern}")).map(drop).map_err(|error| wrong(pattern, error))
+        };
         for file in &self.exclude_from {
-            let text =
-                fs::read_to_string(file).map_err(|e| Failure::host(format!("cannot read {}", shown(file)), &e))?;
-            for line in text.lines() {
-                rules.add_line(None, line).map_err(|error| wrong(line, &error))?;
-            }
+            let text = fs::read_to_string(file);
+            let text = text.map_err(|e| Failure::host(format!("cannot read {}", shown(file)), &e))?;
+            text.lines().try_for_each(|line| add("", line))?;
         }
-        for pattern in &self.exclude {
-            rules.add_line(None, pattern).map_err(|error| wrong(pattern, &error))?;
-        }
-        for pattern in &self.include {
-            rules.add_line(None, &format!("!{pattern}")).map_err(|error| wrong(pattern, &error))?;
-        }
-        let rules = rules.build().map_err(|error| wrong("the whole of them", &error))?;
+        self.exclude.iter().try_for_each(|pattern| add("", pattern))?;
+        self.include.iter().try_for_each(|pattern| add("!", pattern))?;
+        let rules = rules.build().map_err(|error| wrong("the whole of them", error))?;
         Ok(Filter::new(move |path, is_directory| leaves_out(&rules, path, is_directory)))
     }
 }
