@@ -88,20 +88,19 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
         return Failure::other(format!("{at} is not mounted"));
     };
     let (user, point) = (mounted.user.map_or_else(|| "unknown".into(), daemons::user_name), shown(&mounted.point));
-    if mounted.user == Some(geteuid().as_raw()) {
-        let is_served = |(_, status): &Daemon| status.mount_point_path() == mounted.point;
-        if believed().is_ok_and(|believed| believed.iter().any(is_served)) {
-            return Failure::other(format!(
-                "{at} is not the file that was mounted at {point} under this name: name the mounted archive by that directory"
-            ));
-        }
-        return Failure::other(format!(
-            "no daemon answers for the mount of {at} at {point}: name it by that directory"
-        ));
-    }
-    Failure::other(format!(
-        "{at} is not mounted by this user; user {user} has a mount of this name at {point}: name it by its mount point"
-    ))
+    let is_served = |(_, status): &Daemon| status.mount_point_path() == mounted.point;
+    let why = if mounted.user != Some(geteuid().as_raw()) {
+        format!(
+            "{at} is not mounted by this user; user {user} has a mount of this name at {point}: name it by its mount point"
+        )
+    } else if believed().is_ok_and(|believed| believed.iter().any(is_served)) {
+        format!(
+            "{at} is not the file that was mounted at {point} under this name: name the mounted archive by that directory"
+        )
+    } else {
+        format!("no daemon answers for the mount of {at} at {point}: name it by that directory")
+    };
+    Failure::other(why)
 }
 
 /// Returns the reason why a path below a mount is not resolved.
