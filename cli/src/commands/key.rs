@@ -44,26 +44,26 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
 
 /// The archive and its unlocking options
 #[derive(clap::Args)]
-struct KeyArgs {
+pub(crate) struct KeyArgs {
     /// The archive: a file, or an address
     archive: PathBuf,
     #[command(flatten)]
-    unlock: UnlockArgs,
+    pub(crate) unlock: UnlockArgs,
     #[command(flatten)]
     remote: RemoteArgs,
 }
 
 /// The archive, its unlocking options, and its other writers
 #[derive(clap::Args)]
-struct ChangeArgs {
+pub(crate) struct ChangeArgs {
     #[command(flatten)]
-    key: KeyArgs,
+    pub(crate) key: KeyArgs,
     #[command(flatten)]
     writer: WriterArgs,
 }
 
 impl ChangeArgs {
-    fn place(&self) -> Result<ArchiveLocation, Failure> {
+    pub(crate) fn place(&self) -> Result<ArchiveLocation, Failure> {
         open_archive::place_to_change(&self.key.archive, &self.key.remote, self.writer)
     }
 }
@@ -155,13 +155,16 @@ fn add(args: &AddKeyArgs) -> Result<(), Failure> {
             "--new-passfile with --new-keyfile needs --with-passphrase: both together will open",
         ));
     }
-    if !args.generate {
-        let file = unlock.new_key_file(file)?;
-        return tell(args.add_file(&place, &file)?);
+    if args.generate {
+        generate(file)?;
     }
-    generate(file)?;
-    // A file whose key may have been added stays, even after another failure.
-    tell(unlock.new_key_file(file).and_then(|read| args.add_file(&place, &read))?)
+    // A new file whose key may have been added stays, even after another failure.
+    let file = unlock.new_key_file(file)?;
+    if !args.with_passphrase {
+        return tell(args.add(&place, unlock.given(&place)?, &NewKey::KeyFile(&file))?);
+    }
+    let (given, new) = unlock.given_and_new(args.new_passfile.as_deref(), &place)?;
+    tell(args.add(&place, given, &NewKey::KeyFileAndPassphrase(&file, &new, args.cost()?))?)
 }
 
 impl AddKeyArgs {
@@ -194,15 +197,6 @@ impl AddKeyArgs {
             );
         }
         Ok(())
-    }
-
-    fn add_file(&self, place: &ArchiveLocation, file: &lockbox::crypto::KeyFile) -> Result<u8, Failure> {
-        let unlock = &self.change.key.unlock;
-        if !self.with_passphrase {
-            return self.add(place, unlock.given(place)?, &NewKey::KeyFile(file));
-        }
-        let (given, new) = unlock.given_and_new(self.new_passfile.as_deref(), place)?;
-        self.add(place, given, &NewKey::KeyFileAndPassphrase(file, &new, self.cost()?))
     }
 
     fn add(&self, place: &ArchiveLocation, mut given: Credentials, new: &NewKey<'_>) -> Result<u8, Failure> {
@@ -261,10 +255,10 @@ fn first_line(path: &Path) -> Result<String, Failure> {
         return Ok(text);
     }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let line = lines.next().ok_or_else(|| Failure::other(format!("{} has no recipient", shown(path))))?;
-    match lines.next() {
-        Some(_) => Err(Failure::other(format!("{} has several recipients: add them one by one", shown(path)))),
-        None => Ok(line.to_owned()),
+    match (lines.next(), lines.next()) {
+        (None, _) => Err(Failure::other(format!("{} has no recipient", shown(path)))),
+        (Some(line), None) => Ok(line.to_owned()),
+        _ => Err(Failure::other(format!("{} has several recipients: add them one by one", shown(path)))),
     }
 }
 
@@ -437,16 +431,10 @@ pub(crate) struct BackupArgs {
 /// Put a header back that was backed up
 #[derive(clap::Args)]
 pub(crate) struct RestoreArgs {
-    /// The archive: a file, or an address
-    archive: PathBuf,
+    #[command(flatten)]
+    change: ChangeArgs,
     /// The copy of its header
     file: PathBuf,
-    #[command(flatten)]
-    unlock: UnlockArgs,
-    #[command(flatten)]
-    remote: RemoteArgs,
-    #[command(flatten)]
-    writer: WriterArgs,
 }
 
 /// More than a header has.
@@ -480,9 +468,10 @@ fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::host(format!("cannot read {}", shown(&args.file)), &e);
     let mut bytes = Vec::new();
     std::fs::File::open(&args.file).and_then(|file| file.take(MAX_HEADER).read_to_end(&mut bytes)).map_err(failed)?;
-    let place = open_archive::place_to_restore(&args.archive, &args.remote, args.writer)?;
+    let ChangeArgs { key: KeyArgs { archive, unlock, remote }, writer } = &args.change;
+    let place = open_archive::place_to_restore(archive, remote, *writer)?;
     let Restored { backup, known } =
-        args.unlock.with_access(&place, |access| keys::restore_header(place.source(), &bytes, access))?;
+        unlock.with_access(&place, |access| keys::restore_header(place.source(), &bytes, access))?;
     secrets::forget_kept(place.source());
     output::print(match backup < known {
         true => "The header is restored. Keys that were removed or changed since the backup open the archive again.",

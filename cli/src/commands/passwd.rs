@@ -8,23 +8,17 @@ use lockbox_host::remote::RemoteArgs;
 use lockbox_host::secrets::{Bytes, PassphraseSources};
 use lockbox_host::{Spinner, shown};
 
-use crate::commands::key::{name_of, row};
+use crate::commands::key::{ChangeArgs, name_of, row};
 use crate::exit::Failure;
 use crate::open_archive::{self, WriterArgs};
 use crate::output::{self, Reader};
-use crate::secrets::{self, KdfArgs, LimitArgs, SeenArgs, UnlockArgs};
+use crate::secrets::{self, KdfArgs, LimitArgs, SeenArgs};
 
 /// Change the passphrase of an archive that is not mounted
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The archive: a file, or an address
-    archive: PathBuf,
     #[command(flatten)]
-    unlock: UnlockArgs,
-    #[command(flatten)]
-    remote: RemoteArgs,
-    #[command(flatten)]
-    writer: WriterArgs,
+    change: ChangeArgs,
     /// Read the new passphrase from FILE
     #[arg(long, value_name = "FILE")]
     new_passfile: Option<PathBuf>,
@@ -33,11 +27,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let place = open_archive::place_to_change(&args.archive, &args.remote, args.writer)?;
-    let (mut given, new) = args.unlock.given_and_new(args.new_passfile.as_deref(), &place)?;
-    let kdf = args.kdf.cost(args.unlock.advises())?;
+    let place = args.change.place()?;
+    let unlock = &args.change.key.unlock;
+    let (mut given, new) = unlock.given_and_new(args.new_passfile.as_deref(), &place)?;
+    let kdf = args.kdf.cost(unlock.advises())?;
     let change = |access: &KeyAccess<'_>| keys::change_passphrase(place.source(), access, &new, kdf);
-    let changed = args.unlock.attempt(&place, &mut given, change)?;
+    let changed = unlock.attempt(&place, &mut given, change)?;
     secrets::forget_kept(place.source());
     let several = match &changed.slots[..] {
         [] | [_] => String::new(),
@@ -120,7 +115,7 @@ impl RecoverArgs {
     /// Returns the recovery code; and the new passphrase when its source is not a prompt.
     fn code_and_new(&self, path: &Path) -> Result<(RecoveryCode, Option<Passphrase>), Failure> {
         let secret = self.sources();
-        let terminal = std::io::stdin().is_terminal();
+        let terminal = io::stdin().is_terminal();
         if let Some(file) = &self.recovery_code {
             let code = RecoveryCode::parse(&secret.bytes(file)?)?;
             // A complete command line is not interrupted by a prompt.
@@ -135,16 +130,10 @@ impl RecoverArgs {
         if self.new_passfile.is_some() {
             return Ok((RecoveryCode::parse(&input)?, Some(self.new_passphrase(path)?)));
         }
-        let Some(end) = input.iter().position(|&byte| byte == b'\n') else {
-            return Err(Failure::other(
-                "standard input must have the recovery code and the new passphrase, one a line",
-            ));
-        };
+        const BOTH: &str = "standard input must have the recovery code and the new passphrase, one a line";
+        let end = input.iter().position(|&byte| byte == b'\n').ok_or_else(|| Failure::other(BOTH))?;
         let code = RecoveryCode::parse(&input[..end])?;
-        let new = lockbox_host::secrets::checked(
-            Bytes::new(input[end + 1..].to_vec()),
-            "standard input must have the recovery code and the new passphrase, one a line",
-        )?;
+        let new = lockbox_host::secrets::checked(Bytes::new(input[end + 1..].to_vec()), BOTH)?;
         Ok((code, Some(new.into())))
     }
 
