@@ -8,12 +8,10 @@ use lockbox::archive::FindingKind;
 use lockbox::error::Refusal;
 use lockbox::exchange::{ExtractReport, Problem, ProblemCause};
 use lockbox_host::daemons::{self, Holder};
-use lockbox_host::located;
 use lockbox_host::mounts::{self, Mounted};
-use lockbox_host::remote;
 use lockbox_host::{
     DAMAGED, DENIED, IN_USE, MOUNT_FAILED, NO_ARCHIVE, NO_SOURCE, NO_SPACE, NOT_ARCHIVE, OLDER, OTHER, Program,
-    UNREACHABLE, USAGE, WRONG_KEY, code, shown,
+    UNREACHABLE, USAGE, WRONG_KEY, code, located, remote, shown,
 };
 use lockbox_terminal::{advice, display};
 use serde_json::{Value, json};
@@ -94,11 +92,11 @@ impl Program for Lockbox {
     const NAMES_ARCHIVE: bool = true;
 
     fn words(error: &Error) -> Option<String> {
-        Some(match error {
+        match error {
             // The detail is a sentence of its own.
-            Error::Invalid(detail) => detail.clone(),
-            _ => return None,
-        })
+            Error::Invalid(detail) => Some(detail.clone()),
+            _ => None,
+        }
     }
 
     fn remedy(error: &Error) -> String {
