@@ -9,32 +9,31 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lockbox::Error;
 use lockbox::archive::{Archive, OpenOptions};
 use lockbox::crypto::Passphrase;
-use lockbox::exchange::resolve;
+use lockbox::exchange::{Filter, ImportOptions, resolve};
 use lockbox::fs::{Attributes, Compression, Creator, FileSystem, mode};
 use lockbox::keys::{self, RollbackOptions, Secrets, UnlockedKey};
 use lockbox::storage::{ArchiveSource, FileStorage, LockMode};
 use lockbox_host::daemons::{self, Holder};
 use lockbox_host::remote::{self, ArchiveLocation, Bucket, RemoteArgs};
 use lockbox_host::secrets::{Cache, Sources};
-use lockbox_host::{NO_ARCHIVE, NOT_ARCHIVE, Program, Spinner, code, shown};
-use lockbox_host::{located, mounts};
+use lockbox_host::{NO_ARCHIVE, NOT_ARCHIVE, Program, Spinner, code, located, mounts, shown};
 use lockbox_terminal::display;
 use nix::unistd::{getegid, geteuid};
 
 use crate::exit::{Failure, Lockbox, mount_point};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{self, Interrupt};
 use crate::output;
 use crate::paths::{Named, in_one_archive};
 use crate::progress::Bar;
-use crate::secrets::{self, LimitArgs, SeenArgs};
+use crate::secrets::{LimitArgs, SeenArgs};
 
 /// The archive and its unlocking options
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub(crate) struct ArchiveArgs {
     /// The archive: a file, or an address such as s3://BUCKET/NAME (or gs://, az://), file:///DIRECTORY or, for reading, https://HOST/NAME
     pub(crate) archive: PathBuf,
     #[command(flatten)]
-    opening: OpeningArgs,
+    pub(crate) opening: OpeningArgs,
     /// Where it is, once that was asked for: what is at an address is opened once.
     #[arg(skip)]
     place: OnceCell<ArchiveLocation>,
@@ -73,25 +72,16 @@ pub(crate) fn compression_levels() -> impl TypedValueParser<Value = Compression>
 pub(crate) struct WriterArgs {
     /// Go on although another machine seems to be writing to the archive at the address; its uncommitted changes are lost
     #[arg(long)]
-    take_over: bool,
+    pub(crate) take_over: bool,
 }
 
 impl WriterArgs {
-    pub(crate) fn taking_over(take_over: bool) -> WriterArgs {
-        WriterArgs { take_over }
-    }
-
     /// Opens the remote archive as its writer.
     pub(crate) fn come(self, address: &Path, remote: &remote::Remote) -> Result<ArchiveLocation, Failure> {
         let place = ArchiveLocation::open_writable(address, remote, self.take_over);
         let place = place.map_err(|error| in_use_elsewhere(address, self.take_over, error))?;
         place.notice().into_iter().for_each(output::complain);
         Ok(place)
-    }
-
-    /// Opens an address that may have no archive yet as its writer.
-    pub(crate) fn begin(self, address: &Path, remote: &remote::Remote) -> Result<Bucket, Failure> {
-        begin(address, remote, self.take_over, true)
     }
 
     /// Errors: usage, when `--take-over` is given for an archive without remote writers.
@@ -154,7 +144,8 @@ pub(crate) fn place_to_restore(
     }
 }
 
-/// Opens an address as its writer. `is_ours`: no other party creates names in its directory.
+/// Opens an address, which may have no archive yet, as its writer. `is_ours`: no other party
+/// creates names in its directory.
 pub(crate) fn begin(
     address: &Path,
     remote: &remote::Remote,
@@ -169,8 +160,10 @@ pub(crate) fn begin(
 
 /// Returns the failure of becoming the writer; names the mount of this user that holds the archive.
 fn in_use_elsewhere(address: &Path, takes_over: bool, error: Error) -> Failure {
+    // Read-only mounts do not block.
+    let serves_for_writing = || matches!(daemons::holder(address), Holder::Serves(status) if !status.read_only);
     match &error {
-        Error::InUse(_) if serves_for_writing(address) => Lockbox::failure(address, error),
+        Error::InUse(_) if serves_for_writing() => Lockbox::failure(address, error),
         _ => in_the_way(address, takes_over, &error),
     }
 }
@@ -185,16 +178,11 @@ pub(crate) fn in_the_way(address: &Path, takes_over: bool, error: &Error) -> Fai
     }
 }
 
-/// Returns whether a mount of this user writes to the archive; read-only mounts do not block.
-fn serves_for_writing(address: &Path) -> bool {
-    matches!(daemons::holder(address), Holder::Serves(status) if !status.read_only)
-}
-
 /// Unlocking options of any archive
-#[derive(clap::Args, Clone)]
+#[derive(clap::Args, Clone, Default)]
 pub(crate) struct OpeningArgs {
     #[command(flatten)]
-    sources: Sources,
+    pub(crate) sources: Sources,
     #[command(flatten)]
     cache: Cache,
     #[command(flatten)]
@@ -207,14 +195,7 @@ pub(crate) struct OpeningArgs {
 
 impl OpeningArgs {
     pub(crate) fn of(&self, archive: PathBuf) -> ArchiveArgs {
-        ArchiveArgs {
-            archive,
-            opening: self.clone(),
-            place: OnceCell::new(),
-            writing: OnceCell::new(),
-            compression: Cell::default(),
-            input_taken: Cell::default(),
-        }
+        ArchiveArgs { archive, opening: self.clone(), ..ArchiveArgs::default() }
     }
 }
 
@@ -244,7 +225,7 @@ impl ArchiveArgs {
     }
 
     pub(crate) fn read(&self) -> Result<Archive, Failure> {
-        self.open(None)
+        self.read_at(&SnapshotViewArgs::default())
     }
 
     pub(crate) fn read_at(&self, view: &SnapshotViewArgs) -> Result<Archive, Failure> {
@@ -254,7 +235,8 @@ impl ArchiveArgs {
 
     /// Opens for reading and watches for signals, for commands that roll back when interrupted.
     pub(crate) fn read_watched(&self, view: &SnapshotViewArgs) -> Result<(Archive, Interrupt), Failure> {
-        self.open_watched(None, view)
+        let (key, interrupt) = self.unlock_watched(None, Interrupt::watch)?;
+        Ok((self.open_at(&key, None, view)?, interrupt))
     }
 
     /// Like [`Self::read_watched`], for a check of all bytes.
@@ -265,18 +247,17 @@ impl ArchiveArgs {
 
     /// Opens for writing and watches for signals, for commands that leave the rest to a later one.
     pub(crate) fn write_watched(&self, writer: WriterArgs) -> Result<(Archive, Interrupt), Failure> {
-        self.open_watched(Some(writer), &SnapshotViewArgs::default())
+        self.write_beside(writer, Interrupt::watch)
     }
 
-    fn open_watched(
+    fn unlock_watched<W>(
         &self,
         writer: Option<WriterArgs>,
-        view: &SnapshotViewArgs,
-    ) -> Result<(Archive, Interrupt), Failure> {
+        watch: impl FnOnce() -> Result<W, Failure>,
+    ) -> Result<(UnlockedKey, W), Failure> {
         self.probe(writer)?;
         let key = self.unlock()?;
-        let interrupt = Interrupt::watch()?;
-        Ok((self.open_at(&key, writer, view)?, interrupt))
+        Ok((key, watch()?))
     }
 
     /// Leaves standard input to the command as data: it is not read for the passphrase.
@@ -284,16 +265,14 @@ impl ArchiveArgs {
         self.input_taken.set(true);
     }
 
-    /// The same for a command that watches for signals itself.
-    pub(crate) fn write_beside(
+    /// Opens for writing, for a command that watches for signals itself.
+    pub(crate) fn write_beside<W>(
         &self,
         writer: WriterArgs,
-        watch: impl FnOnce() -> Result<(), Failure>,
-    ) -> Result<Archive, Failure> {
-        self.probe(Some(writer))?;
-        let key = self.unlock()?;
-        watch()?;
-        self.open_at(&key, Some(writer), &SnapshotViewArgs::default())
+        watch: impl FnOnce() -> Result<W, Failure>,
+    ) -> Result<(Archive, W), Failure> {
+        let (key, watch) = self.unlock_watched(Some(writer), watch)?;
+        Ok((self.open_at(&key, Some(writer), &SnapshotViewArgs::default())?, watch))
     }
 
     /// Opens for writing, and watches for signals; returns the key too. `new`: passphrase of an
@@ -310,16 +289,11 @@ impl ArchiveArgs {
                 let _working = Spinner::deriving(self.opening.sources.passphrase.advises());
                 let opened =
                     keys::unlock_with(self.source()?, &Secrets::from(passphrase), &self.opening.limit.limits());
-                opened.map_err(|error| Lockbox::failure(&self.archive, error))?
+                opened.map_err(|error| self.failure(error))?
             }
         };
         let interrupt = Interrupt::watch()?;
         Ok((self.open_at(&key, Some(writer), &SnapshotViewArgs::default())?, key, interrupt))
-    }
-
-    /// Returns another archive, which the same options open.
-    pub(crate) fn elsewhere(&self, archive: PathBuf) -> ArchiveArgs {
-        self.opening.of(archive)
     }
 
     /// Compresses new data as `args` say, once the archive is opened.
@@ -327,15 +301,9 @@ impl ArchiveArgs {
         self.compression.set(args.level.unwrap_or_default());
     }
 
-    pub(crate) fn sources(&self) -> &Sources {
-        &self.opening.sources
-    }
-
     /// Opens the archive for backups: one that was not closed is repaired first.
     pub(crate) fn read_for_backup(&self) -> Result<(Archive, Interrupt), Failure> {
-        self.probe(None)?;
-        let key = self.unlock()?;
-        let interrupt = Interrupt::watch()?;
+        let (key, interrupt) = self.unlock_watched(None, Interrupt::watch)?;
         let opened = Archive::open_for_backup(self.source()?, &key, &self.seen());
         Ok((self.with_notices(opened)?, interrupt))
     }
@@ -350,7 +318,23 @@ impl ArchiveArgs {
     }
 
     pub(crate) fn write(&self, writer: WriterArgs) -> Result<Archive, Failure> {
-        self.open(Some(writer))
+        self.write_beside(writer, || Ok(())).map(|(archive, ())| archive)
+    }
+
+    pub(crate) fn close(&self, archive: Archive) -> Result<(), Failure> {
+        archive.close().map_err(|error| self.failure(error))
+    }
+
+    pub(crate) fn failure(&self, error: Error) -> Failure {
+        Lockbox::failure(&self.archive, error)
+    }
+
+    /// Returns the failure; that of an interrupted command has the words `kept` about its state.
+    pub(crate) fn failure_or_interrupted(&self, error: Error, kept: &str) -> Failure {
+        match error {
+            Error::Interrupted(_) => interrupt::failure(&error, kept),
+            error => self.failure(error),
+        }
     }
 
     /// Makes one durable change. An archive that is not closed stays as it was, unless the change
@@ -361,21 +345,19 @@ impl ArchiveArgs {
         change: impl FnOnce(&FileSystem) -> lockbox::Result<T>,
     ) -> Result<T, Failure> {
         let archive = self.write(writer)?;
-        let changed = change(archive.file_system());
-        changed
-            .and_then(|changed| archive.close().map(|()| changed))
-            .map_err(|error| Lockbox::failure(&self.archive, error))
+        let changed = change(archive.file_system()).map_err(|error| self.failure(error))?;
+        self.close(archive).map(|()| changed)
     }
 
     pub(crate) fn unlock_damaged(&self) -> Result<(UnlockedKey, &ArchiveLocation), Failure> {
         let path = &self.archive;
         let place = self.place_of(|| ArchiveLocation::open_damaged(path, self.remote()))?;
         if !place.is_remote() {
-            FileStorage::open(path, LockMode::Shared).map(drop).map_err(|error| Lockbox::failure(path, error))?;
+            FileStorage::open(path, LockMode::Shared).map_err(|error| self.failure(error))?;
         }
         let limits = self.opening.limit.limits();
         let key = lockbox_host::unlock_damaged(place.source(), path, &self.opening.sources, &limits)?;
-        keys::check_place(&key, &self.seen()).map_err(|error| Lockbox::failure(path, error))?;
+        keys::check_place(&key, &self.seen()).map_err(|error| self.failure(error))?;
         Ok((key, place))
     }
 
@@ -387,10 +369,14 @@ impl ArchiveArgs {
         Ok((key, self.place()?))
     }
 
+    /// Returns the key that the keyring caches, or the one that the secrets open.
     fn unlock(&self) -> Result<UnlockedKey, Failure> {
         let mut sources = self.opening.sources.clone();
         sources.passphrase.input_taken |= self.input_taken.get();
-        secrets::unlock(self.source()?, &self.archive, &sources, &self.opening.cache, &self.opening.limit.limits())
+        let OpeningArgs { cache, limit, .. } = &self.opening;
+        let (key, refused) = lockbox_host::unlock(self.source()?, &self.archive, &sources, cache, &limit.limits())?;
+        refused.iter().for_each(|sentence| output::complain(sentence));
+        Ok(key)
     }
 
     /// Returns the rollback options, for commands that open the archive themselves.
@@ -399,11 +385,6 @@ impl ArchiveArgs {
         // Data that no store has need not be found again.
         let is_unsent = self.remote().is_unsent() && remote::is_remote(&self.archive);
         RollbackOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
-    }
-
-    fn open(&self, writer: Option<WriterArgs>) -> Result<Archive, Failure> {
-        self.probe(writer)?;
-        self.open_at(&self.unlock()?, writer, &SnapshotViewArgs::default())
     }
 
     pub(crate) fn read_with(&self, key: &UnlockedKey) -> Result<Archive, Failure> {
@@ -443,10 +424,9 @@ impl ArchiveArgs {
         if let Some(place) = self.writing.get().or_else(|| self.place.get()) {
             return Ok(place);
         }
-        let path = &self.archive;
-        let place = match remote::is_remote(path) {
-            true => open().map_err(|error| Lockbox::failure(path, error))?,
-            false => of_host(path)?,
+        let place = match remote::is_remote(&self.archive) {
+            true => open().map_err(|error| self.failure(error))?,
+            false => of_host(&self.archive)?,
         };
         Ok(self.place.get_or_init(|| place))
     }
@@ -473,17 +453,15 @@ impl ArchiveArgs {
             ArchiveSource::File(path) => {
                 probe(path, if writer.is_some() { LockMode::Exclusive } else { LockMode::Shared })
             }
-            site => keys::identify(site).map(drop).map_err(|error| Lockbox::failure(&self.archive, error)),
+            site => keys::identify(site).map(drop).map_err(|error| self.failure(error)),
         }
     }
 
     fn with_notices(&self, opened: lockbox::Result<Archive>) -> Result<Archive, Failure> {
-        let path = &self.archive;
-        let failed = |error| Lockbox::failure(path, error);
-        let archive = opened.map_err(failed)?;
-        let info = archive.info().map_err(failed)?;
+        let archive = opened.map_err(|error| self.failure(error))?;
+        let info = archive.info().map_err(|error| self.failure(error))?;
         for sentence in info.notices() {
-            output::complain(&format!("{}: {sentence}", shown(path)));
+            output::complain(&format!("{}: {sentence}", shown(&self.archive)));
         }
         Ok(archive)
     }
@@ -499,10 +477,46 @@ pub(crate) fn regular_file(fs: &FileSystem, path: &[u8]) -> Result<Attributes, F
     }
 }
 
+/// Passes the content of a regular file to `take`, in pieces of at most `most` bytes.
+pub(crate) fn read_file(
+    fs: &FileSystem,
+    path: &[u8],
+    most: usize,
+    take: &mut dyn FnMut(&[u8]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let attributes = regular_file(fs, path)?;
+    let (mut offset, mut piece) = (0, Vec::new());
+    while offset < attributes.size {
+        let length = fs.read_into(attributes.ino, offset, most, &mut piece);
+        let length = length.map_err(|error| Failure::of(display(path), &error))?;
+        if length == 0 {
+            break;
+        }
+        take(&piece[..length])?;
+        offset += length as u64;
+    }
+    Ok(())
+}
+
 /// Fails early when `path` is not an archive or is in use.
 pub(crate) fn probe(path: &Path, mode: LockMode) -> Result<(), Failure> {
     keys::identify(path).map_err(|error| Lockbox::failure(path, error))?;
     FileStorage::open(path, mode).map(drop).map_err(|error| Lockbox::failure(path, error))
+}
+
+/// Returns the options of a copy into the directory `to` of an archive that replaces and leaves out
+/// nothing.
+pub(crate) fn import_options(to: Vec<u8>) -> ImportOptions {
+    ImportOptions {
+        to,
+        name: None,
+        follow: false,
+        replace: false,
+        creator: creator(),
+        filter: Filter::default(),
+        one_file_system: false,
+        mirror: None,
+    }
 }
 
 /// Owner of new entries: the user that runs the program.

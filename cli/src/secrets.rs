@@ -1,16 +1,14 @@
 //! Arguments and steps of unlocking an archive and of changing its keys.
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::ArchiveId;
 use lockbox::archive::{Archive, KdfCost};
 use lockbox::crypto::{KeyFile, Passphrase};
-use lockbox::keys::{
-    self, Fingerprint, KeyAccess, KeyKind, RollbackOptions, Secrets, UnlockLimits, UnlockedKey, seen_directory,
-};
+use lockbox::keys::{self, KeyAccess, KeyKind, RollbackOptions, Secrets, UnlockLimits, seen_directory};
 use lockbox::storage::ArchiveSource;
 use lockbox_host::remote::ArchiveLocation;
-use lockbox_host::secrets::{Cache, Keyring, PassphraseSources, Sources};
+use lockbox_host::secrets::{Keyring, PassphraseSources, Sources};
 use lockbox_host::{Credentials, Program, Spinner, WRONG_KEY, gather, place_names, shown};
 use nix::unistd::geteuid;
 
@@ -19,7 +17,7 @@ use crate::output;
 use crate::progress::Bar;
 
 /// Limits of the cost of unlocking
-#[derive(clap::Args, Clone)]
+#[derive(clap::Args, Clone, Default)]
 pub(crate) struct LimitArgs {
     /// Let all key slots together ask for up to N MiB times passes of key derivation
     #[arg(long, value_name = "N")]
@@ -32,22 +30,6 @@ impl LimitArgs {
     }
 }
 
-/// Returns the key of the archive at the location, which the user calls `name`: the one cached in
-/// the keyring, or the one that the secrets open.
-pub(crate) fn unlock(
-    site: ArchiveSource<'_>,
-    name: &Path,
-    sources: &Sources,
-    cache: &Cache,
-    limits: &UnlockLimits,
-) -> Result<UnlockedKey, Failure> {
-    let (key, refused) = lockbox_host::unlock(site, name, sources, cache, limits)?;
-    if let Some(sentence) = refused {
-        output::complain(&sentence);
-    }
-    Ok(key)
-}
-
 /// Removes the cached key of the archive from this user's keyring: after a change of keys the next
 /// command asks for them.
 pub(crate) fn forget_kept(site: ArchiveSource<'_>) {
@@ -56,10 +38,6 @@ pub(crate) fn forget_kept(site: ArchiveSource<'_>) {
     if let Err(error) = keyring.forget(&archive) {
         output::complain(&error.sentence);
     }
-}
-
-pub(crate) fn to_set(sources: &PassphraseSources, archive: &Path) -> Result<Passphrase, Failure> {
-    Ok(sources.new_passphrase(archive)?.into())
 }
 
 /// Duration of a calibrated derivation.
@@ -125,11 +103,6 @@ pub(crate) struct SeenArgs {
     /// Go on with another archive than was opened at this place before
     #[arg(long)]
     accept_other: bool,
-}
-
-/// Remembers an archive that a command of this user put there.
-pub(crate) fn remember_place(path: &Path, archive: ArchiveId, fingerprint: Fingerprint) {
-    keys::remember_place(&SeenArgs::default().options(path), archive, fingerprint);
 }
 
 impl SeenArgs {
@@ -262,17 +235,10 @@ impl UnlockArgs {
 }
 
 pub(crate) fn failure(place: &ArchiveLocation, error: Error) -> Failure {
-    let path = place.path();
-    match &error {
-        Error::WrongKey => {
-            let mut kinds: Vec<&str> =
-                keys::kinds(place.source()).unwrap_or_default().into_iter().map(|(_, kind)| kind.name()).collect();
-            kinds.sort_unstable();
-            kinds.dedup();
-            let opens =
-                if kinds.is_empty() { String::new() } else { format!(" (it opens with: {})", kinds.join(", ")) };
-            Failure::new(WRONG_KEY, format!("{}: wrong passphrase or key{opens}", shown(path)))
-        }
-        _ => Lockbox::failure(path, error),
-    }
+    let Error::WrongKey = error else { return Lockbox::failure(place.path(), error) };
+    let kinds = keys::kinds(place.source()).unwrap_or_default();
+    let kinds: BTreeSet<&str> = kinds.into_iter().map(|(_, kind)| kind.name()).collect();
+    let kinds = Vec::from_iter(kinds).join(", ");
+    let opens = if kinds.is_empty() { String::new() } else { format!(" (it opens with: {kinds})") };
+    Failure::new(WRONG_KEY, format!("{}: wrong passphrase or key{opens}", shown(place.path())))
 }

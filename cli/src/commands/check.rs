@@ -1,11 +1,11 @@
 //! `lockbox check` and `info`: verify an archive, and print its properties.
 use lockbox::archive::{Archive, CheckReport, CheckStep, Finding, FindingKind, Lost, Severity};
 use lockbox::keys;
-use lockbox_host::{DAMAGED, Program, remote, shown};
+use lockbox_host::{DAMAGED, remote, shown};
 use lockbox_terminal::hex;
 use serde_json::json;
 
-use crate::exit::{self, Failure, Lockbox};
+use crate::exit::{self, Failure};
 use crate::interrupt::Interrupt;
 use crate::open_archive::{ArchiveArgs, SnapshotViewArgs, WriterArgs};
 use crate::output::{self, Output, rfc3339};
@@ -48,8 +48,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         compare_objects(args, report, &bar)?;
     }
     drop((at_once, bar));
-    let report = checked.map_err(|error| Lockbox::failure(path, error))?;
-    let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
+    let report = checked.map_err(|error| args.archive.failure(error))?;
+    let info = archive.info().map_err(|error| args.archive.failure(error))?;
     let mut out = Output::new();
     if args.json {
         out.json(&json!({
@@ -87,8 +87,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// Compares the objects of a store with the hashes that name them. The pages do not show these
 /// faults.
 fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(), Failure> {
-    let (path, remote) = (&args.archive.archive, args.archive.remote());
-    if !args.full || !remote::is_remote(path) || remote.is_unsent() {
+    let remote = args.archive.remote();
+    if !args.full || !remote::is_remote(&args.archive.archive) || remote.is_unsent() {
         return Ok(());
     }
     let compared = args.archive.place()?.verify_objects(remote, &mut |done, total| {
@@ -97,7 +97,7 @@ fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(
         }
         Ok(())
     });
-    let compared = compared.map_err(|error| Lockbox::failure(path, error))?;
+    let compared = compared.map_err(|error| args.archive.failure(error))?;
     // All stored data was just read: without a loss these bytes belong to nothing.
     let is_lost = report.findings.iter().any(|finding| finding.severity == Severity::Lost);
     let severity = if is_lost { Severity::Wrong } else { Severity::Minor };
@@ -115,12 +115,11 @@ fn open(args: &Args) -> Result<(Archive, Interrupt, Option<String>), Failure> {
         };
         return Ok((archive, interrupt, None));
     }
-    let path = &args.archive.archive;
-    let (key, place) = args.archive.unlock_alone(WriterArgs::taking_over(args.take_over))?;
-    let seen = args.archive.seen();
-    let repaired = keys::repair_header(place.source(), &key, &seen).map_err(|error| Lockbox::failure(path, error))?;
+    let (key, place) = args.archive.unlock_alone(WriterArgs { take_over: args.take_over })?;
+    let repaired = keys::repair_header(place.source(), &key, &args.archive.seen());
+    let repaired = repaired.map_err(|error| args.archive.failure(error))?;
     if let Some(repaired) = repaired.as_ref().filter(|_| !args.json) {
-        output::complain(&format!("{}: {repaired}", shown(path)));
+        output::complain(&format!("{}: {repaired}", shown(&args.archive.archive)));
     }
     let interrupt = Interrupt::watch()?;
     Ok((args.archive.read_with(&key)?, interrupt, repaired))
@@ -159,7 +158,7 @@ pub(crate) struct InfoArgs {
 
 pub(crate) fn info(args: &InfoArgs) -> Result<(), Failure> {
     let archive = args.archive.read()?;
-    let info = archive.info().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+    let info = archive.info().map_err(|error| args.archive.failure(error))?;
     // The tree of snapshots alone may be damaged, on which `check` reports more.
     let manager = archive.snapshot_manager();
     let snapshots = manager.list().and_then(|all| match all.len() {

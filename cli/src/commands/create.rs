@@ -19,12 +19,12 @@ use lockbox_host::{Spinner, shown};
 
 use crate::commands::{key, mount};
 use crate::exit::Failure;
-use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
+use crate::open_archive::{ArchiveArgs, WriterArgs, begin, creator};
 use crate::output;
-use crate::secrets::{self, KdfArgs, SeenArgs};
+use crate::secrets::{KdfArgs, SeenArgs};
 
 /// Create an empty archive
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub(crate) struct Args {
     /// The archive: a file, which must not exist, or the address of a place for one: s3://BUCKET/NAME (or gs://, az://) or file:///DIRECTORY
     #[arg(required_unless_present = "desktop")]
@@ -105,7 +105,7 @@ fn with_extension(path: PathBuf) -> PathBuf {
 /// Creates the archive of a first backup with the secrets that open it later; returns its
 /// passphrase.
 pub(crate) fn for_backup(path: &Path, opening: &ArchiveArgs, writer: WriterArgs) -> Result<Passphrase, Failure> {
-    let sources = opening.sources();
+    let sources = &opening.opening.sources;
     if sources.names_file() {
         return Err(Failure::usage(format!(
             "{} does not exist, and a new archive begins with a passphrase; make it with 'lockbox create' and 'lockbox key add'",
@@ -114,14 +114,10 @@ pub(crate) fn for_backup(path: &Path, opening: &ArchiveArgs, writer: WriterArgs)
     }
     let args = Args {
         archive: Some(path.to_owned()),
-        desktop: false,
-        open: false,
         sources: sources.passphrase.clone(),
         remote: RemoteArgs { remote: opening.remote().clone() },
         writer,
-        generate_passphrase: false,
-        generate_recovery_code: false,
-        kdf: KdfArgs::default(),
+        ..Args::default()
     };
     create(&args, path)
 }
@@ -146,7 +142,7 @@ fn create(args: &Args, path: &Path) -> Result<Passphrase, Failure> {
             output::print(&words)?;
             Passphrase::new(words.as_bytes().to_vec())
         }
-        false => secrets::to_set(&sources, path)?,
+        false => sources.new_passphrase(path)?.into(),
     };
     let sees = args.sources.advises();
     let options = CreateOptions { kdf: args.kdf.cost(sees)?, creator: creator() };
@@ -188,13 +184,12 @@ pub(crate) fn is_free(path: &Path, remote: &remote::Remote) -> Result<bool, Fail
     }
 }
 
-/// Opens a place without an archive as a writer.
 fn come(args: &Args, path: &Path) -> Result<Bucket, Failure> {
     let remote = &args.remote.remote;
     if !is_free(path, remote)? {
         return Err(exists(path));
     }
-    let mut bucket = args.writer.begin(path, remote)?;
+    let mut bucket = begin(path, remote, args.writer.take_over, true)?;
     match bucket.open_existing() {
         Ok(None) => Ok(bucket),
         Ok(Some(_)) => Err(exists(path)),
@@ -211,11 +206,7 @@ fn make_file(args: &Args, path: &Path, passphrase: &Passphrase, options: &Create
         error => Failure::at(path, &error),
     })?;
     drop(working);
-    let code = args
-        .generate_recovery_code
-        .then(|| add_recovery_code(args, path, ArchiveSource::File(path), passphrase))
-        .transpose();
-    code.inspect_err(|_| {
+    add_recovery_code(args, path, ArchiveSource::File(path), passphrase).inspect_err(|_| {
         output::complain("the archive was created without a recovery code: 'lockbox key recovery' adds one");
     })
 }
@@ -233,10 +224,7 @@ fn make_elsewhere(
     let working = Spinner::deriving(args.sources.advises());
     let created = Archive::create_in(&storage, passphrase, options, &seen(path)).map_err(failed)?;
     drop(working);
-    let code = args
-        .generate_recovery_code
-        .then(|| add_recovery_code(args, path, ArchiveSource::Storage(&storage), passphrase));
-    let code = code.transpose()?;
+    let code = add_recovery_code(args, path, ArchiveSource::Storage(&storage), passphrase)?;
     bucket.publish().map_err(failed)?;
     created.remember();
     Ok(code)
@@ -251,7 +239,10 @@ fn add_recovery_code(
     path: &Path,
     site: ArchiveSource<'_>,
     passphrase: &Passphrase,
-) -> Result<(u8, RecoveryCode), Failure> {
+) -> Result<Code, Failure> {
+    if !args.generate_recovery_code {
+        return Ok(None);
+    }
     let _working = Spinner::deriving(args.sources.advises());
     let code = keys::new_recovery_code()?;
     let secrets = Secrets::from(Passphrase::new(passphrase.bytes().to_vec()));
@@ -259,7 +250,7 @@ fn add_recovery_code(
     // The archive was just created, so remembered state of the place does not apply.
     let access = KeyAccess { secrets: &secrets, limits, seen: RollbackOptions { places: Vec::new(), ..seen(path) } };
     let slot = keys::add(site, &access, &NewKey::RecoveryCode(&code), "");
-    slot.map(|slot| (slot, code)).map_err(|error| Failure::at(path, &error))
+    slot.map(|slot| Some((slot, code))).map_err(|error| Failure::at(path, &error))
 }
 
 #[cfg(test)]

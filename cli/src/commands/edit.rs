@@ -14,26 +14,25 @@ use std::time::{Duration, Instant};
 use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::exchange::{
-    self, CopyDestination, DiffRoot, Filter, ImportOptions, Problem, ProblemCause, compare_trees, components, resolve,
+    self, CopyDestination, DiffRoot, ImportOptions, Problem, ProblemCause, compare_trees, components, resolve,
 };
 use lockbox::fs::FileSystem;
 use lockbox_host::control::OwnRuntimeDir;
 use lockbox_host::mounts::others_exchange;
-use lockbox_host::secrets;
-use lockbox_host::{Program, daemons, shown};
+use lockbox_host::{daemons, secrets, shown};
 use lockbox_terminal::display;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid, mkdtemp};
 
-use crate::exit::{Failure, Lockbox};
-use crate::interrupt::on_signal;
-use crate::open_archive::{OpeningArgs, WriterArgs, creator, regular_file};
+use crate::exit::Failure;
+use crate::interrupt::{on_signal, pass_on};
+use crate::open_archive::{OpeningArgs, WriterArgs, import_options, read_file, regular_file};
 use crate::output;
 use crate::paths::in_one_archive;
 
-/// Bytes copied at once, and zeros written at once.
+/// Bytes copied at once.
 const PIECE: usize = 64 << 10;
 /// Editors to try when neither VISUAL nor EDITOR is set.
 const USUAL: &str = "$(command -v sensible-editor || command -v editor || command -v nano || echo vi)";
@@ -69,20 +68,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let named = args.opening.of(archive);
     let watch = Watch::default();
     named.take_input();
-    let archive = named.write_beside(args.writer, || watch.begin())?;
-    let edited = edit(&archive, path, name, &place, &watch);
-    match edited {
+    let (archive, ()) = named.write_beside(args.writer, || watch.begin())?;
+    match edit(&archive, path, name, &place, &watch) {
         // Changes that could not be written back must not get lost: they stay in the private
         // directory.
         Ok(Some(private)) => {
             let written = write_back(archive.file_system(), path, &private);
             let closed = written.and_then(|()| archive.close());
-            closed.map_err(|error| private.keep(Lockbox::failure(&named.archive, error)))
+            closed.map_err(|error| private.keep(named.failure(error)))
         }
-        unchanged => {
-            let closed = archive.close().map_err(|error| Lockbox::failure(&named.archive, error));
-            unchanged.and(closed)
-        }
+        unchanged => unchanged.and(named.close(archive)),
     }
 }
 
@@ -123,17 +118,13 @@ fn place(args: &Args) -> Result<PathBuf, Failure> {
 /// Edits the file and returns the new one; None when it is unchanged.
 fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch) -> Result<Option<Private>, Failure> {
     let fs = archive.file_system();
-    let is_there = match resolve(fs, path) {
-        Err(Error::NotFound) => {
-            // Checked before the user edits.
-            CopyDestination::of(fs, path, false).map_err(|error| Failure::of(display(path), &error))?;
-            false
-        }
-        _ => {
-            regular_file(fs, path)?;
-            true
-        }
-    };
+    let is_there = !matches!(resolve(fs, path), Err(Error::NotFound));
+    // Checked before the user edits.
+    if is_there {
+        regular_file(fs, path)?;
+    } else {
+        CopyDestination::of(fs, path, false).map_err(|error| Failure::of(display(path), &error))?;
+    }
     let private = Private::new(place, name)?;
     if is_there {
         private.fill(fs, path)?;
@@ -155,20 +146,12 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
     {
         return Err(Failure::other(format!("the editor ended with exit code {code}; nothing was changed")));
     }
-    let failed = |error: &std::io::Error| Failure::host("cannot read the edited file", error);
-    let found = match private.file.symlink_metadata() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_there => {
-            if lasted < AT_ONCE {
-                output::complain(RETURNED_AT_ONCE);
-            }
-            return Ok(None);
-        }
-        found => found.map_err(|error| failed(&error))?,
+    let changed = match private.file.symlink_metadata() {
+        Ok(found) if found.is_file() => private.differs(fs, path),
+        Ok(_) => return Err(Failure::other("the editor left no regular file; nothing was changed")),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_there => false,
+        Err(error) => return Err(Failure::host("cannot read the edited file", &error)),
     };
-    if !found.is_file() {
-        return Err(Failure::other("the editor left no regular file; nothing was changed"));
-    }
-    let changed = private.differs(fs, path);
     if !changed && lasted < AT_ONCE {
         output::complain(RETURNED_AT_ONCE);
     }
@@ -178,16 +161,7 @@ fn edit(archive: &Archive, path: &[u8], name: &[u8], place: &Path, watch: &Watch
 fn write_back(fs: &FileSystem, path: &[u8], private: &Private) -> Result<(), Error> {
     if let Err(Error::NotFound) = resolve(fs, path) {
         let to = CopyDestination::of(fs, path, false)?;
-        let options = ImportOptions {
-            to: to.directory,
-            name: to.name,
-            follow: false,
-            replace: false,
-            creator: creator(),
-            filter: Filter::default(),
-            one_file_system: false,
-            mirror: None,
-        };
+        let options = ImportOptions { name: to.name, ..import_options(to.directory) };
         let report = exchange::import(fs, None, std::slice::from_ref(&private.file), &options, &mut |_| Ok(()))?;
         return match report.problems.into_iter().next() {
             None => Ok(()),
@@ -215,21 +189,9 @@ impl Private {
     }
 
     fn fill(&self, fs: &FileSystem, path: &[u8]) -> Result<(), Failure> {
-        let attributes = regular_file(fs, path)?;
         let failed = |error: std::io::Error| Failure::host(format!("cannot write {}", shown(&self.file)), &error);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.file).map_err(failed)?;
-        let (mut offset, mut piece) = (0, Vec::new());
-        while offset < attributes.size {
-            let length = fs
-                .read_into(attributes.ino, offset, PIECE, &mut piece)
-                .map_err(|error| Failure::of(display(path), &error))?;
-            if length == 0 {
-                break;
-            }
-            file.write_all(&piece[..length]).map_err(failed)?;
-            offset += length as u64;
-        }
-        Ok(())
+        read_file(fs, path, PIECE, &mut |piece| file.write_all(piece).map_err(failed))
     }
 
     /// Returns whether the file differs from the archive's. A file that cannot be compared counts
@@ -310,7 +272,7 @@ impl Watch {
                 return;
             }
             noted.store(signal, Ordering::SeqCst);
-            end(editor, signal);
+            pass_on(editor, signal.into());
         })
     }
 
@@ -319,16 +281,6 @@ impl Watch {
             0 => Ok(()),
             signal => Err(Failure::new(128 + signal, "interrupted; nothing was changed")),
         }
-    }
-}
-
-/// Passes a signal on to the editor, if there is one.
-fn end(editor: i32, signal: u8) {
-    if editor > 0
-        && let Ok(signal) = Signal::try_from(i32::from(signal))
-    {
-        // The editor may have ended already.
-        let _ = kill(Pid::from_raw(editor), signal);
     }
 }
 
@@ -348,7 +300,7 @@ fn editor(file: &Path, watch: &Watch) -> Result<WaitStatus, Failure> {
     let pid = spawn(&words, &variables).map_err(cannot)?;
     watch.editor.store(pid.as_raw(), Ordering::SeqCst);
     // Signal that arrived just before.
-    end(pid.as_raw(), watch.came.load(Ordering::SeqCst));
+    pass_on(pid.as_raw(), watch.came.load(Ordering::SeqCst).into());
     let ended = loop {
         match waitpid(pid, None) {
             Err(nix::errno::Errno::EINTR) => {}

@@ -13,13 +13,13 @@ use lockbox::exchange::{
     self, ExtractOptions, ExtractReport, FileTotals, ImportOptions, ImportReport, MirrorChange, MirrorPlan, Progress,
     TarImportOptions,
 };
-use lockbox_host::{Program, shown};
+use lockbox_host::shown;
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
-use crate::exit::{self, Failure, Lockbox};
+use crate::exit::{self, Failure};
 use crate::interrupt::{self, Interrupt};
-use crate::open_archive::{ArchiveArgs, CompressionArgs, SnapshotViewArgs, WriterArgs, creator};
+use crate::open_archive::{ArchiveArgs, CompressionArgs, SnapshotViewArgs, WriterArgs, creator, import_options};
 use crate::output::{self, Output, put_name};
 use crate::paths::PatternArgs;
 
@@ -75,31 +75,21 @@ pub(crate) fn add(args: &AddArgs) -> Result<(), Failure> {
         (None, to) => to.as_ref().map_or_else(Vec::new, |to| to.as_bytes().to_vec()),
     };
     let mut options = ImportOptions {
-        to,
-        name: None,
         follow: args.follow,
         replace: args.force,
-        creator: creator(),
         filter: args.patterns.filter()?,
-        one_file_system: false,
-        mirror: None,
+        ..import_options(to)
     };
     if args.dry_run {
         return tell(args, &named, &options);
     }
-    let (archive, interrupt) = named.write_watched(args.writer)?;
+    let (mut archive, interrupt) = named.write_watched(args.writer)?;
     if args.mirror {
-        match plan(args.brakes(), &named, &archive, &args.sources, &options) {
-            Ok(plan) => options.mirror = Some(plan),
-            Err(failure) => {
-                archive.close().map_err(|error| Lockbox::failure(&named.archive, error))?;
-                return Err(failure);
-            }
-        }
+        archive = plan(args.brakes(), &named, archive, &args.sources, &mut options)?;
     }
     let report = copy_in(&named, archive, &interrupt, "added", &args.sources, &options)?;
     if args.json {
-        output::print_json(&summary(args, &report))?;
+        output::print_json(&summary(&report, args.mirror))?;
     }
     exit::of_problems(&report.problems, exit::source_code)
 }
@@ -123,21 +113,20 @@ pub(crate) fn copy_in(
     });
     bar.wipe();
     // Files added before a failure are complete, so they are kept.
-    let closed = archive.close();
-    let failed = |error| Lockbox::failure(&named.archive, error);
+    let closed = named.close(archive);
     let report = match imported {
         // A failure to close takes precedence.
         Err(error @ Error::Interrupted(_)) => {
-            closed.map_err(failed)?;
+            closed?;
             let again =
                 if options.replace || options.mirror.is_some() { "" } else { ", and reports files that already exist" };
             let kept =
                 format!("everything {verb} so far is complete and stays, and unfinished copies were rolled back");
             return Err(interrupt::failure(&error, &format!("{kept}; the same command continues{again}")));
         }
-        imported => imported.map_err(failed)?,
+        imported => imported.map_err(|error| named.failure(error))?,
     };
-    closed.map_err(failed)?;
+    closed?;
     bar.done(verb, Some(report.copied.files), report.copied.bytes);
     output::complain_of(&report.problems);
     match report.deletions_skipped {
@@ -153,10 +142,10 @@ pub(crate) fn copy_in(
     Ok(report)
 }
 
-fn summary(args: &AddArgs, report: &ImportReport) -> Value {
+pub(crate) fn summary(report: &ImportReport, is_mirror: bool) -> Value {
     let mut summary = output::summary(&report.copied, &report.skipped);
     summary["problems"] = output::problems(&report.problems).into();
-    if args.mirror {
+    if is_mirror {
         summary["unchanged"] = json!(report.unchanged);
         summary["updated"] = json!(report.updated);
         summary["deleted"] = json!(report.deleted);
@@ -178,19 +167,22 @@ impl AddArgs {
     }
 }
 
-/// Returns the deletions of mirroring, unless they look like a mistake.
+/// Adds the deletions of mirroring to the options, and returns the archive. If they look like a
+/// mistake, or cannot be found, it is closed.
 pub(crate) fn plan(
     brakes: Brakes,
     named: &ArchiveArgs,
-    archive: &Archive,
+    archive: Archive,
     sources: &[PathBuf],
-    options: &ImportOptions,
-) -> Result<MirrorPlan, Failure> {
-    let plan = exchange::plan_mirror(archive.file_system(), sources, options, None)
-        .map_err(|error| exit::source_failure(&named.archive, error))?;
-    match refusal(brakes, &plan) {
-        None => Ok(plan),
-        Some(sentence) => {
+    options: &mut ImportOptions,
+) -> Result<Archive, Failure> {
+    let plan = exchange::plan_mirror(archive.file_system(), sources, options, None);
+    let failure = match plan.map(|plan| (refusal(brakes, &plan), plan)) {
+        Ok((None, plan)) => {
+            options.mirror = Some(plan);
+            return Ok(archive);
+        }
+        Ok((Some(sentence), plan)) => {
             for deletion in plan.deletions.iter().take(TOLD) {
                 output::complain(&format!("would delete {}{}", display(&deletion.path), below(deletion.entries)));
             }
@@ -200,9 +192,12 @@ pub(crate) fn plan(
                     plan.deletions.len() - TOLD
                 ));
             }
-            Err(Failure::other(sentence))
+            Failure::other(sentence)
         }
-    }
+        Err(error) => exit::source_failure(&named.archive, error),
+    };
+    named.close(archive)?;
+    Err(failure)
 }
 
 fn refusal(brakes: Brakes, plan: &MirrorPlan) -> Option<String> {
@@ -326,12 +321,8 @@ pub(crate) fn copy_out(
         bar.copied(verb, progress);
         interrupt.check()
     });
-    let report = extracted.map_err(|error| match error {
-        Error::Interrupted(_) => {
-            interrupt::failure(&error, &format!("nothing was {verb}; the same command starts over"))
-        }
-        error => Lockbox::failure(&named.archive, error),
-    })?;
+    let kept = format!("nothing was {verb}; the same command starts over");
+    let report = extracted.map_err(|error| named.failure_or_interrupted(error, &kept))?;
     bar.done(verb, Some(report.copied.files), report.copied.bytes);
     output::complain_of(&report.problems);
     output::complain_of_left(&report.skipped);
@@ -372,8 +363,7 @@ pub(crate) fn import_tar(args: &ImportTarArgs) -> Result<(), Failure> {
     let (archive, interrupt) = args.archive.write_watched(args.writer)?;
     let options = TarImportOptions { to: args.to.as_bytes().to_vec(), replace: args.force, creator: creator() };
     let tar = stdin.as_fd().try_clone_to_owned();
-    let tar = tar.map_err(|error| Failure::host("cannot read standard input", &error))?;
-    let mut tar = File::from(tar);
+    let mut tar = tar.map(File::from).map_err(|error| Failure::host("cannot read standard input", &error))?;
     let bar = args.archive.bar();
     if let Some(bytes) = rest_of(&mut tar) {
         bar.expect(FileTotals { files: 0, bytes });
@@ -390,15 +380,12 @@ pub(crate) fn import_tar(args: &ImportTarArgs) -> Result<(), Failure> {
         let _ = io::copy(&mut input.take(MAX_REST), &mut io::sink());
     }
     // A refused tar was taken back, which is a change too.
-    let closed = archive.close();
-    let failed = |error| Lockbox::failure(&args.archive.archive, error);
+    let closed = args.archive.close(archive);
     // The writer of the tar may have been interrupted at the same time; then the tar ends early.
-    let interrupted = interrupt
-        .check()
-        .err()
-        .filter(|_| matches!(imported, Err(Error::Interrupted(_) | Error::Io { .. } | Error::Invalid(_))));
-    if let Some(error) = interrupted {
-        closed.map_err(failed)?;
+    if let Err(error) = interrupt.check()
+        && matches!(imported, Err(Error::Interrupted(_) | Error::Io { .. } | Error::Invalid(_)))
+    {
+        closed?;
         let words = "nothing was imported, and the received part was rolled back; the same command with the whole tar starts over";
         return Err(interrupt::failure(&error, words));
     }
@@ -406,9 +393,9 @@ pub(crate) fn import_tar(args: &ImportTarArgs) -> Result<(), Failure> {
         Error::Exists => Failure::other(
             "nothing was imported: the archive has a .lockbox-import-tar in its root that is not from an import; rename or delete it",
         ),
-        error => failed(error),
+        error => args.archive.failure(error),
     })?;
-    closed.map_err(failed)?;
+    closed?;
     bar.done("imported", Some(report.copied.files), report.copied.bytes);
     output::complain_of_left(&report.skipped);
     if args.json {
@@ -469,7 +456,7 @@ pub(crate) fn export_tar(args: &ExportTarArgs) -> Result<(), Failure> {
         bar.copied("exported", progress);
     });
     drop(at_once);
-    let failed = |error| out.get_ref().failure().unwrap_or_else(|| Lockbox::failure(&named.archive, error));
+    let failed = |error| out.get_ref().failure().unwrap_or_else(|| named.failure(error));
     let report = exported.map_err(failed)?;
     bar.done("exported", Some(report.copied.files), report.copied.bytes);
     match report.sockets {

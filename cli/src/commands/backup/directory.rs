@@ -10,7 +10,6 @@
 //!    one continues with the live tree.
 //! 4. Older snapshots are pruned, after 3 and only if every object was copied: runs that miss
 //!    something never push out the snapshots that have it.
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -19,17 +18,17 @@ use lockbox::archive::{Archive, BackupStep, RetentionPolicy};
 use lockbox::error::Timestamp;
 use lockbox::exchange::{ImportOptions, ImportReport};
 use lockbox::keys;
-use lockbox_host::{Program, remote, shown};
+use lockbox_host::{remote, shown};
 use lockbox_terminal::display;
 use serde_json::json;
 
 use super::{Args, Measured, verified_words};
 use crate::commands::create;
-use crate::commands::exchange::{Brakes, plan};
-use crate::exit::{self, Failure, Lockbox};
+use crate::commands::exchange::{Brakes, plan, summary};
+use crate::exit::{self, Failure};
 use crate::interrupt::{self, Interrupt};
-use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
-use crate::output::{self, Output, put_name, rfc3339};
+use crate::open_archive::{ArchiveArgs, WriterArgs, import_options};
+use crate::output::{self, Output, count, put_name, rfc3339};
 
 const CONTINUES: &str =
     "this run has no snapshot, and the snapshots of earlier runs are complete; the same command continues";
@@ -54,9 +53,9 @@ pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
             shown(source)
         )));
     }
-    let named = args.archive.elsewhere(args.destination.clone());
+    let named = args.archive.opening.of(args.destination.clone());
     named.set_compression(args.compression);
-    let writer = WriterArgs::taking_over(args.take_over);
+    let writer = WriterArgs { take_over: args.take_over };
     let passphrase = if create::is_free(&args.destination, named.remote())? {
         refuse_vanished(args, &named)?;
         Some(create::for_backup(&args.destination, &named, writer)?)
@@ -65,15 +64,11 @@ pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
     };
     let (archive, key, interrupt) = named.write_keyed(writer, passphrase)?;
     let mut options = ImportOptions {
-        to: Vec::new(),
-        name: None,
         // The directory itself; links below it are copied as links.
         follow: true,
-        replace: false,
-        creator: creator(),
         filter,
         one_file_system: args.one_file_system,
-        mirror: None,
+        ..import_options(Vec::new())
     };
     let sources = [source.clone()];
     if archive.is_backup() {
@@ -84,22 +79,14 @@ pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
             shown(source)
         )));
     }
-    match plan(brakes, &named, &archive, &sources, &options) {
-        Ok(plan) => options.mirror = Some(plan),
-        Err(failure) => {
-            archive.close().map_err(|error| Lockbox::failure(&named.archive, error))?;
-            return Err(failure);
-        }
-    }
+    let archive = plan(brakes, &named, archive, &sources, &mut options)?;
     let bar = named.bar();
-    let (done, removed) = write(&named, archive, &interrupt, &sources, &options, &keep)?;
-    let Written { report, snapshot, time } = done;
+    let (Written { report, snapshot, time }, removed) = write(&named, archive, &interrupt, &sources, &options, &keep)?;
     let verified = match args.verify {
         None => None,
         Some(percent) => {
             // Opened again, so that nothing comes from the memory of the writer.
-            let fresh = args.archive.elsewhere(args.destination.clone());
-            let failed = |error| failure(&fresh, error, "the backup is complete, but not verified");
+            let fresh = args.archive.opening.of(args.destination.clone());
             let read = fresh.read_with(&key)?.read_back(percent, &mut |step| {
                 if let BackupStep::Verifying { done, total } = step {
                     bar.bytes("read", done, total);
@@ -107,7 +94,8 @@ pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
                 interrupt.check()
             });
             bar.wipe();
-            Some(read.map_err(failed)?)
+            let kept = "the backup is complete, but not verified";
+            Some(read.map_err(|error| fresh.failure_or_interrupted(error, kept))?)
         }
     };
     output::complain_of(&report.problems);
@@ -160,8 +148,7 @@ fn write(
     });
     let pruned = match &taken {
         Ok(done) if done.report.problems.is_empty() && keep.has_rules() => {
-            let removed = archive.snapshot_manager().prune_backups(keep);
-            removed.and_then(|removed| {
+            archive.snapshot_manager().prune_backups(keep).and_then(|removed| {
                 archive.finish_removals(&mut || interrupt.check())?;
                 Ok(removed)
             })
@@ -169,25 +156,18 @@ fn write(
         _ => Ok(Vec::new()),
     };
     // What was copied is complete, and stays for the next run.
-    let closed = archive.close();
+    let closed = named.close(archive);
     let taken = match taken {
         Err(error @ Error::Interrupted(_)) => {
-            closed.map_err(|error| Lockbox::failure(&named.archive, error))?;
+            closed?;
             return Err(interrupt::failure(&error, CONTINUES));
         }
-        taken => taken.map_err(|error| Lockbox::failure(&named.archive, error))?,
+        taken => taken.map_err(|error| named.failure(error))?,
     };
-    closed.map_err(|error| Lockbox::failure(&named.archive, error))?;
+    closed?;
     let words = format!("snapshot {} is complete; the next run prunes", display(&taken.snapshot));
-    let removed = pruned.map_err(|error| failure(named, error, &words))?;
+    let removed = pruned.map_err(|error| named.failure_or_interrupted(error, &words))?;
     Ok((taken, removed))
-}
-
-fn failure(named: &ArchiveArgs, error: Error, kept: &str) -> Failure {
-    match error {
-        Error::Interrupted(_) => interrupt::failure(&error, kept),
-        error => Lockbox::failure(&named.archive, error),
-    }
 }
 
 /// Returns whether a destination on this host, existing or not, is within the directory: each run
@@ -233,12 +213,7 @@ fn tell(
 ) -> Result<(), Failure> {
     let mut out = Output::new();
     if args.json {
-        let mut object = output::summary(&report.copied, &report.skipped);
-        object["problems"] = output::problems(&report.problems).into();
-        object["unchanged"] = json!(report.unchanged);
-        object["updated"] = json!(report.updated);
-        object["deleted"] = json!(report.deleted);
-        object["deletions_skipped"] = json!(report.deletions_skipped);
+        let mut object = summary(report, true);
         object["time"] = json!(rfc3339(time));
         object["copied_bytes"] = json!(report.copied.bytes);
         object["verified"] = json!(verified.is_some());
@@ -254,12 +229,12 @@ fn tell(
         1 => "; 1 snapshot pruned".to_owned(),
         count => format!("; {count} snapshots pruned"),
     };
-    let files = if copied.files == 1 { "1 file".to_owned() } else { format!("{} files", copied.files) };
     out.line(&format!(
-        "{}: {} of {}; {files} copied ({}), {} unchanged, {deleted} deleted{removed}{}",
+        "{}: {} of {}; {} copied ({}), {} unchanged, {deleted} deleted{removed}{}",
         shown(&args.destination),
         display(snapshot),
-        display(args.archive.archive.as_os_str().as_bytes()),
+        shown(&args.archive.archive),
+        count(copied.files, "file"),
         out.reader.size(copied.bytes),
         unchanged + updated,
         verified_words(args.verify, verified, out.reader),

@@ -13,13 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use lockbox::Error;
-use lockbox::archive::ArchiveId;
-use lockbox::archive::{BackupDestination, BackupReport, BackupSource, BackupStep};
+use lockbox::archive::{ArchiveId, BackupDestination, BackupReport, BackupSource, BackupStep};
 use lockbox::error::Refusal;
-use lockbox::keys::Fingerprint;
+use lockbox::keys::{self, Fingerprint};
 use lockbox::storage::{FileIdentity, FileStorage, Storage, serve_storage};
-use lockbox_host::remote;
-use lockbox_host::{IN_USE, Program, shown};
+use lockbox_host::{IN_USE, Program, remote, shown};
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
@@ -31,7 +29,7 @@ use crate::open_archive::{ArchiveArgs, CompressionArgs, begin};
 use crate::output::{Output, Reader, rfc3339};
 use crate::paths::PatternArgs;
 use crate::progress::Bar;
-use crate::secrets;
+use crate::secrets::SeenArgs;
 use crate::snapshot_client::Mounted;
 
 /// Copy an archive or a directory into a file or an object store, or update such a copy; each run with a directory makes a snapshot
@@ -92,14 +90,13 @@ struct Measured {
 }
 
 trait Source {
-    fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure>;
+    fn fill(&self, place: &ExistingBackup) -> Result<Done, Failure>;
     /// Updates a backup incrementally; None when too much has changed for that.
-    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure>;
+    fn bring_up_to_date(&self, place: &ExistingBackup) -> Result<Option<Done>, Failure>;
     /// Returns whether no other user reads or writes it.
     fn is_ours(&self) -> bool;
     fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
     fn holds(&self, file: BorrowedFd) -> bool;
-    fn interrupt(&self) -> &Interrupt;
 }
 
 enum ExistingBackup {
@@ -163,19 +160,18 @@ fn back_up(args: &Args) -> Result<Measured, Failure> {
     }
     refuse_directory_options(args)?;
     if let Some(mounted) = mounted {
-        return copy(args, &mut OnlineBackup { mounted, interrupt: Interrupt::watch()?, args });
+        let interrupt = &Interrupt::watch()?;
+        return copy(args, interrupt, &OnlineBackup { mounted, interrupt, args });
     }
-    let same = |a: &Path, b: &Path| {
-        Some(FileIdentity::from(&rustix::fs::stat(a).ok()?) == FileIdentity::from(&rustix::fs::stat(b).ok()?))
-    };
-    if !to_output && same(path, &args.destination) == Some(true) {
+    let identity = |path: &Path| rustix::fs::stat(path).ok().map(|file| FileIdentity::from(&file));
+    if !to_output && identity(path).is_some_and(|archive| identity(&args.destination) == Some(archive)) {
         return Err(Failure::usage(format!("{} is the archive itself", shown(&args.destination))));
     }
     let (archive, interrupt) = args.archive.read_for_backup()?;
-    let source = archive.backups().pin().map_err(|error| Lockbox::failure(path, error))?;
-    let info = archive.info().map_err(|error| Lockbox::failure(path, error))?;
+    let source = archive.backups().pin().map_err(|error| args.archive.failure(error))?;
+    let info = archive.info().map_err(|error| args.archive.failure(error))?;
     let archive = (info.archive, info.fingerprint);
-    copy(args, &mut OfflineBackup { source, archive, interrupt, bar: args.archive.bar(), args })
+    copy(args, &interrupt, &OfflineBackup { source, archive, interrupt: &interrupt, bar: args.archive.bar(), args })
 }
 
 /// Options for directories would have no effect on the backup of an archive.
@@ -193,19 +189,15 @@ fn refuse_directory_options(args: &Args) -> Result<(), Failure> {
         (!args.patterns.is_empty(), "--exclude"),
         (args.compression.is_given(), "--compress"),
     ];
-    match given.iter().find(|(is_given, _)| *is_given) {
-        None => Ok(()),
-        Some((_, option)) => {
-            Err(Failure::usage(format!("{option} is for directories; {archive} is an archive, and is backed up whole")))
-        }
-    }
+    let Some((_, option)) = given.iter().find(|(is_given, _)| *is_given) else { return Ok(()) };
+    Err(Failure::usage(format!("{option} is for directories; {archive} is an archive, and is backed up whole")))
 }
 
-fn copy(args: &Args, source: &mut dyn Source) -> Result<Measured, Failure> {
+fn copy(args: &Args, interrupt: &Interrupt, source: &dyn Source) -> Result<Measured, Failure> {
     if args.destination.as_os_str() == "-" {
         let beside = BackupDestination::temporary()?;
         let (BackupReport { copied_bytes, .. }, _) = source.fill(&ExistingBackup::File(beside.file()))?;
-        put(&*beside.without_name()?, source.interrupt(), &args.archive.bar())?;
+        put(&*beside.without_name()?, interrupt, &args.archive.bar())?;
         return Ok(Measured { copied_bytes, files: None });
     }
     if remote::is_remote(&args.destination) {
@@ -235,7 +227,7 @@ fn copy(args: &Args, source: &mut dyn Source) -> Result<Measured, Failure> {
 }
 
 /// One commit makes all of it visible, so a remote backup needs no temporary file.
-fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<Measured, Failure> {
+fn back_up_elsewhere(args: &Args, source: &dyn Source) -> Result<Measured, Failure> {
     let failed = |error| Failure::at(&args.destination, &error);
     if let Some(directory) = remote::directory(&args.destination)
         && lies_inside(source, &directory)
@@ -257,7 +249,7 @@ fn back_up_elsewhere(args: &Args, source: &mut dyn Source) -> Result<Measured, F
 /// Remembers the new archive at the place. The user's own command replaced any other archive there.
 fn remember(args: &Args, source: &dyn Source) {
     if let Some((archive, fingerprint)) = source.archive() {
-        secrets::remember_place(&args.destination, archive, fingerprint);
+        keys::remember_place(&SeenArgs::default().options(&args.destination), archive, fingerprint);
     }
 }
 
@@ -341,7 +333,7 @@ fn failure(args: &Args, error: Error) -> Failure {
             Failure::of(shown(&args.destination), &error)
         }
         Error::NoSpace(_) => Lockbox::failure(&args.destination, error),
-        error => Lockbox::failure(&args.archive.archive, error),
+        error => args.archive.failure(error),
     }
 }
 
@@ -349,7 +341,7 @@ fn failure(args: &Args, error: Error) -> Failure {
 struct OfflineBackup<'a> {
     source: BackupSource,
     archive: (ArchiveId, Fingerprint),
-    interrupt: Interrupt,
+    interrupt: &'a Interrupt,
     bar: Bar,
     args: &'a Args,
 }
@@ -372,13 +364,13 @@ impl OfflineBackup<'_> {
 }
 
 impl Source for OfflineBackup<'_> {
-    fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure> {
+    fn fill(&self, place: &ExistingBackup) -> Result<Done, Failure> {
         let file = place.storage();
         let filled = self.source.fill(&file, &mut |step| self.step(step));
         filled.and_then(|done| self.verified(&file, done)).map_err(|error| failure(self.args, error))
     }
 
-    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure> {
+    fn bring_up_to_date(&self, place: &ExistingBackup) -> Result<Option<Done>, Failure> {
         let file = place.storage();
         let brought = self.source.bring_up_to_date(&file, &mut |step| self.step(step));
         let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
@@ -397,16 +389,12 @@ impl Source for OfflineBackup<'_> {
     fn holds(&self, _file: BorrowedFd) -> bool {
         false
     }
-
-    fn interrupt(&self) -> &Interrupt {
-        &self.interrupt
-    }
 }
 
 /// An archive that a daemon has open: that reads it, and writes into the file that it is given.
 struct OnlineBackup<'a> {
     mounted: Mounted,
-    interrupt: Interrupt,
+    interrupt: &'a Interrupt,
     args: &'a Args,
 }
 
@@ -446,13 +434,13 @@ impl OnlineBackup<'_> {
 }
 
 impl Source for OnlineBackup<'_> {
-    fn fill(&mut self, place: &ExistingBackup) -> Result<Done, Failure> {
+    fn fill(&self, place: &ExistingBackup) -> Result<Done, Failure> {
         let nothing = || Failure::new(IN_USE, "the daemon did not make a backup");
         let done = self.ask(place, true)?.ok_or_else(nothing)?;
         self.check(place).map(|()| done)
     }
 
-    fn bring_up_to_date(&mut self, place: &ExistingBackup) -> Result<Option<Done>, Failure> {
+    fn bring_up_to_date(&self, place: &ExistingBackup) -> Result<Option<Done>, Failure> {
         self.check(place)?;
         self.ask(place, false)
     }
@@ -467,9 +455,5 @@ impl Source for OnlineBackup<'_> {
 
     fn holds(&self, file: BorrowedFd) -> bool {
         self.mounted.holds(file)
-    }
-
-    fn interrupt(&self) -> &Interrupt {
-        &self.interrupt
     }
 }
