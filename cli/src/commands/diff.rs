@@ -13,7 +13,7 @@ use lockbox_host::remote;
 use lockbox_terminal::display;
 use serde_json::json;
 
-use crate::commands::ls::type_name;
+use crate::commands::ls::{type_name, type_words};
 use crate::exit::{self, DIFFERENT, Failure};
 use crate::open_archive::OpeningArgs;
 use crate::output::{self, Output, put_name};
@@ -128,7 +128,9 @@ fn sentence(first: &Side, second: &Side, path: &[u8], unlike: TreeDifference) ->
     match unlike {
         TreeDifference::First => only(first),
         TreeDifference::Second => only(second),
-        TreeDifference::Types(a, b) => format!("File {one} is a {} while file {other} is a {}", words(a), words(b)),
+        TreeDifference::Types(a, b) => {
+            format!("File {one} is a {} while file {other} is a {}", type_words(a), type_words(b))
+        }
         TreeDifference::Content(bits) => {
             let kind = match bits & mode::TYPE {
                 mode::REGULAR => "Files",
@@ -138,19 +140,6 @@ fn sentence(first: &Side, second: &Side, path: &[u8], unlike: TreeDifference) ->
             format!("{kind} {one} and {other} differ")
         }
         TreeDifference::Metadata(differs) => format!("{one} and {other} differ in {}", named(differs).join(", ")),
-    }
-}
-
-fn words(bits: u32) -> &'static str {
-    match bits & mode::TYPE {
-        mode::REGULAR => "regular file",
-        mode::DIRECTORY => "directory",
-        mode::SYMLINK => "symbolic link",
-        mode::FIFO => "fifo",
-        mode::SOCKET => "socket",
-        mode::BLOCK => "block special file",
-        mode::CHARACTER => "character special file",
-        _ => "file of an unknown type",
     }
 }
 

@@ -4,15 +4,14 @@ use std::ffi::OsString;
 
 use lockbox::Error;
 use lockbox::exchange::{Entries, resolve, split_device_number};
-use lockbox::fs::Ino;
-use lockbox::fs::{Attributes, FileSystem, mode};
+use lockbox::fs::{Attributes, FileSystem, Ino, mode};
 use lockbox_host::DAMAGED;
 use lockbox_terminal::display;
 use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::open_archive::{ArchiveArgs, SnapshotViewArgs, regular_file};
+use crate::open_archive::{ArchiveArgs, SnapshotViewArgs, read_file};
 use crate::output::{Output, complain, put_name, rfc3339};
 
 /// List files of an archive
@@ -47,33 +46,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let archive = archive.read_at(&args.snapshot)?;
     let fs = archive.file_system();
     let (users, groups) = (HashMap::new(), HashMap::new());
-    let mut list = List { fs, args, out: Output::new(), users, groups, unreadable: 0 };
-    list.path(path).map_err(|failure| match failure {
-        Stop::Archive(error) => Failure::of(display(path), &error),
-        Stop::Output(failure) => failure,
-    })?;
+    let mut list = List { fs, args, path, out: Output::new(), users, groups, unreadable: 0 };
+    list.all()?;
     list.out.finish()?;
     match list.unreadable {
         0 => Ok(()),
         count => Err(Failure::new(DAMAGED, format!("{}: {count} could not be read", display(path)))),
-    }
-}
-
-/// Reason for an early end of a listing.
-enum Stop {
-    Archive(Error),
-    Output(Failure),
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
-        Stop::Archive(error)
-    }
-}
-
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Stop {
-        Stop::Output(failure)
     }
 }
 
@@ -85,6 +63,8 @@ struct ListedObject {
 struct List<'a> {
     fs: &'a FileSystem,
     args: &'a Args,
+    /// The path that the user named.
+    path: &'a [u8],
     out: Output,
     users: HashMap<u32, String>,
     groups: HashMap<u32, String>,
@@ -93,8 +73,13 @@ struct List<'a> {
 }
 
 impl List<'_> {
-    fn path(&mut self, path: &[u8]) -> Result<(), Stop> {
-        let attributes = resolve(self.fs, path)?;
+    fn failure(&self, error: Error) -> Failure {
+        Failure::of(display(self.path), &error)
+    }
+
+    fn all(&mut self) -> Result<(), Failure> {
+        let path = self.path;
+        let attributes = resolve(self.fs, path).map_err(|error| self.failure(error))?;
         if !attributes.is_directory() {
             return self.entries(path, &[ListedObject { name: path.to_vec(), attributes }], true);
         }
@@ -124,9 +109,9 @@ impl List<'_> {
     }
 
     /// Returns the readable entries of a directory, and reports the others.
-    fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<ListedObject>, Error> {
+    fn readable(&mut self, path: &[u8], directory: Ino) -> Result<Vec<ListedObject>, Failure> {
         let mut readable = Vec::new();
-        let mut entries = Entries::new(self.fs, directory)?;
+        let mut entries = Entries::new(self.fs, directory).map_err(|error| self.failure(error))?;
         while let Some(entry) = entries.next_entry() {
             match entry {
                 Ok(entry) => {
@@ -136,14 +121,14 @@ impl List<'_> {
                     self.unreadable += 1;
                     complain(&format!("{}: {}", display(path), Failure::sentence(&error)));
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(self.failure(error)),
             }
         }
         Ok(readable)
     }
 
     /// `whole`: the names are paths already.
-    fn entries(&mut self, directory: &[u8], entries: &[ListedObject], whole: bool) -> Result<(), Stop> {
+    fn entries(&mut self, directory: &[u8], entries: &[ListedObject], whole: bool) -> Result<(), Failure> {
         if self.args.json {
             for entry in entries {
                 let path = if whole { entry.name.clone() } else { join(directory, &entry.name) };
@@ -161,7 +146,7 @@ impl List<'_> {
         Ok(())
     }
 
-    fn long(&mut self, entries: &[ListedObject]) -> Result<(), Stop> {
+    fn long(&mut self, entries: &[ListedObject]) -> Result<(), Failure> {
         let rows: Vec<[String; 5]> = entries.iter().map(|entry| self.columns(&entry.attributes)).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
         let [links, user, group, size] = [width(1), width(2), width(3), width(4)];
@@ -180,11 +165,16 @@ impl List<'_> {
             self.out.name(&entry.name)?;
             if attributes.mode & mode::TYPE == mode::SYMLINK {
                 self.out.bytes(b" -> ")?;
-                self.out.name(&self.fs.read_link(attributes.ino)?)?;
+                let target = self.target(attributes.ino)?;
+                self.out.name(&target)?;
             }
             self.out.bytes(b"\n")?;
         }
         Ok(())
+    }
+
+    fn target(&self, link: Ino) -> Result<Vec<u8>, Failure> {
+        self.fs.read_link(link).map_err(|error| self.failure(error))
     }
 
     fn columns(&mut self, attributes: &Attributes) -> [String; 5] {
@@ -207,7 +197,7 @@ impl List<'_> {
         [mode_text(attributes.mode), attributes.links.to_string(), user.clone(), group.clone(), size]
     }
 
-    fn object(&self, path: &[u8], entry: &ListedObject) -> Result<Value, Stop> {
+    fn object(&self, path: &[u8], entry: &ListedObject) -> Result<Value, Failure> {
         let attributes = &entry.attributes;
         let mut object = json!({
             "ino": attributes.ino.0,
@@ -225,7 +215,7 @@ impl List<'_> {
         let name = entry.name.rsplit(|&b| b == b'/').next().unwrap_or_default();
         put_name(&mut object, "name", name);
         match attributes.mode & mode::TYPE {
-            mode::SYMLINK => put_name(&mut object, "target", &self.fs.read_link(attributes.ino)?),
+            mode::SYMLINK => put_name(&mut object, "target", &self.target(attributes.ino)?),
             mode::BLOCK | mode::CHARACTER => {
                 let (major, minor) = split_device_number(attributes.rdev);
                 object["device"] = json!([major, minor]);
@@ -250,33 +240,32 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-pub(crate) fn type_name(bits: u32) -> &'static str {
+/// Returns the letter of a file type in ls(1), its name in JSON, and its words in diff(1).
+fn type_names(bits: u32) -> (char, &'static str, &'static str) {
     match bits & mode::TYPE {
-        mode::REGULAR => "file",
-        mode::DIRECTORY => "directory",
-        mode::SYMLINK => "symlink",
-        mode::FIFO => "fifo",
-        mode::SOCKET => "socket",
-        mode::BLOCK => "block",
-        mode::CHARACTER => "character",
-        _ => "unknown",
+        mode::REGULAR => ('-', "file", "regular file"),
+        mode::DIRECTORY => ('d', "directory", "directory"),
+        mode::SYMLINK => ('l', "symlink", "symbolic link"),
+        mode::FIFO => ('p', "fifo", "fifo"),
+        mode::SOCKET => ('s', "socket", "socket"),
+        mode::BLOCK => ('b', "block", "block special file"),
+        mode::CHARACTER => ('c', "character", "character special file"),
+        _ => ('?', "unknown", "file of an unknown type"),
     }
+}
+
+pub(crate) fn type_name(bits: u32) -> &'static str {
+    type_names(bits).1
+}
+
+pub(crate) fn type_words(bits: u32) -> &'static str {
+    type_names(bits).2
 }
 
 /// Formats the mode like ls(1): type, three times read, write and execute, with set-id and sticky
 /// bits in the places of execute.
 fn mode_text(bits: u32) -> String {
-    let kind = match bits & mode::TYPE {
-        mode::REGULAR => '-',
-        mode::DIRECTORY => 'd',
-        mode::SYMLINK => 'l',
-        mode::FIFO => 'p',
-        mode::SOCKET => 's',
-        mode::BLOCK => 'b',
-        mode::CHARACTER => 'c',
-        _ => '?',
-    };
-    let mut text = String::from(kind);
+    let mut text = String::from(type_names(bits).0);
     for (shift, special, mark) in [(6, mode::SET_UID, 's'), (3, mode::SET_GID, 's'), (0, mode::STICKY, 't')] {
         let rwx = bits >> shift;
         text.push(if rwx & 4 != 0 { 'r' } else { '-' });
@@ -314,24 +303,9 @@ pub(crate) fn cat(args: &CatArgs) -> Result<(), Failure> {
     let archive = archive.read_at(&args.snapshot)?;
     let mut out = Output::new();
     for path in &paths {
-        copy(archive.file_system(), path, &mut out)?;
+        read_file(archive.file_system(), path, PIECE, &mut |piece| out.bytes(piece))?;
     }
     out.finish()
-}
-
-fn copy(fs: &FileSystem, path: &[u8], out: &mut Output) -> Result<(), Failure> {
-    let attributes = regular_file(fs, path)?;
-    let (mut offset, mut piece) = (0, Vec::new());
-    while offset < attributes.size {
-        let length = fs.read_into(attributes.ino, offset, PIECE, &mut piece);
-        let length = length.map_err(|error| Failure::of(display(path), &error))?;
-        if length == 0 {
-            break;
-        }
-        out.bytes(&piece[..length])?;
-        offset += length as u64;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
