@@ -7,19 +7,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lockbox::Error;
-use lockbox::archive::ArchiveId;
-use lockbox::archive::{Archive, BackupReport, Generation, Snapshot};
+use lockbox::archive::{Archive, ArchiveId, BackupReport, Generation, Snapshot};
 use lockbox::error::Timestamp;
 use lockbox::keys::Fingerprint;
 use lockbox_host::control::{
     self, ActionResult, ExpectedSnapshots, PathDifference, RefusalReason, Request, Response, SnapshotName, Status,
     TreePath,
 };
-use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Program, Spinner, code, located, mounts, shown};
+use lockbox_host::{DAMAGED, NO_SPACE, OTHER, Spinner, code, located, mounts, shown};
 use rustix::fs::{Mode, OFlags, RenameFlags, ResolveFlags};
 use serde_json::json;
 
-use crate::exit::{Failure, Lockbox};
+use crate::exit::Failure;
 use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::Output;
 use crate::runtime;
@@ -34,7 +33,6 @@ pub(crate) fn remove_from_file(
     writer: WriterArgs,
     choose: &mut dyn FnMut(&[Snapshot]) -> lockbox::Result<Vec<u64>>,
 ) -> Result<(), Failure> {
-    let failed = |error| Lockbox::failure(&args.archive, error);
     let (archive, interrupt) = args.write_watched(writer)?;
     let _working = Spinner::at("Removing...");
     let removed = archive.snapshot_manager().remove(choose);
@@ -43,24 +41,24 @@ pub(crate) fn remove_from_file(
     let closed = archive.close();
     match removed {
         Err(error @ Error::Interrupted(_)) => {
-            closed.map_err(failed)?;
+            closed.map_err(|error| args.failure(error))?;
             Err(Failure::new(code(&error), INTERRUPTED))
         }
-        removed => removed.and(closed).map_err(failed),
+        removed => removed.and(closed).map_err(|error| args.failure(error)),
     }
 }
 
 /// Source of an archive's snapshots: the daemon that serves it, or the file.
 pub(crate) enum SnapshotBackend<'a> {
     Mounted(Box<Mounted>),
-    File(Box<Archive>, &'a Path),
+    File(Box<Archive>, &'a ArchiveArgs),
 }
 
 impl SnapshotBackend<'_> {
     pub(crate) fn of(args: &ArchiveArgs) -> Result<SnapshotBackend<'_>, Failure> {
         Ok(match Mounted::find(args)? {
             Some(mounted) => SnapshotBackend::Mounted(Box::new(mounted)),
-            None => SnapshotBackend::File(Box::new(args.read()?), &args.archive),
+            None => SnapshotBackend::File(Box::new(args.read()?), args),
         })
     }
 
@@ -68,9 +66,9 @@ impl SnapshotBackend<'_> {
     pub(crate) fn list(&self, held: bool) -> Result<Vec<Snapshot>, Failure> {
         match self {
             SnapshotBackend::Mounted(mounted) => mounted.list(held),
-            SnapshotBackend::File(archive, path) => {
+            SnapshotBackend::File(archive, args) => {
                 let all = if held { archive.snapshots() } else { archive.snapshot_manager().list() };
-                all.map_err(|error| Lockbox::failure(path, error))
+                all.map_err(|error| args.failure(error))
             }
         }
     }
@@ -84,8 +82,8 @@ impl SnapshotBackend<'_> {
                 let told = control::query_held_bytes(&mounted.socket, mounted.status.uid, ranges, None);
                 told.map_err(|error| Failure::of(mounted.point(), &error))
             }
-            SnapshotBackend::File(archive, path) => {
-                archive.snapshot_manager().held_bytes(&is_in).map_err(|error| Lockbox::failure(path, error))
+            SnapshotBackend::File(archive, args) => {
+                archive.snapshot_manager().held_bytes(&is_in).map_err(|error| args.failure(error))
             }
         }
     }

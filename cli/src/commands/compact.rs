@@ -5,10 +5,10 @@ use lockbox::Error;
 use lockbox::archive::{Archive, CompactOptions, CompactStep};
 use lockbox::fs::Compression;
 use lockbox_host::remote::{self, ArchiveLocation};
-use lockbox_host::{NO_SPACE, Program, shown};
+use lockbox_host::{NO_SPACE, shown};
 use serde_json::json;
 
-use crate::exit::{Failure, Lockbox};
+use crate::exit::Failure;
 use crate::interrupt::{self, Interrupt};
 use crate::open_archive::{ArchiveArgs, WriterArgs, compression_levels};
 use crate::output::Output;
@@ -140,5 +140,5 @@ pub(crate) fn purge(args: &PurgeArgs) -> Result<(), Failure> {
     let purged = removed.and_then(|()| archive.file_system().purge());
     // Closing erases the remaining space and truncates the file, also after purging failed
     // half-way.
-    purged.and(archive.close()).map_err(|error| Lockbox::failure(&args.archive.archive, error))
+    purged.and(archive.close()).map_err(|error| args.archive.failure(error))
 }

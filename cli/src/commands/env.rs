@@ -9,16 +9,15 @@ use std::path::PathBuf;
 use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::exchange::{Entries, resolve};
-use lockbox::fs::{Attributes, FileSystem, RenameMode, mode};
-use lockbox::fs::{Ino, ROOT_INO};
+use lockbox::fs::{Attributes, FileSystem, Ino, ROOT_INO, RenameMode, mode};
 use lockbox_host::proc::{self, CoreLimit};
-use lockbox_host::{Program, secrets};
+use lockbox_host::secrets;
 use lockbox_terminal::display;
 use nix::errno::Errno;
 use nix::unistd::execvpe;
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::exit::{Failure, Lockbox, NOT_FOUND, NOT_RUNNABLE};
+use crate::exit::{Failure, NOT_FOUND, NOT_RUNNABLE};
 use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
 use crate::output::Output;
 
@@ -34,7 +33,8 @@ enum Command {
     Set(Set),
     /// Print the value of a variable
     Get(One),
-    Ls(All),
+    /// List the names of the variables, never their values
+    Ls(ArchiveArgs),
     /// Remove a variable
     Rm(Rm),
 }
@@ -69,13 +69,6 @@ struct Rm {
     one: One,
     #[command(flatten)]
     writer: WriterArgs,
-}
-
-/// List the names of the variables, never their values
-#[derive(clap::Args)]
-struct All {
-    #[command(flatten)]
-    archive: ArchiveArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -120,8 +113,7 @@ fn change(
     change: impl FnOnce(&Archive) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let changed = change(&archive);
-    let closed = archive.close().map_err(|error| Lockbox::failure(&args.archive, error));
-    changed.and(closed)
+    changed.and(args.close(archive))
 }
 
 fn get(args: &One) -> Result<(), Failure> {
@@ -134,9 +126,9 @@ fn get(args: &One) -> Result<(), Failure> {
     out.finish()
 }
 
-fn list(args: &All) -> Result<(), Failure> {
-    let archive = args.archive.read()?;
-    let names = variable_names(&archive).map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+fn list(args: &ArchiveArgs) -> Result<(), Failure> {
+    let archive = args.read()?;
+    let names = variable_names(&archive).map_err(|error| args.failure(error))?;
     let mut out = Output::new();
     for name in names {
         out.line(&name)?;
@@ -176,14 +168,14 @@ pub(crate) fn run_program(args: &RunArgs, cores: CoreLimit) -> Result<(), Failur
     args.archive.take_input();
     let archive = args.archive.read()?;
     let names = match args.only.is_empty() {
-        true => variable_names(&archive).map_err(|error| Lockbox::failure(&args.archive.archive, error))?,
+        true => variable_names(&archive).map_err(|error| args.archive.failure(error))?,
         false => args.only.clone(),
     };
     for name in names {
         let value = read_variable(&archive, &name)?;
         environment.put(name.as_bytes(), &value)?;
     }
-    archive.close().map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+    args.archive.close(archive)?;
     let command: Vec<CString> = args
         .command
         .iter()
@@ -273,7 +265,7 @@ pub(crate) fn variable_names(archive: &Archive) -> Result<Vec<String>, Error> {
 fn read_variable(archive: &Archive, name: &str) -> Result<Zeroizing<Vec<u8>>, Failure> {
     check_name(name)?;
     let fs = archive.file_system();
-    let found = find(fs, name)?;
+    let (_, found) = find(fs, name)?;
     if found.size > MAX_VALUE as u64 {
         return Err(Failure::other(format!("{DIRECTORY}/{name} is longer than {} KiB", MAX_VALUE >> 10)));
     }
@@ -316,11 +308,8 @@ fn write_variable(archive: &Archive, name: &str, value: &[u8]) -> Result<(), Fai
 fn remove_variable(archive: &Archive, name: &str) -> Result<(), Failure> {
     check_name(name)?;
     let fs = archive.file_system();
-    find(fs, name)?;
-    match directory(fs)? {
-        Some(directory) => Ok(fs.unlink(directory, name.as_bytes())?),
-        None => Err(missing(name)),
-    }
+    let (directory, _) = find(fs, name)?;
+    Ok(fs.unlink(directory, name.as_bytes())?)
 }
 
 fn directory(fs: &FileSystem) -> Result<Option<Ino>, Error> {
@@ -332,21 +321,16 @@ fn directory(fs: &FileSystem) -> Result<Option<Ino>, Error> {
     }
 }
 
-fn find(fs: &FileSystem, name: &str) -> Result<Attributes, Failure> {
-    let found = match directory(fs)? {
-        Some(directory) => fs.lookup(directory, name.as_bytes()),
-        None => Err(Error::NotFound),
-    };
-    match found {
-        Ok(found) if found.mode & mode::TYPE == mode::REGULAR => Ok(found),
+/// Returns the directory of the variables, and the attributes of this one.
+fn find(fs: &FileSystem, name: &str) -> Result<(Ino, Attributes), Failure> {
+    let missing = || Failure::other(format!("the archive has no variable {name}"));
+    let directory = directory(fs)?.ok_or_else(missing)?;
+    match fs.lookup(directory, name.as_bytes()) {
+        Ok(found) if found.mode & mode::TYPE == mode::REGULAR => Ok((directory, found)),
         Ok(_) => Err(Failure::other(format!("{DIRECTORY}/{name} is not a file"))),
-        Err(Error::NotFound) => Err(missing(name)),
+        Err(Error::NotFound) => Err(missing()),
         Err(error) => Err(Failure::of(format_args!("{DIRECTORY}/{name}"), &error)),
     }
-}
-
-fn missing(name: &str) -> Failure {
-    Failure::other(format!("the archive has no variable {name}"))
 }
 
 #[cfg(test)]

@@ -7,15 +7,13 @@ use lockbox::Error;
 use lockbox::exchange::{
     self, CopyDestination, ExtractOptions, Filter, ImportOptions, components, make_directories, remove, rename, resolve,
 };
-use lockbox::fs::FileSystem;
-use lockbox::fs::ROOT_INO;
-use lockbox_host::{Program, shown};
+use lockbox::fs::{FileSystem, ROOT_INO};
+use lockbox_host::shown;
 use lockbox_terminal::display;
 
 use crate::commands::exchange::{copy_in, copy_out};
-use crate::exit::{self, Failure, Lockbox};
-use crate::interrupt;
-use crate::open_archive::{OpeningArgs, SnapshotViewArgs, WriterArgs, creator};
+use crate::exit::{self, Failure};
+use crate::open_archive::{OpeningArgs, SnapshotViewArgs, WriterArgs, creator, import_options};
 use crate::paths::{Named, in_one_archive, is_same};
 
 /// Copy files and directories into an archive, out of it, or within it
@@ -100,17 +98,8 @@ fn into(args: &CopyArgs, sources: &[OsString], archive: PathBuf, target: &[u8]) 
     let named = args.opening.of(archive);
     let (archive, interrupt) = named.write_watched(args.writer)?;
     let to = CopyDestination::of(archive.file_system(), target, sources.len() > 1);
-    let to = to.map_err(|error| Lockbox::failure(&named.archive, error))?;
-    let options = ImportOptions {
-        to: to.directory,
-        name: to.name,
-        follow: false,
-        replace: args.force,
-        creator: creator(),
-        filter: Filter::default(),
-        one_file_system: false,
-        mirror: None,
-    };
+    let to = to.map_err(|error| named.failure(error))?;
+    let options = ImportOptions { name: to.name, replace: args.force, ..import_options(to.directory) };
     let report = copy_in(&named, archive, &interrupt, "copied", &sources, &options)?;
     exit::of_problems(&report.problems, exit::source_code)
 }
@@ -153,22 +142,16 @@ fn inside(args: &CopyArgs, archive: PathBuf, paths: &[Vec<u8>], target: &[u8]) -
     let named = args.opening.of(archive);
     let (archive, interrupt) = named.write_watched(args.writer)?;
     let fs = archive.file_system();
-    let failed = |error| Lockbox::failure(&named.archive, error);
     let copied = refuse_directories(args, fs, paths).and_then(|()| {
         let to = CopyDestination::of(fs, target, paths.len() > 1);
         let copied = to.and_then(|to| exchange::copy(fs, paths, &to, args.force, &mut || interrupt.check()));
-        copied.map(drop).map_err(|error| match error {
-            Error::Interrupted(_) => {
-                let kept = "everything copied so far is complete and stays, and unfinished copies were rolled back";
-                let again = if args.force { "" } else { " and --force" };
-                interrupt::failure(&error, &format!("{kept}; continue with the same command{again}"))
-            }
-            error => failed(error),
-        })
+        let kept = "everything copied so far is complete and stays, and unfinished copies were rolled back";
+        let again = if args.force { "" } else { " and --force" };
+        let words = format!("{kept}; continue with the same command{again}");
+        copied.map(drop).map_err(|error| named.failure_or_interrupted(error, &words))
     });
     // Files copied before a failure are complete, so they are kept.
-    let closed = archive.close().map_err(failed);
-    copied.and(closed)
+    copied.and(named.close(archive))
 }
 
 fn refuse_directories(args: &CopyArgs, fs: &FileSystem, paths: &[Vec<u8>]) -> Result<(), Failure> {
@@ -241,14 +224,11 @@ pub(crate) struct RemoveArgs {
 
 pub(crate) fn rm(args: &RemoveArgs) -> Result<(), Failure> {
     let (archive, paths) = in_one_archive(&args.paths)?;
-    let archive = args.opening.of(archive);
-    archive.change(args.writer, |fs| {
+    args.opening.of(archive).change(args.writer, |fs| {
         for path in paths.iter().filter(|_| !args.recursive) {
             if resolve(fs, path).is_ok_and(|found| found.is_directory() && found.ino != ROOT_INO) {
                 let path = display(path);
-                return Err(lockbox::Error::Invalid(format!(
-                    "{path} is a directory; use -r to remove it with all in it"
-                )));
+                return Err(Error::Invalid(format!("{path} is a directory; use -r to remove it with all in it")));
             }
         }
         remove(fs, &paths).map(drop)

@@ -7,11 +7,11 @@ use lockbox::Error;
 use lockbox::rescue::{
     self, LaterCommits, RescueOptions, RescueProgress, RescueReport, RescueState, RescuedObject, SnapshotCondition,
 };
-use lockbox_host::{DAMAGED, Program, code, shown};
+use lockbox_host::{DAMAGED, code, shown};
 use lockbox_terminal::display;
 use serde_json::json;
 
-use crate::exit::{self, Failure, Lockbox};
+use crate::exit::{self, Failure};
 use crate::interrupt::{self, Interrupt};
 use crate::open_archive::ArchiveArgs;
 use crate::output::{self, Output};
@@ -40,7 +40,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let path = &args.archive.archive;
     let (key, place) = args.archive.unlock_damaged()?;
     let snapshot = args.snapshot.as_ref().map(|name| name.as_bytes().to_vec());
     let options = RescueOptions { to: args.to.clone(), partial: args.partial, privileges: args.privileges, snapshot };
@@ -79,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let kept = format!("everything rescued so far is complete and stays in {to}");
             interrupt::failure(&error, &format!("{kept}; to start over, remove {to} or name another directory"))
         }
-        error => Lockbox::failure(path, error),
+        error => args.archive.failure(error),
     })?;
     if args.json {
         out.json(&summary_json(&report))?;
@@ -100,11 +99,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let code = exit::gravest(&report.problems, code).unwrap_or(DAMAGED).max(DAMAGED);
     Err(Failure::new(
         code,
-        format!("{}: some files could not be rescued, or may not be the newest; see the list", shown(path)),
+        format!(
+            "{}: some files could not be rescued, or may not be the newest; see the list",
+            shown(&args.archive.archive)
+        ),
     ))
 }
 
-/// Returns whether the directory is empty or missing.
 fn is_empty(directory: &Path) -> bool {
     std::fs::read_dir(directory).map_or(true, |mut entries| entries.next().is_none())
 }

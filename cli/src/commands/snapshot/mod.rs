@@ -11,11 +11,10 @@ use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use lockbox::Error;
 use lockbox::archive::{RetentionPolicy, RetentionRule, Snapshot, name_of_time};
 use lockbox::error::{Refusal, Timestamp};
-use lockbox_host::Program;
 use lockbox_terminal::display;
 use serde_json::{Value, json};
 
-use crate::exit::{Failure, Lockbox};
+use crate::exit::Failure;
 use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name, rfc3339};
 use crate::snapshot_client::{self, Mounted, SnapshotBackend};
@@ -97,7 +96,7 @@ fn create(args: &CreateArgs) -> Result<(), Failure> {
         None => {
             let archive = args.archive.write(args.writer)?;
             let taken = archive.snapshot_manager().create(&name).and(archive.close());
-            taken.map_err(|error| Lockbox::failure(&args.archive.archive, error))?;
+            taken.map_err(|error| args.archive.failure(error))?;
         }
     }
     let mut out = Output::new();
@@ -119,7 +118,7 @@ fn list(archive: &ArchiveArgs, names: &[OsString], json: bool) -> Result<(), Fai
     let all = told.list(true)?;
     let mut set = None;
     if !names.is_empty() {
-        let ids = wanted.among(&all).map_err(|error| Lockbox::failure(&archive.archive, error))?;
+        let ids = wanted.among(&all).map_err(|error| archive.failure(error))?;
         set = Some(ids.into_iter().collect::<HashSet<u64>>());
     }
     let mut out = Output::new();
@@ -153,7 +152,6 @@ fn rm(args: &RmArgs) -> Result<(), Failure> {
     if args.dry_run {
         return list(&args.archive, &args.names, args.json);
     }
-    let failed = |error| Lockbox::failure(&args.archive.archive, error);
     let wanted = SnapshotSelector::new(&args.names)?;
     let mut gone = Vec::new();
     let mut among = |all: &[Snapshot]| -> lockbox::Result<Vec<u64>> {
@@ -162,7 +160,10 @@ fn rm(args: &RmArgs) -> Result<(), Failure> {
         Ok(ids)
     };
     match Mounted::find(&args.archive)? {
-        Some(mounted) => mounted.remove(&among(&mounted.list(false)?).map_err(failed)?)?,
+        Some(mounted) => {
+            let ids = among(&mounted.list(false)?).map_err(|error| args.archive.failure(error))?;
+            mounted.remove(&ids)?;
+        }
         None => snapshot_client::remove_from_file(&args.archive, args.writer, &mut among)?,
     }
     let mut out = Output::new();
@@ -287,17 +288,33 @@ fn prune(args: &PruneArgs) -> Result<(), Failure> {
         snapshot_client::together(gone.len(), told.held(&all, &gone)?, args.json, &mut out)?;
         return out.finish();
     }
-    let plan = match Mounted::find(&args.archive)? {
-        Some(mounted) => of_mounted(&mounted, &keep)?,
-        None => of_file(args, &keep)?,
-    };
-    tell(&plan, args.json, &mut out)?;
+    let mut planned = Plan::new();
+    match Mounted::find(&args.archive)? {
+        Some(mounted) => planned = of_mounted(&mounted, &keep)?,
+        None => snapshot_client::remove_from_file(&args.archive, args.writer, &mut |all| {
+            planned = plan(all.to_vec(), &keep);
+            Ok(gone(&planned))
+        })?,
+    }
+    tell(&planned, args.json, &mut out)?;
     out.finish()
 }
 
 fn tell(plan: &Plan, json: bool, out: &mut Output) -> Result<(), Failure> {
     for (snapshot, rules) in plan {
-        if json { out.json(&json_of_planned(snapshot, rules))? } else { row_of_planned(snapshot, rules, out)? }
+        let words: Vec<&str> = rules.iter().map(|rule| rule.word()).collect();
+        if json {
+            let mut object = json!({ "time": rfc3339(snapshot.time), "kept": !rules.is_empty(), "kept_by": words });
+            put_name(&mut object, "name", &snapshot.name);
+            out.json(&object)?;
+            continue;
+        }
+        let (action, why) = match words[..] {
+            [] => ("remove", String::new()),
+            _ => ("keep", format!("  ({})", words.join(", "))),
+        };
+        let time = out.reader.time(snapshot.time);
+        out.line(&format!("{action:<6}  {time}  {}{why}", display(&snapshot.name)))?;
     }
     Ok(())
 }
@@ -308,7 +325,6 @@ fn plan(all: Vec<Snapshot>, keep: &RetentionPolicy) -> Plan {
     all.into_iter().zip(kept).collect()
 }
 
-/// Returns the ids of the snapshots that no rule keeps.
 fn gone(plan: &Plan) -> Vec<u64> {
     plan.iter().filter(|(_, rules)| rules.is_empty()).map(|(snapshot, _)| snapshot.id).collect()
 }
@@ -325,37 +341,6 @@ fn of_mounted(mounted: &Mounted, keep: &RetentionPolicy) -> Result<Plan, Failure
         }
     }
     Err(Failure::other("other programs keep removing snapshots of this mount; nothing more was removed"))
-}
-
-fn of_file(args: &PruneArgs, keep: &RetentionPolicy) -> Result<Plan, Failure> {
-    let mut planned = Plan::new();
-    snapshot_client::remove_from_file(&args.archive, args.writer, &mut |all| {
-        planned = plan(all.to_vec(), keep);
-        Ok(gone(&planned))
-    })?;
-    Ok(planned)
-}
-
-fn words(rules: &[RetentionRule]) -> Vec<&'static str> {
-    rules.iter().map(|rule| rule.word()).collect()
-}
-
-fn row_of_planned(snapshot: &Snapshot, rules: &[RetentionRule], out: &mut Output) -> Result<(), Failure> {
-    let name = display(&snapshot.name);
-    let action = if rules.is_empty() { "remove" } else { "keep" };
-    let why = if rules.is_empty() { String::new() } else { format!("  ({})", words(rules).join(", ")) };
-    let time = out.reader.time(snapshot.time);
-    out.line(&format!("{action:<6}  {time}  {name}{why}"))
-}
-
-fn json_of_planned(snapshot: &Snapshot, rules: &[RetentionRule]) -> Value {
-    let mut object = json!({
-        "time": rfc3339(snapshot.time),
-        "kept": !rules.is_empty(),
-        "kept_by": words(rules),
-    });
-    put_name(&mut object, "name", &snapshot.name);
-    object
 }
 
 #[cfg(test)]

@@ -8,13 +8,13 @@ use lockbox::Error;
 use lockbox::archive::Archive;
 use lockbox::error::Timestamp;
 use lockbox::exchange::{OfflineNamespace, PathChange, PathChangeKind, Restore, compare};
+use lockbox_host::Spinner;
 use lockbox_host::control::PathDifference;
 use lockbox_host::located::real_path;
-use lockbox_host::{Program, Spinner};
 use lockbox_terminal::display;
 use serde_json::json;
 
-use crate::exit::{Failure, Lockbox};
+use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::open_archive::{ArchiveArgs, WriterArgs};
 use crate::output::{Output, put_name};
@@ -37,7 +37,7 @@ pub(crate) struct DiffArgs {
 }
 
 pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
-    let failed = |error| Lockbox::failure(&args.archive.archive, error);
+    let failed = |error| args.archive.failure(error);
     let mut out = Output::new();
     let mut tell = |differing: &PathChange| {
         if args.json { json_of(differing, &mut out) } else { line(differing, &mut out) }
@@ -144,10 +144,7 @@ pub(crate) fn restore(args: &RestoreSnapshotArgs) -> Result<(), Failure> {
                 Err(error @ Error::Interrupted(_)) => closed.and(Err(error)),
                 restored => restored.and(closed),
             };
-            restored.map_err(|error| match error {
-                Error::Interrupted(_) => Failure::from(error),
-                error => Lockbox::failure(&args.archive.archive, error),
-            })
+            restored.map_err(|error| args.archive.failure(error))
         }
     };
     let mut out = Output::new();
