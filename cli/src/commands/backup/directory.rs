@@ -81,7 +81,8 @@ pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
     }
     let archive = plan(brakes, &named, archive, &sources, &mut options)?;
     let bar = named.bar();
-    let (Written { report, snapshot, time }, removed) = write(&named, archive, &interrupt, &sources, &options, &keep)?;
+    let done = write(&named, archive, &interrupt, &sources, &options, &keep)?;
+    let report = &done.report;
     let verified = match args.verify {
         None => None,
         Some(percent) => {
@@ -109,20 +110,21 @@ pub(super) fn run(args: &Args) -> Result<Measured, Failure> {
     if !report.problems.is_empty() && keep.has_rules() {
         output::complain("no snapshot was pruned, because not everything could be copied");
     }
-    tell(args, &report, &snapshot, time, &removed, verified)?;
+    tell(args, &done, verified)?;
     exit::of_problems(&report.problems, exit::source_code)?;
     let files = report.copied.files + report.unchanged + report.updated;
     Ok(Measured { copied_bytes: report.copied.bytes, files: Some(files) })
 }
 
-/// A snapshot, and the copy that it shows.
+/// A snapshot, the copy that it shows, and the names of the snapshots that were pruned.
 struct Written {
     report: ImportReport,
     snapshot: Vec<u8>,
     time: Timestamp,
+    removed: Vec<Vec<u8>>,
 }
 
-/// Copies, takes the snapshot, prunes and closes; returns also the names of the removed snapshots.
+/// Copies, takes the snapshot, prunes and closes.
 fn write(
     named: &ArchiveArgs,
     archive: Archive,
@@ -130,7 +132,7 @@ fn write(
     sources: &[PathBuf],
     options: &ImportOptions,
     keep: &RetentionPolicy,
-) -> Result<(Written, Vec<Vec<u8>>), Failure> {
+) -> Result<Written, Failure> {
     let bar = named.bar();
     let (counted, how) = (sources.to_vec(), options.clone());
     bar.count(move |wanted| lockbox::exchange::count_host_files(&counted, &how, wanted));
@@ -144,7 +146,7 @@ fn write(
         interrupt.check()?;
         let time = Timestamp::from_system(SystemTime::now());
         let snapshot = archive.snapshot_manager().create_backup(time)?;
-        Ok(Written { report, snapshot, time })
+        Ok(Written { report, snapshot, time, removed: Vec::new() })
     });
     let pruned = match &taken {
         Ok(done) if done.report.problems.is_empty() && keep.has_rules() => {
@@ -157,7 +159,7 @@ fn write(
     };
     // What was copied is complete, and stays for the next run.
     let closed = named.close(archive);
-    let taken = match taken {
+    let mut done = match taken {
         Err(error @ Error::Interrupted(_)) => {
             closed?;
             return Err(interrupt::failure(&error, CONTINUES));
@@ -165,9 +167,9 @@ fn write(
         taken => taken.map_err(|error| named.failure(error))?,
     };
     closed?;
-    let words = format!("snapshot {} is complete; the next run prunes", display(&taken.snapshot));
-    let removed = pruned.map_err(|error| named.failure_or_interrupted(error, &words))?;
-    Ok((taken, removed))
+    let words = format!("snapshot {} is complete; the next run prunes", display(&done.snapshot));
+    done.removed = pruned.map_err(|error| named.failure_or_interrupted(error, &words))?;
+    Ok(done)
 }
 
 /// Returns whether a destination on this host, existing or not, is within the directory: each run
@@ -203,18 +205,12 @@ fn refuse_vanished(args: &Args, named: &ArchiveArgs) -> Result<(), Failure> {
     )))
 }
 
-fn tell(
-    args: &Args,
-    report: &ImportReport,
-    snapshot: &[u8],
-    time: Timestamp,
-    removed: &[Vec<u8>],
-    verified: Option<u64>,
-) -> Result<(), Failure> {
+fn tell(args: &Args, done: &Written, verified: Option<u64>) -> Result<(), Failure> {
+    let Written { report, snapshot, time, removed } = done;
     let mut out = Output::new();
     if args.json {
         let mut object = summary(report, true);
-        object["time"] = json!(rfc3339(time));
+        object["time"] = json!(rfc3339(*time));
         object["copied_bytes"] = json!(report.copied.bytes);
         object["verified"] = json!(verified.is_some());
         object["verified_bytes"] = json!(verified);

@@ -4,7 +4,7 @@ mod directory;
 
 use std::io::{self, IsTerminal, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -93,10 +93,21 @@ trait Source {
     fn fill(&self, place: &ExistingBackup) -> Result<Done, Failure>;
     /// Updates a backup incrementally; None when too much has changed for that.
     fn bring_up_to_date(&self, place: &ExistingBackup) -> Result<Option<Done>, Failure>;
+}
+
+/// Archive to back up, and the process that reads it.
+struct Origin<'a> {
+    archive: Option<(ArchiveId, Fingerprint)>,
+    /// Its daemon; None when this process has opened it.
+    mounted: Option<&'a Mounted>,
+    interrupt: &'a Interrupt,
+}
+
+impl Origin<'_> {
     /// Returns whether no other user reads or writes it.
-    fn is_ours(&self) -> bool;
-    fn archive(&self) -> Option<(ArchiveId, Fingerprint)>;
-    fn holds(&self, file: BorrowedFd) -> bool;
+    fn is_ours(&self) -> bool {
+        self.mounted.is_none_or(Mounted::is_ours)
+    }
 }
 
 enum ExistingBackup {
@@ -159,9 +170,11 @@ fn back_up(args: &Args) -> Result<Measured, Failure> {
         return directory::run(args);
     }
     refuse_directory_options(args)?;
-    if let Some(mounted) = mounted {
+    if let Some(mounted) = &mounted {
         let interrupt = &Interrupt::watch()?;
-        return copy(args, interrupt, &OnlineBackup { mounted, interrupt, args });
+        let archive = mounted.archive_id().ok().zip(mounted.fingerprint());
+        let origin = Origin { archive, mounted: Some(mounted), interrupt };
+        return copy(args, &origin, &OnlineBackup { mounted, interrupt, args });
     }
     let identity = |path: &Path| rustix::fs::stat(path).ok().map(|file| FileIdentity::from(&file));
     if !to_output && identity(path).is_some_and(|archive| identity(&args.destination) == Some(archive)) {
@@ -170,8 +183,9 @@ fn back_up(args: &Args) -> Result<Measured, Failure> {
     let (archive, interrupt) = args.archive.read_for_backup()?;
     let source = archive.backups().pin().map_err(|error| args.archive.failure(error))?;
     let info = archive.info().map_err(|error| args.archive.failure(error))?;
-    let archive = (info.archive, info.fingerprint);
-    copy(args, &interrupt, &OfflineBackup { source, archive, interrupt: &interrupt, bar: args.archive.bar(), args })
+    let interrupt = &interrupt;
+    let origin = Origin { archive: Some((info.archive, info.fingerprint)), mounted: None, interrupt };
+    copy(args, &origin, &OfflineBackup { source, interrupt, bar: args.archive.bar(), args })
 }
 
 /// Options for directories would have no effect on the backup of an archive.
@@ -193,21 +207,21 @@ fn refuse_directory_options(args: &Args) -> Result<(), Failure> {
     Err(Failure::usage(format!("{option} is for directories; {archive} is an archive, and is backed up whole")))
 }
 
-fn copy(args: &Args, interrupt: &Interrupt, source: &dyn Source) -> Result<Measured, Failure> {
+fn copy(args: &Args, origin: &Origin, source: &dyn Source) -> Result<Measured, Failure> {
     if args.destination.as_os_str() == "-" {
         let beside = BackupDestination::temporary()?;
         let (BackupReport { copied_bytes, .. }, _) = source.fill(&ExistingBackup::File(beside.file()))?;
-        put(&*beside.without_name()?, interrupt, &args.archive.bar())?;
+        put(&*beside.without_name()?, origin.interrupt, &args.archive.bar())?;
         return Ok(Measured { copied_bytes, files: None });
     }
     if remote::is_remote(&args.destination) {
-        return back_up_elsewhere(args, source);
+        return back_up_elsewhere(args, origin, source);
     }
     let failed = |error| match error {
         error @ Error::Refused(_) => failure(args, error),
         error => Lockbox::failure(&args.destination, error),
     };
-    let destination = BackupDestination::open(&args.destination, source.is_ours()).map_err(failed)?;
+    let destination = BackupDestination::open(&args.destination, origin.is_ours()).map_err(failed)?;
     let brought = destination.existing().map(|file| ExistingBackup::File(file.clone()));
     let brought = brought.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {
@@ -219,7 +233,7 @@ fn copy(args: &Args, interrupt: &Interrupt, source: &dyn Source) -> Result<Measu
             let beside = destination.create_new().map_err(failed)?;
             let done = source.fill(&ExistingBackup::File(beside.file()))?;
             destination.take(beside).map_err(failed)?;
-            remember(args, source);
+            remember(args, origin);
             done
         }
     };
@@ -227,14 +241,14 @@ fn copy(args: &Args, interrupt: &Interrupt, source: &dyn Source) -> Result<Measu
 }
 
 /// One commit makes all of it visible, so a remote backup needs no temporary file.
-fn back_up_elsewhere(args: &Args, source: &dyn Source) -> Result<Measured, Failure> {
+fn back_up_elsewhere(args: &Args, origin: &Origin, source: &dyn Source) -> Result<Measured, Failure> {
     let failed = |error| Failure::at(&args.destination, &error);
-    if let Some(directory) = remote::directory(&args.destination)
-        && lies_inside(source, &directory)
+    if let (Some(mounted), Some(directory)) = (origin.mounted, remote::directory(&args.destination))
+        && lies_inside(mounted, &directory)
     {
         return Err(inside(&args.destination, "archive"));
     }
-    let mut bucket = begin(&args.destination, args.archive.remote(), args.take_over, source.is_ours())?;
+    let mut bucket = begin(&args.destination, args.archive.remote(), args.take_over, origin.is_ours())?;
     let there = bucket.open_existing().map_err(failed)?.map(ExistingBackup::Remote);
     let brought = there.map(|place| source.bring_up_to_date(&place)).transpose()?.flatten();
     let done = match brought {
@@ -242,24 +256,24 @@ fn back_up_elsewhere(args: &Args, source: &dyn Source) -> Result<Measured, Failu
         None => source.fill(&ExistingBackup::Remote(bucket.create_empty().map_err(failed)?))?,
     };
     bucket.publish().map_err(failed)?;
-    remember(args, source);
+    remember(args, origin);
     tell(args, &done)
 }
 
 /// Remembers the new archive at the place. The user's own command replaced any other archive there.
-fn remember(args: &Args, source: &dyn Source) {
-    if let Some((archive, fingerprint)) = source.archive() {
+fn remember(args: &Args, origin: &Origin) {
+    if let Some((archive, fingerprint)) = origin.archive {
         keys::remember_place(&SeenArgs::default().options(&args.destination), archive, fingerprint);
     }
 }
 
 /// Returns whether a directory, existing or to be created, lies in the archive: each backup would
 /// have to contain itself.
-fn lies_inside(source: &dyn Source, directory: &Path) -> bool {
+fn lies_inside(mounted: &Mounted, directory: &Path) -> bool {
     // The object is not opened for reading: a FIFO would block.
     let open = |path: &Path| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
     let there = open(directory).or_else(|| directory.parent().and_then(open));
-    there.is_some_and(|there| source.holds(there.as_fd()))
+    there.is_some_and(|there| mounted.holds(there))
 }
 
 fn inside(destination: &Path, source: &str) -> Failure {
@@ -340,7 +354,6 @@ fn failure(args: &Args, error: Error) -> Failure {
 /// An archive that is open here.
 struct OfflineBackup<'a> {
     source: BackupSource,
-    archive: (ArchiveId, Fingerprint),
     interrupt: &'a Interrupt,
     bar: Bar,
     args: &'a Args,
@@ -376,24 +389,11 @@ impl Source for OfflineBackup<'_> {
         let verified = brought.and_then(|done| done.map(|done| self.verified(&file, done)).transpose());
         verified.map_err(|error| failure(self.args, error))
     }
-
-    fn is_ours(&self) -> bool {
-        true
-    }
-
-    fn archive(&self) -> Option<(ArchiveId, Fingerprint)> {
-        Some(self.archive)
-    }
-
-    /// Returns false: the archive is not mounted.
-    fn holds(&self, _file: BorrowedFd) -> bool {
-        false
-    }
 }
 
 /// An archive that a daemon has open: that reads it, and writes into the file that it is given.
 struct OnlineBackup<'a> {
-    mounted: Mounted,
+    mounted: &'a Mounted,
     interrupt: &'a Interrupt,
     args: &'a Args,
 }
@@ -443,17 +443,5 @@ impl Source for OnlineBackup<'_> {
     fn bring_up_to_date(&self, place: &ExistingBackup) -> Result<Option<Done>, Failure> {
         self.check(place)?;
         self.ask(place, false)
-    }
-
-    fn is_ours(&self) -> bool {
-        self.mounted.is_ours()
-    }
-
-    fn archive(&self) -> Option<(ArchiveId, Fingerprint)> {
-        self.mounted.archive_id().ok().zip(self.mounted.fingerprint())
-    }
-
-    fn holds(&self, file: BorrowedFd) -> bool {
-        self.mounted.holds(file)
     }
 }
