@@ -162,7 +162,7 @@ fn go(args: &Args, point: &Path, watch: &Watch) -> Result<ExitStatus, Failure> {
 }
 
 /// Returns the exit code that shells report.
-fn code(status: ExitStatus) -> u8 {
+pub(crate) fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }

@@ -1,6 +1,6 @@
 //! `lockbox mount`: runs the mount program in its own place.
 use std::io::{self, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -8,9 +8,10 @@ use lockbox::crypto::Passphrase;
 use lockbox_host::located::Located;
 use lockbox_host::proc::CoreLimit;
 use lockbox_host::secrets::{Cache, PassphraseSources, Sources, desktop};
-use lockbox_host::{IN_USE, OTHER, daemons, mounts, remote, shown};
+use lockbox_host::{IN_USE, daemons, mounts, remote, shown};
 use nix::unistd::{AccessFlags, access, geteuid};
 
+use crate::commands::exec;
 use crate::exit::Failure;
 use crate::{output, runtime};
 
@@ -120,9 +121,7 @@ fn mount(args: &Args, passphrase: Option<&Passphrase>, cores: CoreLimit) -> Resu
             let (mut command, directory) = prepared(args)?;
             let status = status(&mut command, passphrase).map_err(|error| cannot_run(&command, &error))?;
             if !status.success() {
-                // As shells say of a program that a signal ended.
-                let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or_default();
-                return Err(Failure::new(u8::try_from(code).unwrap_or(OTHER), ""));
+                return Err(Failure::new(exec::code(status), ""));
             }
             // Files saved in a directory outside of the archive would not be encrypted.
             if !is_mount_point(&directory) {
