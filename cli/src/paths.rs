@@ -79,16 +79,13 @@ pub(crate) fn in_one_archive<A: AsRef<OsStr>>(
                 shown(Path::new(argument))
             )));
         };
-        match &found {
-            Some(first) if !is_same(first, &archive) => {
-                return Err(Failure::usage(format!(
-                    "{} and {} are in two archives; this command works in one archive",
-                    shown(first),
-                    shown(&archive)
-                )));
-            }
-            Some(_) => {}
-            None => found = Some(archive),
+        let first = found.get_or_insert_with(|| archive.clone());
+        if !is_same(first, &archive) {
+            return Err(Failure::usage(format!(
+                "{} and {} are in two archives; this command works in one archive",
+                shown(first),
+                shown(&archive)
+            )));
         }
         paths.push(path);
     }

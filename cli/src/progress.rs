@@ -95,7 +95,6 @@ impl Bar {
         });
     }
 
-    /// Files and directories of so many.
     pub(crate) fn entries(&self, verb: &'static str, entries: u64, total: u64) {
         self.show(verb, entries, |done| format!("{entries} of {total} entries {verb}{}", left(done, total)));
     }

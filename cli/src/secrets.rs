@@ -208,7 +208,6 @@ impl UnlockArgs {
         Ok((given, passphrase.new_one(new, archive.path())?.into()))
     }
 
-    /// Returns whether hints and progress are shown.
     pub(crate) fn advises(&self) -> bool {
         self.sources.passphrase.advises()
     }

@@ -67,7 +67,6 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Returns the commands that are valid at this position.
     pub(super) fn commands(&self) -> impl Iterator<Item = &'a Command> + use<'a> {
         let none = self.escaped || !self.words.is_empty() || !self.values.is_empty();
         self.command.get_subcommands().filter(move |_| !none)

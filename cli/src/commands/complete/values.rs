@@ -74,7 +74,6 @@ fn kind(entry: &DirEntry) -> Option<FileType> {
     if kind.is_symlink() { entry.path().metadata().ok().map(|it| Metadata::file_type(&it)) } else { Some(kind) }
 }
 
-/// Up to its last directory, and the rest.
 pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     path.split_at(path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1))
 }

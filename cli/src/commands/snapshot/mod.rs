@@ -116,11 +116,10 @@ fn list(archive: &ArchiveArgs, names: &[OsString], json: bool) -> Result<(), Fai
     let wanted = SnapshotSelector::new(names)?;
     let told = SnapshotBackend::of(archive)?;
     let all = told.list(true)?;
-    let mut set = None;
-    if !names.is_empty() {
-        let ids = wanted.among(&all).map_err(|error| archive.failure(error))?;
-        set = Some(ids.into_iter().collect::<HashSet<u64>>());
-    }
+    let set: Option<HashSet<u64>> = match names {
+        [] => None,
+        _ => Some(wanted.among(&all).map_err(|error| archive.failure(error))?.into_iter().collect()),
+    };
     let mut out = Output::new();
     for snapshot in all.iter().filter(|one| set.as_ref().is_none_or(|set| set.contains(&one.id))) {
         if json { out.json(&json_of(snapshot))? } else { row(snapshot, &mut out)? }
