@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let fs = archive.file_system();
     let (users, groups) = (HashMap::new(), HashMap::new());
     let mut list = List { fs, args, path, out: Output::new(), users, groups, unreadable: 0 };
-    list.all()?;
+    list.print_path()?;
     list.out.finish()?;
     match list.unreadable {
         0 => Ok(()),
@@ -77,7 +77,7 @@ impl List<'_> {
         Failure::of(display(self.path), &error)
     }
 
-    fn all(&mut self) -> Result<(), Failure> {
+    fn print_path(&mut self) -> Result<(), Failure> {
         let path = self.path;
         let attributes = resolve(self.fs, path).map_err(|error| self.failure(error))?;
         if !attributes.is_directory() {
