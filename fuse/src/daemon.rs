@@ -29,7 +29,8 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::logging::{self, LogTarget};
-use crate::{DaemonConfig, Failure, mount, session};
+use crate::mount::{self, UnmountError};
+use crate::{DaemonConfig, Failure, session};
 
 /// Hidden argument that runs the program as the daemon.
 pub const ARGUMENT: &str = "--daemon";
@@ -104,9 +105,13 @@ pub fn prepare_point(path: &Path) -> Result<PathBuf, Failure> {
         Some(dead) if dead.is_archive() => {}
         _ => return Err(Failure::mount(format!("{} is a dead mount of another program", point.display()))),
     }
-    if let Err(error) = mount::detach(&held, &point) {
-        return Err(Failure::mount(format!("cannot unmount the dead mount at {}: {error:?}", point.display())));
-    }
+    mount::detach(&held, &point).map_err(|error| {
+        let reason = match error {
+            UnmountError::Busy => "its dead mount is in use".to_owned(),
+            UnmountError::Other(reason) => reason,
+        };
+        Failure::mount(format!("mount point {}: {reason}", point.display()))
+    })?;
     prepare_point(&point)
 }
 

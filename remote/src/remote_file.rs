@@ -129,8 +129,8 @@ impl RemoteFile {
         Ok(RemoteFile { inner: Arc::new(inner) })
     }
 
-    /// Returns the file at a later version with a known start. Slots with an unchanged cache key
-    /// are not fetched again. Readers of the old version are not affected.
+    /// Returns the file at a later version with a known start. `source` counts its own requests, as
+    /// the one of `self` does. Slots with an unchanged cache key are not fetched again. Readers of the old version are not affected.
     pub(crate) fn with_version(
         &self,
         source: Arc<dyn RangeSource>,
@@ -138,7 +138,6 @@ impl RemoteFile {
         start: Vec<u8>,
     ) -> RemoteFile {
         let old = &*self.inner;
-        let source = Arc::new(Metered { metrics: old.metrics.clone(), inner: source });
         let name = old.name.clone();
         let new = Inner::new(source, name, old.timeout, version, start, old.metrics.clone());
         let slots = old.slots.lock().retain_copy(|slot| {

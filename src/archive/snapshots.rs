@@ -163,14 +163,14 @@ impl SnapshotManager {
     /// Creates a snapshot named after the time and, if there is one of this second, a number.
     fn create_numbered(&self, prefix: &str, now: Timestamp) -> Result<Vec<u8>> {
         let name = format!("{prefix}{}", name_of_time(now));
-        for number in 1u64.. {
-            let name = if number == 1 { name.clone() } else { format!("{name}-{number}") }.into_bytes();
-            match self.create(&name) {
-                Err(Error::Refused(Refusal::SnapshotExists { .. })) => {}
-                created => return created.map(|()| name),
+        let (mut candidate, mut number) = (name.clone(), 1u64);
+        loop {
+            match self.create(candidate.as_bytes()) {
+                Err(Error::Refused(Refusal::SnapshotExists { .. })) => number += 1,
+                created => return created.map(|()| candidate.into_bytes()),
             }
+            candidate = format!("{name}-{number}");
         }
-        Err(Error::Exists)
     }
 
     /// Creates a snapshot of the current state; durable on return. It uses no space until something

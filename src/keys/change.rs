@@ -170,8 +170,8 @@ pub fn list<'a>(site: impl Into<ArchiveSource<'a>>, access: &KeyAccess<'_>) -> R
 /// nothing with the user's rollback state.
 ///
 /// # Errors
-/// Like [`super::identify`]; `Damaged` for the key of another archive, `WrongKey` for one from
-/// before its keys were changed.
+/// Like [`super::identify`]; `Damaged` for the key of another archive, or for one from before its
+/// keys were changed.
 pub fn list_unlocked<'a>(site: impl Into<ArchiveSource<'a>>, key: &UnlockedKey) -> Result<Vec<KeyInfo>> {
     let header = read_header(site)?;
     header.authenticate(&key.volume_key)?;

@@ -239,8 +239,8 @@ fn special(
     let metadata = apply_at(&held, own, UNFINISHED, &source.skipped.granted(source.path, &stat));
     let host = attributes::XattrObject::Held(held.as_fd());
     attributes::set_for_phase(&object.xattrs, &host, Phase::AfterMode, source.path, source.skipped);
-    let identity = Some(identity_of(&held)?);
-    finished(stage, place(stage, at, name).map(|()| WrittenObject { bytes: 0, metadata, identity }))
+    let placed = identity_of(&held).and_then(|identity| place(stage, at, name).map(|()| Some(identity)));
+    finished(stage, placed.map(|identity| WrittenObject { bytes: 0, metadata, identity }))
 }
 
 /// Removes an object that did not get its name.

@@ -314,7 +314,7 @@ pub(crate) fn encode_segment(
     blocks: &[Range<u64>],
     pages: &[u8],
 ) -> (Vec<u8>, Hash) {
-    let mut out = Writer(Vec::with_capacity(pages.len() + blocks.len() * 12 + SEGMENT_TRAILER_BYTES));
+    let mut out = Writer(Vec::with_capacity(pages.len() + blocks.len() * RUN_BYTES as usize + SEGMENT_TRAILER_BYTES));
     out.bytes(pages);
     for run in blocks {
         out.u64(run.start);
@@ -329,7 +329,7 @@ pub(crate) fn encode_segment(
     out.bytes(nonce);
     out.u64(blocks.len() as u64);
     out.bytes(&[0; 24]);
-    debug_assert_eq!(out.0.len(), pages.len() + blocks.len() * 12 + SEGMENT_TRAILER_BYTES);
+    debug_assert_eq!(out.0.len(), pages.len() + blocks.len() * RUN_BYTES as usize + SEGMENT_TRAILER_BYTES);
     let hash = Sha256::digest(&out.0).into();
     (out.0, hash)
 }

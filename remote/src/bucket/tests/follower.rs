@@ -119,7 +119,9 @@ fn nothing_new_costs_one_request_and_what_did_not_change_none() {
         file.read_at(2 * MIB, &mut bytes).unwrap();
         bytes
     };
+    let reads = follower.file().stats().reads;
     assert!(behind(follower.file()) == now[2 * MIB as usize..]);
+    assert_eq!(follower.file().stats().reads - reads, 1, "a read of a later version counts once");
     // The piece of 64 KiB in which the second one lies is of two objects now, of which one is that
     // record.
     assert_eq!(asked(&world), ["get"]);
