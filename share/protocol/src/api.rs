@@ -42,21 +42,13 @@
 //! - **Links.** `CreateReply::url` is `PUBLIC_URL/s/HANDLE`; the client puts `#` and the secret
 //!   behind it.
 
-use std::fmt;
-
 use crate::token::Handle;
 
-/// Server limits.
 pub const LIMITS: &str = "/v1/limits";
-/// Ciphertext comes in.
 pub const UPLOADS: &str = "/v1/uploads";
-/// Shares are made.
 pub const SHARES: &str = "/v1/shares";
-/// Validity check of a link.
 pub const LOOK: &str = "/v1/look";
-/// A share is claimed.
 pub const CLAIM: &str = "/v1/claim";
-/// Many are asked about.
 pub const BATCH_INFO: &str = "/v1/batch/info";
 /// The page's path begins so; a handle follows.
 pub const PAGE: &str = "/s/";
@@ -77,22 +69,15 @@ pub const UPLOAD_SECONDS: u64 = 15 * 60;
 /// A path below one share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareEndpoint {
-    /// Its state and history.
     Info,
-    /// The same, after a change.
     Watch,
-    /// Take it back.
     Revoke,
-    /// Arm it again.
     Rearm,
-    /// The claimant has everything.
     Complete,
-    /// The claimant's bytes.
     Ciphertext,
 }
 
 impl ShareEndpoint {
-    /// Every one.
     pub const ALL: [ShareEndpoint; 6] = [
         ShareEndpoint::Info,
         ShareEndpoint::Watch,
@@ -113,12 +98,11 @@ impl ShareEndpoint {
         }
     }
 
-    /// The path for the share `handle`.
-    pub fn path(self, handle: Handle) -> impl fmt::Display {
+    pub fn path(self, handle: Handle) -> String {
         format!("{SHARES}/{handle}{}", self.ending())
     }
 
-    /// Reads a path; total.
+    /// Parses a path; total.
     pub fn parse(path: &str) -> Option<(ShareEndpoint, Handle)> {
         let rest = path.strip_prefix(SHARES)?.strip_prefix('/')?;
         let (handle, ending) = rest.split_at(rest.find('/').unwrap_or(rest.len()));

@@ -54,34 +54,28 @@ pub struct Capsule {
     content: ContentLocation,
 }
 
-/// Error of an invalid capsule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CapsuleError {
-    /// Over [`MAX_CAPSULE`].
     #[error("the capsule has more than {MAX_CAPSULE} bytes")]
     TooLong,
-    /// Does not begin as one.
     #[error("the bytes are not a capsule")]
     Foreign,
-    /// Of a later program.
     #[error("version {0} of the capsule is not known")]
     Version(u8),
-    /// Of a later program.
     #[error("type {0} of the capsule is not known")]
     Type(u8),
     /// Lengths do not add up, or an empty file is announced.
     #[error("the lengths in the capsule are wrong")]
     Lengths,
-    /// The sealed part is not an age v1 file.
     #[error("the sealed part of the capsule is not an age v1 file")]
     NotSealed,
 }
 
 impl Capsule {
-    /// Puts a capsule together. `sealed` is an age v1 file.
+    /// Encodes a capsule. `sealed` is an age v1 file.
     ///
     /// # Errors
-    /// When the result would be no capsule: too long, not sealed, or an empty file in the spool.
+    /// When the result would not be a capsule: too long, not sealed, or an empty file in the spool.
     pub fn new(content: ContentLocation, sealed: &[u8]) -> Result<Capsule, CapsuleError> {
         let length = u16::try_from(sealed.len()).map_err(|_| CapsuleError::TooLong)?;
         let kind = if content == ContentLocation::Inline { INLINE } else { SPOOLED };
@@ -105,7 +99,7 @@ impl Capsule {
         if bytes.len() > MAX_CAPSULE {
             return Err(CapsuleError::TooLong);
         }
-        let Some((head, rest)) = bytes.split_first_chunk::<SHORT_HEAD>() else { return Err(CapsuleError::Foreign) };
+        let (head, rest) = bytes.split_first_chunk::<SHORT_HEAD>().ok_or(CapsuleError::Foreign)?;
         if !head.starts_with(MAGIC) {
             return Err(CapsuleError::Foreign);
         }
@@ -134,7 +128,6 @@ impl Capsule {
         Ok(Capsule { bytes, content })
     }
 
-    /// Returns the content location.
     pub fn content(&self) -> ContentLocation {
         self.content
     }
@@ -145,12 +138,10 @@ impl Capsule {
         &self.bytes[head..]
     }
 
-    /// The whole, as it is stored.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The whole, as it is stored.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -187,22 +178,20 @@ impl<'de> Deserialize<'de> for Capsule {
 
 /// First line of every age v1 file.
 const INTRODUCTION: &[u8] = b"age-encryption.org/v1\n";
-/// A header is at most so long: one X25519 stanza and a random one that may be added take about 300
-/// bytes.
+/// Maximum header in bytes: an X25519 stanza and a random one that may be added take about 300.
 pub const MAX_AGE_HEADER: usize = 4096;
 /// base64 of the 32-byte MAC, without padding.
 const MAC: usize = 43;
 /// The nonce of the payload and the tag of its last part.
 const LEAST_PAYLOAD: usize = 16 + 16;
 
-/// Header of a file that `age -r` wrote: for measurements and tests, which need something that
-/// passes for a sealed file.
+/// Header of a file that `age -r` wrote; measurements and tests make sealed files of it.
 pub const SAMPLE_AGE_HEADER: &str = "age-encryption.org/v1\n\
     -> X25519 SVrzdFfkPxf0LPHOUGB1gNb9E5Vr8EUDa9kxk04iQ0o\n\
     0OrTkKHpE7klNLd0k+9Uam5hkQkzMxaqKcIPRIO1sNE\n\
     --- gxhoSa5BciRDt8lOpYNcx4EYtKpS0CJ06F3ZwN82VaM\n";
 
-/// Result of parsing a prefix of a file.
+/// Result of parsing the first bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgePrefix {
     /// A whole header of so many bytes.

@@ -2,8 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Suffixes of names that resolve in one network only: RFC 6762, RFC 8375, and the default of many
-/// routers.
+/// Suffixes of names that resolve in one network only: RFC 6762, RFC 8375, many routers' default.
 const LOCAL_ENDINGS: [&str; 3] = [".local", ".home.arpa", ".lan"];
 /// Remedy for the administrator of the daemon.
 const REMEDY: &str = "for others the daemon needs a name and a certificate: 'lockbox-share setup' guides through both, \

@@ -6,9 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::capsule::Capsule;
 use crate::token::{Auth, ClaimId, Digest, Handle, LeaseToken, UploadToken, Verifier};
 
-/// Maximum number of shares in one batch.
 pub const MAX_BATCH: usize = 100;
-/// A share can be claimed at most so often.
+/// Maximum number of claims of one share.
 pub const MAX_CLAIMS: u8 = 8;
 
 /// Seconds since 1970 in UTC, by the daemon's clock.
@@ -25,18 +24,14 @@ pub struct Limits {
     pub max_expiry: u64,
     /// Most bytes of one ciphertext.
     pub max_ciphertext: u64,
-    /// Most claims of one share.
     pub max_claims: u8,
-    /// Most shares in one batch.
     pub max_batch: usize,
     /// Begins the links of this server, without a slash at its end.
     pub public_url: String,
 }
 
-/// The answer to an upload.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UploadReply {
-    /// Names the ciphertext in the `create` that must follow.
     pub upload: UploadToken,
     /// Bytes received.
     pub size: u64,
@@ -46,13 +41,10 @@ pub struct UploadReply {
     pub expires_in: u64,
 }
 
-/// Makes a share.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateRequest {
-    /// Capsule for the claimant.
     pub capsule: Capsule,
-    /// Recognises the claimant's proof.
     pub verifier: Verifier,
     /// Lifetime in seconds, at least 1; without it the server's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,31 +61,26 @@ fn default_max_claims() -> u8 {
     1
 }
 
-/// A share that was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateReply {
     /// Handle for the link, info, watch, revoke and rearm.
     pub handle: Handle,
     /// The link without its fragment: `#` and the secret are the client's.
     pub url: String,
-    /// Expiry.
     pub expires_at: UnixSeconds,
 }
 
-/// Asks whether a claim would be accepted, and changes nothing.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LookRequest {
-    /// From the link.
     pub handle: Handle,
     /// Derived from the link's secret.
     pub auth: Auth,
 }
 
-/// Reply to a look: a claim would be accepted now.
+/// A claim would be accepted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LookReply {
-    /// Expiry of the share.
     pub expires_at: UnixSeconds,
 }
 
@@ -101,7 +88,6 @@ pub struct LookReply {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimRequest {
-    /// From the link.
     pub handle: Handle,
     /// Derived from the link's secret.
     pub auth: Auth,
@@ -109,10 +95,8 @@ pub struct ClaimRequest {
     pub claim: ClaimId,
 }
 
-/// Reply to an accepted claim.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimReply {
-    /// The sealed capsule.
     pub capsule: Capsule,
     /// Lease of the ciphertext; `None` for inline content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -122,7 +106,6 @@ pub struct ClaimReply {
 /// Leave to download the ciphertext of one share.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// Token for `Authorization: Bearer`.
     pub token: LeaseToken,
     /// Seconds left; every download that makes progress extends it.
     pub expires_in: u64,
@@ -156,7 +139,6 @@ pub enum ClaimState {
     Interrupted,
 }
 
-/// One claim in the history of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimInfo {
     pub state: ClaimState,
@@ -169,20 +151,13 @@ pub struct ClaimInfo {
 /// State of a share for its owner; kept for a day after the share's end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareInfo {
-    /// The one asked for.
     pub handle: Handle,
-    /// Now.
     pub state: ShareState,
-    /// Time of creation.
     pub created_at: UnixSeconds,
-    /// Expiry.
     pub expires_at: UnixSeconds,
-    /// Time of the revocation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_at: Option<UnixSeconds>,
-    /// Maximum number of claims.
     pub max_claims: u8,
-    /// Remaining claims.
     pub claims_left: u8,
     /// Every claim that took or holds one.
     pub claims: Vec<ClaimInfo>,
@@ -192,7 +167,6 @@ pub struct ShareInfo {
     pub version: u32,
 }
 
-/// Question about many shares of one owner.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batch {
@@ -203,27 +177,20 @@ pub struct Batch {
 /// Results of a batch, in the order of its items.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchResults {
-    /// One result per item.
     pub results: Vec<ItemResult>,
 }
 
-/// Result of one item of a batch.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ItemResult {
     /// Success, as for a single request.
-    Done {
-        /// Its body.
-        ok: ShareInfo,
-    },
+    Done { ok: ShareInfo },
     /// Failure, as for a single request.
     Failed(ErrorBody),
 }
 
-/// The body of every failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// Error code for programs.
     pub error: ErrorCode,
     /// Message for people: one sentence, without names, handles or addresses.
     pub message: String,
@@ -232,7 +199,7 @@ pub struct ErrorBody {
     pub at: Option<UnixSeconds>,
 }
 
-/// Why a request failed. Each has one HTTP status, [`ErrorCode::status`].
+/// Cause of a failure. Each has one HTTP status, [`ErrorCode::status`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
@@ -244,9 +211,7 @@ pub enum ErrorCode {
     Forbidden,
     /// Missing, or no proof: the answer is the same for both.
     Refused,
-    /// No such path.
     NotFound,
-    /// The path has other methods.
     Method,
     /// The client was too slow to send its request.
     Timeout,
@@ -281,7 +246,6 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// The HTTP status.
     pub fn status(self) -> u16 {
         match self {
             ErrorCode::Malformed => 400,

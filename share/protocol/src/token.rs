@@ -1,7 +1,7 @@
 //! Handles of shares, written as digits, and ids, tokens and proofs of fixed length, written as
 //! base64url without padding.
 
-use std::fmt::{self, Display, Formatter};
+use std::fmt::{self, Display};
 use std::marker::PhantomData;
 use std::str::FromStr;
 
@@ -24,7 +24,6 @@ pub struct Handle {
     number: u64,
 }
 
-/// Error of an invalid handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a handle has 7 to 13 digits and nothing else")]
 pub struct HandleError;
@@ -32,11 +31,8 @@ pub struct HandleError;
 impl Handle {
     /// The handle with `number` as its random digits, or None when a part is out of range.
     pub fn new(routing: u8, digits: u32, number: u64) -> Option<Handle> {
-        (routing < 10 && RANDOM_DIGITS.contains(&digits) && number < 10u64.pow(digits)).then_some(Handle {
-            routing,
-            digits,
-            number,
-        })
+        let is_valid = routing < 10 && RANDOM_DIGITS.contains(&digits) && number < 10u64.pow(digits);
+        is_valid.then_some(Handle { routing, digits, number })
     }
 
     /// The random digits as a number.
@@ -45,7 +41,7 @@ impl Handle {
     }
 }
 
-impl fmt::Display for Handle {
+impl Display for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{:0width$}", self.routing, self.number, width = self.digits as usize)
     }
@@ -83,11 +79,9 @@ impl<'de> Deserialize<'de> for Handle {
     }
 }
 
-/// Error of an invalid id or token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not {bytes} bytes in base64url without padding")]
 pub struct TokenError {
-    /// Expected number of bytes.
     pub bytes: usize,
 }
 
@@ -104,7 +98,6 @@ fn decode<const N: usize>(text: &str) -> Result<Zeroizing<[u8; N]>, TokenError> 
 macro_rules! as_text {
     ($name:ident, $length:expr) => {
         impl $name {
-            /// Length in bytes.
             pub const LENGTH: usize = $length;
 
             /// Wraps bytes that came from the system's randomness, a derivation or a record.
@@ -112,7 +105,6 @@ macro_rules! as_text {
                 $name(bytes)
             }
 
-            /// The bytes themselves.
             pub fn as_bytes(&self) -> &[u8; $length] {
                 &self.0
             }
@@ -123,7 +115,7 @@ macro_rules! as_text {
             }
         }
 
-        impl std::str::FromStr for $name {
+        impl FromStr for $name {
             type Err = TokenError;
 
             fn from_str(text: &str) -> Result<$name, TokenError> {
@@ -152,8 +144,8 @@ macro_rules! secret {
         #[derive(Zeroize, ZeroizeOnDrop)]
         pub struct $name([u8; $length]);
 
-        impl std::fmt::Debug for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(concat!(stringify!($name), "(..)"))
             }
         }
@@ -178,14 +170,14 @@ macro_rules! public {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name([u8; $length]);
 
-        impl std::fmt::Debug for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, concat!(stringify!($name), "({})"), *self.to_text())
             }
         }
 
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        impl Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&self.to_text())
             }
         }
@@ -195,14 +187,12 @@ macro_rules! public {
 }
 
 secret! {
-    /// Proof of a claimant: derived from the link's secret by the client, never stored by the
-    /// daemon.
+    /// Proof of a claimant: derived from the link's secret by the client, not stored by the daemon.
     Auth, 32
 }
 
 secret! {
-    /// Random token of an owner: authorizes info, watch, revoke and rearm of the shares created
-    /// with it.
+    /// Random token of an owner: authorizes info, watch, revoke and rearm of the owner's shares.
     OwnerToken, 32
 }
 
@@ -217,8 +207,7 @@ secret! {
 }
 
 secret! {
-    /// Chosen by the claimant at random: the same claim sent again within a minute gets the same
-    /// reply.
+    /// Random number of a claimant: the same claim within a minute gets the same reply.
     ClaimId, 16
 }
 
@@ -240,7 +229,7 @@ impl Auth {
 }
 
 impl Verifier {
-    /// Whether the other one is of the same proof. Takes the same time wherever the two differ.
+    /// Returns whether both are of the same proof; takes the same time wherever they differ.
     pub fn accepts(&self, other: &Verifier) -> bool {
         self.0[..].ct_eq(&other.0[..]).into()
     }
@@ -259,7 +248,7 @@ struct FromStrVisitor<T>(&'static str, PhantomData<T>);
 impl<T: FromStr<Err: Display>> de::Visitor<'_> for FromStrVisitor<T> {
     type Value = T;
 
-    fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0)
     }
 
@@ -269,13 +258,10 @@ impl<T: FromStr<Err: Display>> de::Visitor<'_> for FromStrVisitor<T> {
     }
 }
 
-pub(crate) fn deserialize_text<'de, D: Deserializer<'de>, T>(
+pub(crate) fn deserialize_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
     deserializer: D,
     expected: &'static str,
-) -> Result<T, D::Error>
-where
-    T: FromStr<Err: Display>,
-{
+) -> Result<T, D::Error> {
     deserializer.deserialize_str(FromStrVisitor(expected, PhantomData))
 }
 
