@@ -10,7 +10,6 @@ use std::{iter, thread};
 use age::stream::StreamReader;
 use lockbox_share_protocol::api::ShareEndpoint;
 use lockbox_share_protocol::capsule::Capsule;
-use lockbox_share_protocol::message::ErrorCode;
 use lockbox_share_protocol::token::{Digest, Handle, LeaseToken};
 use sha2::{Digest as _, Sha256};
 use ureq::http::{StatusCode, header};
@@ -30,7 +29,6 @@ pub(crate) struct CiphertextSource<'a> {
     pub(crate) client: &'a ShareClient,
     pub(crate) handle: Handle,
     pub(crate) token: &'a LeaseToken,
-    /// Bytes and SHA-256 of the ciphertext.
     pub(crate) size: u64,
     pub(crate) digest: Digest,
     /// Time without a new byte after which the download fails.
@@ -40,20 +38,24 @@ pub(crate) struct CiphertextSource<'a> {
 /// Cause of a failed read, more specific than its `io::Error`.
 pub(crate) type SharedError = Rc<RefCell<Option<Error>>>;
 
+pub(crate) fn read_error(fault: &SharedError, error: &io::Error) -> Error {
+    fault.borrow_mut().take().unwrap_or_else(|| Error::Damaged(error.to_string()))
+}
+
 /// The ciphertext as something to read and seek in.
 pub(crate) struct Download<'a> {
-    ciphertext: CiphertextSource<'a>,
+    pub(crate) ciphertext: CiphertextSource<'a>,
     position: u64,
     body: Option<ureq::BodyReader<'static>>,
     last_progress: Instant,
     failures: u32,
-    fault: SharedError,
+    pub(crate) fault: SharedError,
     progress: &'a dyn Fn(u64),
 }
 
 impl<'a> Download<'a> {
-    /// Creates a reader; the first request is sent by the first read. `progress` is called with the
-    /// number of bytes received.
+    /// Sends no request until the first read. `progress` is called with the number of bytes
+    /// received.
     pub(crate) fn new(ciphertext: CiphertextSource<'a>, progress: &'a dyn Fn(u64)) -> Download<'a> {
         Download {
             ciphertext,
@@ -66,17 +68,9 @@ impl<'a> Download<'a> {
         }
     }
 
-    pub(crate) fn fault(&self) -> SharedError {
-        self.fault.clone()
-    }
-
-    pub(crate) fn size_and_digest(&self) -> (u64, Digest) {
-        (self.ciphertext.size, self.ciphertext.digest)
-    }
-
     fn connect(&mut self) -> Result<()> {
         let CiphertextSource { client, handle, token, size, digest, .. } = &self.ciphertext;
-        let path = ShareEndpoint::Ciphertext.path(*handle).to_string();
+        let path = ShareEndpoint::Ciphertext.path(*handle);
         let response = client.range(&path, &token.to_text(), self.position, &digest.to_text())?;
         let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
         let expected = format!("bytes {}-{}/{size}", self.position, size - 1);
@@ -92,13 +86,7 @@ impl<'a> Download<'a> {
 
     fn retry_or_fail(&mut self, error: Error) -> io::Result<()> {
         self.body = None;
-        let waiting_helps = match &error {
-            Error::Unreachable { .. } => true,
-            Error::Refused(failure) => {
-                matches!(failure.error, ErrorCode::Limited | ErrorCode::Unavailable | ErrorCode::Timeout)
-            }
-            _ => false,
-        };
+        let waiting_helps = matches!(error, Error::Unreachable { .. }) || error.is_temporary();
         if waiting_helps && self.last_progress.elapsed() < self.ciphertext.retry_timeout {
             let wait = FIRST_WAIT * 2u32.pow(self.failures.min(5));
             self.failures += 1;
@@ -132,10 +120,8 @@ impl Read for Download<'_> {
                 }
                 continue;
             };
-            match body.read(&mut buffer[..wanted]) {
-                Ok(0) => {
-                    self.retry_or_fail(self.ciphertext.client.interrupted_error("the connection ended early".into()))?;
-                }
+            let reason = match body.read(&mut buffer[..wanted]) {
+                Ok(0) => "the connection ended early".into(),
                 Ok(count) => {
                     self.position += count as u64;
                     self.last_progress = Instant::now();
@@ -143,11 +129,10 @@ impl Read for Download<'_> {
                     (self.progress)(self.position);
                     return Ok(count);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    self.retry_or_fail(self.ciphertext.client.interrupted_error(error.to_string()))?;
-                }
-            }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => error.to_string(),
+            };
+            self.retry_or_fail(self.ciphertext.client.interrupted_error(reason))?;
         }
     }
 }
@@ -178,9 +163,7 @@ pub(crate) fn open_capsule(secret: &Secret, capsule: &Capsule) -> Result<(Meta, 
 }
 
 pub(crate) fn verify_content(meta: &Meta, content: &[u8]) -> Result<()> {
-    let mut hash = Sha256::new();
-    hash.update(content);
-    verify_digest(meta, content.len() as u64, hash)
+    verify_digest(meta, content.len() as u64, Sha256::new_with_prefix(content))
 }
 
 fn verify_digest(meta: &Meta, length: u64, hash: Sha256) -> Result<()> {
@@ -202,9 +185,8 @@ pub(crate) struct ContentDecryptor<'a> {
 }
 
 impl<'a> ContentDecryptor<'a> {
-    /// Reads and authenticates the header.
     pub(crate) fn new(secret: &Secret, download: Download<'a>) -> Result<ContentDecryptor<'a>> {
-        let fault = download.fault();
+        let fault = download.fault.clone();
         let input = BufReader::with_capacity(CHUNK_LEN, download);
         let failed = |error: &age::DecryptError| fault.borrow_mut().take().unwrap_or_else(|| damaged(error));
         let decryptor = age::Decryptor::new_buffered(input).map_err(|error| failed(&error))?;
@@ -229,15 +211,15 @@ impl<'a> ContentDecryptor<'a> {
         // To the last byte before, not to the boundary behind it: there age looks at the file's
         // last piece first, and to the daemon the last byte is the end of the download.
         let gone = self.reader.seek(SeekFrom::Start(last)).and_then(|_| self.reader.read_exact(&mut buffer[..1]));
-        gone.map_err(|error| self.to_error(&error))
+        gone.map_err(|error| read_error(&self.fault, &error))
     }
 
     /// Decrypts the rest and verifies the whole: on success `output` holds the sealed content.
-    pub(crate) fn copy(&mut self, meta: &Meta, output: &mut dyn Write) -> Result<()> {
+    pub(crate) fn copy(mut self, meta: &Meta, output: &mut dyn Write) -> Result<()> {
         let mut buffer = Zeroizing::new(vec![0; CHUNK_LEN]);
         loop {
             // age ends without an error only behind a piece that was sealed as the last one.
-            let count = self.reader.read(&mut buffer).map_err(|error| self.to_error(&error))?;
+            let count = self.reader.read(&mut buffer).map_err(|error| read_error(&self.fault, &error))?;
             if count == 0 {
                 break;
             }
@@ -248,12 +230,7 @@ impl<'a> ContentDecryptor<'a> {
             }
             output.write_all(&buffer[..count]).map_err(Error::io("cannot write the download"))?;
         }
-        verify_digest(meta, self.length, self.hash.clone())
-    }
-
-    fn to_error(&self, error: &std::io::Error) -> Error {
-        let fault = self.fault.borrow_mut().take();
-        fault.unwrap_or_else(|| Error::Damaged(error.to_string()))
+        verify_digest(meta, self.length, self.hash)
     }
 }
 

@@ -19,22 +19,16 @@ use std::io;
 pub use lockbox_share_protocol as protocol;
 use lockbox_share_protocol::message::{ErrorBody, ErrorCode};
 
-/// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Error of sharing or receiving.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The host has no randomness.
     #[error("cannot get random bytes from the system")]
     NoRandomness,
-    /// A text that is no link at all.
     #[error("this is not a one-time link: {0}")]
     NotALink(&'static str),
-    /// The checksum of the link's secret does not fit.
     #[error("damaged link: its secret, the part after '#', fails its checksum; ask the sender for the link once more")]
     DamagedLink,
-    /// A file changed while it was read.
     #[error("{0} changed while it was read; nothing was shared")]
     Changed(String),
     /// Something that is not shared, such as a directory; a whole sentence.
@@ -44,37 +38,28 @@ pub enum Error {
     /// request may have, and only its reply is lost.
     #[error("the share daemon at {server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String, may_have_arrived: bool },
-    /// The daemon refused, and says why.
     #[error("{}", refusal(.0, &utc))]
     Refused(ErrorBody),
-    /// The response does not follow the protocol.
     #[error("the server at {server} does not follow the share protocol: {reason}")]
     Foreign { server: String, reason: String },
-    /// The received content differs from the sealed content.
     #[error("the download is damaged: {0}")]
     Damaged(String),
-    /// The download stopped and may go on later.
     #[error("the download was cut after {received} of {size} bytes: {reason}")]
     Cut { received: u64, size: u64, reason: String },
-    /// The target exists and was not to be replaced.
     #[error("{0} already exists and was not changed")]
     Exists(String),
-    /// A directory arrived whole, but could not be unpacked.
     #[error("the download is kept as {tar} because it cannot be unpacked: {reason}")]
     NotUnpacked { tar: String, reason: String },
-    /// The host failed.
     #[error("{context}")]
     Io { context: String, source: io::Error },
 }
 
 impl Error {
-    /// Adds context to a host error; for `map_err`.
     pub(crate) fn io(context: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let context = context.into();
         move |source| Error::Io { context, source }
     }
 
-    /// The daemon's code, when it was the daemon that refused.
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Error::Refused(failure) => Some(failure.error),
@@ -82,10 +67,15 @@ impl Error {
         }
     }
 
+    /// Returns whether the daemon refused for the moment only.
+    pub(crate) fn is_temporary(&self) -> bool {
+        matches!(self.code(), Some(ErrorCode::Limited | ErrorCode::Unavailable | ErrorCode::Timeout))
+    }
+
     /// Returns whether the link has ended, so that a download cannot be resumed.
     pub(crate) fn is_final(&self) -> bool {
-        let over = [ErrorCode::Refused, ErrorCode::Consumed, ErrorCode::Revoked, ErrorCode::Expired];
-        self.code().is_some_and(|code| over.contains(&code))
+        use ErrorCode::{Consumed, Expired, Refused, Revoked};
+        matches!(self.code(), Some(Refused | Consumed | Revoked | Expired))
     }
 }
 

@@ -30,7 +30,6 @@ const RESTARTED: &str = ".anew";
 /// Characters of a note's name.
 const NOTE_LEN: usize = 32;
 
-/// Destination of the received content.
 #[derive(Clone, Debug)]
 pub enum ReceiveTarget {
     /// A file of this name, which may be replaced or not.
@@ -49,15 +48,13 @@ impl ReceiveTarget {
     }
 }
 
-/// Gets the tar of a directory, read from its beginning, and the sender's name for it; tells where
-/// the directory is.
+/// Gets the tar of a directory and the sender's name for it; returns the path of the directory.
 pub type Unpack<'a> = dyn Fn(&mut File, &str) -> Result<PathBuf> + 'a;
 
 /// A file without its name yet. It stays when it is dropped unfinished, to be gone on with.
 pub(crate) struct PartialFile {
-    path: PathBuf,
-    file: File,
-    /// Incomplete file of an earlier download.
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
     previous: Option<Box<PartialFile>>,
 }
 
@@ -74,8 +71,8 @@ impl PartialFile {
         if restarted.symlink_metadata().is_ok() {
             let left = PartialFile::open_locked(restarted.clone(), directory)?;
             if left.length()? > kept.length()? {
-                fs::rename(&left.path, &kept.path)
-                    .map_err(Error::io(format!("cannot write in {}", directory.display())))?;
+                let failed = Error::io(format!("cannot write in {}", directory.display()));
+                fs::rename(&left.path, &kept.path).map_err(failed)?;
                 kept.file = left.file;
             } else {
                 left.discard();
@@ -115,8 +112,7 @@ impl PartialFile {
         Some((&previous.path, previous.length().ok()?))
     }
 
-    /// Returns the SHA-256 of the earlier bytes if there are exactly `size` of them. The file
-    /// position does not change.
+    /// Returns the SHA-256 of the earlier bytes if they are exactly `size`; does not seek.
     pub(crate) fn digest_if_complete(&self, size: u64) -> Option<token::Digest> {
         let file = self.previous.as_ref().map_or(&self.file, |previous| &previous.file);
         if file.metadata().ok()?.len() != size {
@@ -177,8 +173,7 @@ impl PartialFile {
         }
     }
 
-    /// Reserves space for `size` bytes, so that a full disk is reported before the download and not
-    /// at its end.
+    /// Reserves space for `size` bytes, so that a full disk is reported before the download.
     #[expect(clippy::disallowed_methods, reason = "the place that repeats it")]
     pub(crate) fn reserve(&self, size: u64) -> Result<()> {
         let Ok(length) = i64::try_from(size) else { return Ok(()) };
@@ -193,14 +188,6 @@ impl PartialFile {
                 Err(errno) => return Err(Error::io("no space left for the file")(errno.into())),
             }
         }
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(crate) fn file(&mut self) -> &mut File {
-        &mut self.file
     }
 
     /// Makes the content durable and gives the file its name.
@@ -289,7 +276,6 @@ pub(crate) struct ReceivedFile {
 }
 
 impl ReceivedFile {
-    /// Has its content unpacked, from the beginning.
     pub(crate) fn unpack(&mut self, unpack: &Unpack<'_>, sent_name: &str) -> Result<PathBuf> {
         self.file.seek(SeekFrom::Start(0)).map_err(Error::io("cannot read the download"))?;
         unpack(&mut self.file, sent_name)
@@ -396,7 +382,7 @@ mod tests {
 
     fn received(directory: &Path) -> PartialFile {
         let mut partial = PartialFile::open(directory, "n", false).unwrap();
-        partial.file().write_all(b"new").unwrap();
+        partial.file.write_all(b"new").unwrap();
         partial
     }
 

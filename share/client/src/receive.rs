@@ -2,20 +2,20 @@
 //! whole.
 
 use std::fs;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockbox_share_protocol::api::{self, ShareEndpoint};
 use lockbox_share_protocol::capsule::{Capsule, ContentLocation};
-use lockbox_share_protocol::message::{ClaimReply, ClaimRequest, ErrorCode, LookReply, LookRequest};
+use lockbox_share_protocol::message::{ClaimReply, ClaimRequest, Lease, LookReply, LookRequest};
 use lockbox_share_protocol::token::{ClaimId, Digest, LeaseToken};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-use crate::download::{self, CiphertextSource, ContentDecryptor, Download};
+use crate::download::{self, CiphertextSource, ContentDecryptor, Download, read_error};
 use crate::http::ShareClient;
 use crate::link::Link;
 use crate::meta::{ContentKind, Meta};
@@ -24,8 +24,7 @@ pub use crate::partial::{ReceiveTarget, Unpack};
 use crate::seal::CHUNK_LEN;
 use crate::{Error, Result, history};
 
-/// Time for which a claim is repeated after a lost reply: the daemon repeats its reply for a
-/// minute.
+/// Time for which a claim is repeated after a lost reply; the daemon repeats its reply longer.
 const REPEAT: Duration = Duration::from_secs(api::REPEAT_SECONDS - 10);
 const MIN_RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server may say anything; a lease ends a day after the claim.
@@ -33,8 +32,8 @@ const MAX_RETRY_TIMEOUT: Duration = Duration::from_secs(86_400);
 /// Attempts to report the end of a download; after them the lease's time ends it.
 const COMPLETIONS: u32 = 3;
 
-/// State of an interrupted download, stored under a name that reveals nothing of the link: enough
-/// to resume, not enough to decrypt.
+/// State of an interrupted download, under a name that does not reveal the link: enough to resume,
+/// not enough to decrypt.
 #[derive(Serialize, Deserialize)]
 struct ResumeNote {
     claim: ClaimId,
@@ -55,12 +54,10 @@ struct LeaseNote {
 /// Gets the bytes of a text.
 pub type TextSink<'a> = dyn Fn(&[u8]) -> Result<()> + 'a;
 
-/// Options of a download.
 pub struct ReceiveOptions<'a> {
     /// Directory of resume notes; without it a cut download cannot be resumed.
     pub state: Option<&'a Path>,
-    /// Resumes an earlier download; without it the earlier file is kept until the new one is
-    /// complete.
+    /// Resumes an earlier download; otherwise its file is kept until the new one is complete.
     pub resume: bool,
     /// Keeps the age file as it is instead of opening it.
     pub ciphertext: bool,
@@ -71,17 +68,14 @@ pub struct ReceiveOptions<'a> {
     /// Called with the path of the partial file as soon as this program has locked it. After a
     /// failure the file exists if the download can be resumed.
     pub on_partial: &'a dyn Fn(&Path),
-    /// Told before anything is received that this many bytes of the same link arrived before, and
-    /// are not gone on with.
+    /// Called before the download if so many bytes of an earlier one are not resumed.
     pub on_unresumed: &'a dyn Fn(&Path, u64),
     /// Takes a text that is meant to be read at once; without it a text is a file like any other.
     pub text: Option<&'a TextSink<'a>>,
-    /// Unpacks the tar of a directory and tells where it is; without it the tar is a file like any
-    /// other.
+    /// Unpacks the tar of a directory; without it the tar is a file like any other.
     pub unpack: Option<&'a Unpack<'a>>,
 }
 
-/// Result of a download.
 #[derive(Debug)]
 pub struct ReceiveSummary {
     /// Path of the file; `None` when it was written to a stream.
@@ -90,34 +84,22 @@ pub struct ReceiveSummary {
     pub name: String,
     /// Bytes that were written.
     pub size: u64,
-    /// SHA-256 of the written bytes.
     pub sha256: Digest,
-    /// Content kind set by the sender.
     pub kind: ContentKind,
     /// Set if the daemon confirmed completion.
     pub confirmed: bool,
 }
 
-struct ContentSummary {
-    name: String,
-    kind: ContentKind,
-    size: u64,
-    sha256: Digest,
+impl ReceiveSummary {
+    fn new(written: Meta, path: Option<PathBuf>, confirmed: bool) -> ReceiveSummary {
+        let kind = written.kind();
+        ReceiveSummary { path, name: written.name, size: written.size, sha256: written.sha256, kind, confirmed }
+    }
 }
 
-impl ContentSummary {
-    fn of_content(meta: Meta) -> ContentSummary {
-        ContentSummary { kind: meta.kind(), size: meta.size, sha256: meta.sha256, name: meta.name }
-    }
-
-    /// The age file itself, which is no text and no tar.
-    fn of_ciphertext(meta: &Meta, size: u64, sha256: Digest) -> ContentSummary {
-        ContentSummary { name: format!("{}.age", meta.name), kind: ContentKind::File, size, sha256 }
-    }
-
-    fn receipt(self, path: Option<PathBuf>, confirmed: bool) -> ReceiveSummary {
-        ReceiveSummary { path, name: self.name, size: self.size, sha256: self.sha256, kind: self.kind, confirmed }
-    }
+/// Describes the age file itself, which is neither a text nor a tar.
+fn describe_ciphertext(content: &Meta, size: u64, sha256: Digest) -> Meta {
+    Meta::new(format!("{}.age", content.name), ContentKind::File, size, sha256)
 }
 
 fn notes_directory(state: &Path) -> PathBuf {
@@ -141,32 +123,30 @@ pub fn to_file(
     target: &ReceiveTarget,
     options: &ReceiveOptions<'_>,
 ) -> Result<ReceiveSummary> {
-    if let ReceiveTarget::File { path, replace: false } = target
-        && path.symlink_metadata().is_ok()
-    {
-        return Err(Error::Exists(path.display().to_string()));
-    }
-    if let ReceiveTarget::File { path, .. } = target
-        && path.is_dir()
-    {
-        return Err(Error::Invalid(format!("{} is a directory", path.display())));
+    if let ReceiveTarget::File { path, replace } = target {
+        if !replace && path.symlink_metadata().is_ok() {
+            return Err(Error::Exists(path.display().to_string()));
+        }
+        if path.is_dir() {
+            return Err(Error::Invalid(format!("{} is a directory", path.display())));
+        }
     }
     let mut partial = PartialFile::open(&target.directory(), &link.secret().note_name(), options.resume)?;
     if let Some(remembered) = AcceptedClaim::from_note(client, link, options)?
         && let Some(written) = remembered.find_complete(&partial, options)
     {
         let partial = partial.into_previous();
-        (options.on_partial)(partial.path());
+        (options.on_partial)(&partial.path);
         return publish(&remembered, partial, written, target, options);
     }
     if let Some((path, length)) = partial.previous() {
         (options.on_unresumed)(path, length);
     }
-    (options.on_partial)(partial.path());
+    (options.on_partial)(&partial.path);
     let claimed = match AcceptedClaim::begin(client, link, options) {
         Ok(claimed) => claimed,
         Err(error) => {
-            // What was received under a lease that ended cannot be gone on with.
+            // A download under a lease that ended cannot be resumed.
             if error.is_final() {
                 partial.discard_all();
             }
@@ -178,58 +158,47 @@ pub fn to_file(
     {
         read(&text)?;
         partial.discard_all();
-        return Ok(ContentSummary::of_content(meta).receipt(None, claimed.complete()));
+        return Ok(ReceiveSummary::new(meta, None, claimed.complete()));
     }
-    let received = claimed.receive(&mut partial, options);
-    let written = match received {
-        Ok(received) => received,
+    match claimed.receive(&mut partial, options) {
+        Ok(written) => publish(&claimed, partial, written, target, options),
         Err(error) => {
             if matches!(error, Error::Damaged(_)) {
                 partial.discard();
             }
-            return Err(error);
-        }
-    };
-    publish(&claimed, partial, written, target, options)
-}
-
-/// Renames the complete file, unpacks a directory if requested, and reports completion to the
-/// daemon.
-fn publish(
-    claimed: &AcceptedClaim<'_>,
-    partial: PartialFile,
-    written: ContentSummary,
-    target: &ReceiveTarget,
-    options: &ReceiveOptions<'_>,
-) -> Result<ReceiveSummary> {
-    match options.unpack {
-        Some(unpack) if written.kind == ContentKind::Directory => {
-            // By the time that it is unpacked the link is used up: whatever happens then, the tar
-            // is whole and has a name.
-            let beside = ReceiveTarget::Directory { path: target.directory(), replace: false };
-            let mut tar = partial.finish(&beside, &written.name)?;
-            let confirmed = claimed.complete();
-            (options.on_partial)(&tar.path);
-            match tar.unpack(unpack, &written.name) {
-                Ok(path) => {
-                    tar.remove();
-                    Ok(written.receipt(Some(path), confirmed))
-                }
-                Err(error) => {
-                    Err(Error::NotUnpacked { tar: tar.path.display().to_string(), reason: error.to_string() })
-                }
-            }
-        }
-        _ => {
-            let path = partial.finish(target, &written.name)?.path;
-            let confirmed = claimed.complete();
-            Ok(written.receipt(Some(path), confirmed))
+            Err(error)
         }
     }
 }
 
-/// Asks whether a link still opens something, and uses nothing up; the second since 1970 until
-/// which it does.
+/// Renames the complete file, unpacks a directory if requested, and reports completion.
+fn publish(
+    claimed: &AcceptedClaim<'_>,
+    partial: PartialFile,
+    written: Meta,
+    target: &ReceiveTarget,
+    options: &ReceiveOptions<'_>,
+) -> Result<ReceiveSummary> {
+    let Some(unpack) = options.unpack.filter(|_| written.kind() == ContentKind::Directory) else {
+        let path = partial.finish(target, &written.name)?.path;
+        return Ok(ReceiveSummary::new(written, Some(path), claimed.complete()));
+    };
+    // By the time that it is unpacked the link is used up: whatever happens then, the tar is whole
+    // and has a name.
+    let tar_target = ReceiveTarget::Directory { path: target.directory(), replace: false };
+    let mut tar = partial.finish(&tar_target, &written.name)?;
+    let confirmed = claimed.complete();
+    (options.on_partial)(&tar.path);
+    match tar.unpack(unpack, &written.name) {
+        Ok(path) => {
+            tar.remove();
+            Ok(ReceiveSummary::new(written, Some(path), confirmed))
+        }
+        Err(error) => Err(Error::NotUnpacked { tar: tar.path.display().to_string(), reason: error.to_string() }),
+    }
+}
+
+/// Returns the expiry of a link that can be claimed, in seconds since 1970; claims nothing.
 ///
 /// # Errors
 /// When it does not, or the server is out of reach or of before this question.
@@ -252,8 +221,7 @@ pub fn to_stream(
     let claimed = AcceptedClaim::begin(client, link, options)?;
     let written = claimed.stream(output, options)?;
     output.flush().map_err(Error::io("cannot write the download"))?;
-    let confirmed = claimed.complete();
-    Ok(written.receipt(None, confirmed))
+    Ok(ReceiveSummary::new(written, None, claimed.complete()))
 }
 
 struct AcceptedClaim<'a> {
@@ -261,30 +229,31 @@ struct AcceptedClaim<'a> {
     link: &'a Link,
     note_path: Option<PathBuf>,
     capsule: Capsule,
-    lease: Option<(LeaseToken, u64)>,
+    lease: Option<Lease>,
     retry_timeout: Option<Duration>,
 }
 
 impl<'a> AcceptedClaim<'a> {
+    fn new(
+        client: &'a ShareClient,
+        link: &'a Link,
+        options: &ReceiveOptions<'_>,
+        capsule: Capsule,
+        lease: Option<Lease>,
+    ) -> AcceptedClaim<'a> {
+        let note_path = note_path(link, options);
+        AcceptedClaim { client, link, note_path, capsule, lease, retry_timeout: options.retry_timeout }
+    }
+
     /// Restores the lease of an earlier call from its note; sends no request.
     fn from_note(
         client: &'a ShareClient,
         link: &'a Link,
         options: &ReceiveOptions<'_>,
     ) -> Result<Option<AcceptedClaim<'a>>> {
-        let Some(path) = note_path(link, options) else { return Ok(None) };
-        let Some(ResumeNote { leased: Some(leased), .. }) = history::read_json::<ResumeNote>(&path)? else {
-            return Ok(None);
-        };
-        let LeaseNote { token, expires_in, capsule } = leased;
-        let lease = Some((token, expires_in));
-        Ok(Some(AcceptedClaim {
-            client,
-            link,
-            note_path: Some(path),
-            capsule,
-            lease,
-            retry_timeout: options.retry_timeout,
+        let leased = read_note(note_path(link, options).as_deref())?.and_then(|note| note.leased);
+        Ok(leased.map(|LeaseNote { token, expires_in, capsule }| {
+            AcceptedClaim::new(client, link, options, capsule, Some(Lease { token, expires_in }))
         }))
     }
 
@@ -294,25 +263,13 @@ impl<'a> AcceptedClaim<'a> {
             history::sweep(directory, history::NOTE_RETENTION);
         }
         let note_path = note_path(link, options);
-        let note = match &note_path {
-            Some(path) => history::read_json::<ResumeNote>(path)?,
-            None => None,
-        };
-        let retry_timeout = options.retry_timeout;
-        let claimant = |capsule, lease| AcceptedClaim {
-            client,
-            link,
-            note_path: note_path.clone(),
-            capsule,
-            lease,
-            retry_timeout,
-        };
-        let claim = match note {
+        let claimant = |capsule, lease| AcceptedClaim::new(client, link, options, capsule, lease);
+        let claim = match read_note(note_path.as_deref())? {
             Some(ResumeNote { given: Some(capsule), .. }) => return Ok(claimant(capsule, None)),
-            Some(ResumeNote { leased: Some(leased), .. }) => {
-                let path = ShareEndpoint::Ciphertext.path(link.handle()).to_string();
-                if client.probe_lease(&path, &leased.token.to_text())? {
-                    return Ok(claimant(leased.capsule, Some((leased.token, leased.expires_in))));
+            Some(ResumeNote { leased: Some(LeaseNote { token, expires_in, capsule }), .. }) => {
+                let path = ShareEndpoint::Ciphertext.path(link.handle());
+                if client.probe_lease(&path, &token.to_text())? {
+                    return Ok(claimant(capsule, Some(Lease { token, expires_in })));
                 }
                 // That lease ended; the share may have been armed again.
                 random_claim_id()?
@@ -336,13 +293,12 @@ impl<'a> AcceptedClaim<'a> {
             claimant.save_inline(note);
             return Ok(claimant);
         };
-        let (token, expires_in) = (lease.token, lease.expires_in);
-        let kept = LeaseToken::new(*token.as_bytes());
-        note.leased = Some(LeaseNote { token, expires_in, capsule: claimed.capsule.clone() });
         if let Some(path) = &note_path {
+            let token = LeaseToken::new(*lease.token.as_bytes());
+            note.leased = Some(LeaseNote { token, expires_in: lease.expires_in, capsule: claimed.capsule.clone() });
             history::write_json(path, &note)?;
         }
-        Ok(claimant(claimed.capsule, Some((kept, expires_in))))
+        Ok(claimant(claimed.capsule, Some(lease)))
     }
 
     /// Saves content that came with the claim: the link is used up, and processing the content may
@@ -357,22 +313,18 @@ impl<'a> AcceptedClaim<'a> {
         }
     }
 
-    /// Returns the summary of a file that an earlier call received completely but did not rename.
-    /// The server may no longer have it.
-    fn find_complete(&self, partial: &PartialFile, options: &ReceiveOptions<'_>) -> Option<ContentSummary> {
+    /// Describes a file that an earlier call received completely but did not rename. The server may
+    /// no longer have it.
+    fn find_complete(&self, partial: &PartialFile, options: &ReceiveOptions<'_>) -> Option<Meta> {
         let ContentLocation::Spooled { size, digest } = self.capsule.content() else { return None };
         let (meta, _) = self.open_capsule().ok()?;
-        let (length, expected) = if options.ciphertext { (size, digest) } else { (meta.size, meta.sha256) };
+        let written = if options.ciphertext { describe_ciphertext(&meta, size, digest) } else { meta };
         // Nothing at all is what every file begins with.
-        if length == 0 || partial.digest_if_complete(length)?.as_bytes() != expected.as_bytes() {
+        if written.size == 0 || partial.digest_if_complete(written.size)? != written.sha256 {
             return None;
         }
         (options.progress)(size, size);
-        Some(if options.ciphertext {
-            ContentSummary::of_ciphertext(&meta, size, digest)
-        } else {
-            ContentSummary::of_content(meta)
-        })
+        Some(written)
     }
 
     /// The description, and the content when it is in the capsule.
@@ -388,7 +340,7 @@ impl<'a> AcceptedClaim<'a> {
     }
 
     fn download<'b>(&'b self, size: u64, digest: Digest, progress: &'b dyn Fn(u64)) -> Result<Download<'b>> {
-        let Some((token, expires_in)) = &self.lease else {
+        let Some(Lease { token, expires_in }) = &self.lease else {
             return Err(self.client.protocol_error("it gave no lease for a download".into()));
         };
         let retry_timeout =
@@ -398,9 +350,9 @@ impl<'a> AcceptedClaim<'a> {
         Ok(Download::new(ciphertext, progress))
     }
 
-    fn receive(&self, partial: &mut PartialFile, options: &ReceiveOptions<'_>) -> Result<ContentSummary> {
+    fn receive(&self, partial: &mut PartialFile, options: &ReceiveOptions<'_>) -> Result<Meta> {
         let ContentLocation::Spooled { size, digest } = self.capsule.content() else {
-            let written = self.stream(partial.file(), options)?;
+            let written = self.stream(&mut partial.file, options)?;
             // What arrived before, perhaps sealed, may have been longer.
             partial.truncate(written.size)?;
             return Ok(written);
@@ -412,35 +364,32 @@ impl<'a> AcceptedClaim<'a> {
             partial.reserve(size)?;
             let before = partial.truncate_to_multiple(1, size)?;
             let hash = partial.hash_prefix(before)?;
-            return copy_ciphertext(download, &meta, before, hash, partial.file());
+            return copy_ciphertext(download, &meta, before, hash, &mut partial.file);
         }
         partial.reserve(meta.size)?;
         let before = partial.truncate_to_multiple(CHUNK_LEN as u64, meta.size)?;
         let mut opening = ContentDecryptor::new(self.link.secret(), download)?;
         if before > 0 {
-            opening.skip(partial.file(), before)?;
+            opening.skip(&mut partial.file, before)?;
         }
-        opening.copy(&meta, partial.file())?;
-        Ok(ContentSummary::of_content(meta))
+        opening.copy(&meta, &mut partial.file)?;
+        Ok(meta)
     }
 
-    fn stream(&self, output: &mut dyn Write, options: &ReceiveOptions<'_>) -> Result<ContentSummary> {
+    fn stream(&self, output: &mut dyn Write, options: &ReceiveOptions<'_>) -> Result<Meta> {
         let (meta, content) = self.open_capsule()?;
         let failed = || Error::io("cannot write the download");
         match self.capsule.content() {
             ContentLocation::Inline if options.ciphertext => {
                 let sealed = self.capsule.sealed();
                 output.write_all(sealed).map_err(failed())?;
-                Ok(ContentSummary::of_ciphertext(
-                    &meta,
-                    sealed.len() as u64,
-                    Digest::new(Sha256::digest(sealed).into()),
-                ))
+                let digest = Digest::new(Sha256::digest(sealed).into());
+                Ok(describe_ciphertext(&meta, sealed.len() as u64, digest))
             }
             ContentLocation::Inline => {
                 download::verify_content(&meta, &content)?;
                 output.write_all(&content).map_err(failed())?;
-                Ok(ContentSummary::of_content(meta))
+                Ok(meta)
             }
             ContentLocation::Spooled { size, digest } => {
                 let progress = |position| (options.progress)(position, size);
@@ -449,7 +398,7 @@ impl<'a> AcceptedClaim<'a> {
                     return copy_ciphertext(download, &meta, 0, Sha256::new(), output);
                 }
                 ContentDecryptor::new(self.link.secret(), download)?.copy(&meta, output)?;
-                Ok(ContentSummary::of_content(meta))
+                Ok(meta)
             }
         }
     }
@@ -470,17 +419,21 @@ impl<'a> AcceptedClaim<'a> {
             // A note that stays tells nothing and opens nothing.
             let _ = fs::remove_file(path);
         }
-        let Some((token, _)) = &self.lease else { return true };
-        let path = ShareEndpoint::Complete.path(self.link.handle()).to_string();
+        let Some(lease) = &self.lease else { return true };
+        let path = ShareEndpoint::Complete.path(self.link.handle());
         (0..COMPLETIONS).any(|attempt| {
             thread::sleep(Duration::from_millis(u64::from(attempt) * 300));
-            self.client.post_empty(&path, &token.to_text()).is_ok()
+            self.client.post_empty(&path, &lease.token.to_text()).is_ok()
         })
     }
 }
 
 fn note_path(link: &Link, options: &ReceiveOptions<'_>) -> Option<PathBuf> {
     options.state.map(|state| notes_directory(state).join(format!("{}.json", link.secret().note_name())))
+}
+
+fn read_note(path: Option<&Path>) -> Result<Option<ResumeNote>> {
+    path.map_or(Ok(None), history::read_json)
 }
 
 fn random_claim_id() -> Result<ClaimId> {
@@ -516,36 +469,31 @@ fn should_retry(error: &Error, is_lost: &mut bool) -> bool {
             *is_lost |= *may_have_arrived;
             *is_lost
         }
-        other => {
-            matches!(other.code(), Some(ErrorCode::Limited | ErrorCode::Unavailable | ErrorCode::Timeout))
-        }
+        other => other.is_temporary(),
     }
 }
 
-/// Writes the ciphertext from offset `before` on and verifies its digest; `hash` covers the bytes
-/// before the offset.
+/// Writes the ciphertext from `before` on and verifies its digest; `hash` covers the earlier bytes.
 fn copy_ciphertext(
     mut download: Download<'_>,
     meta: &Meta,
     before: u64,
     mut hash: Sha256,
     output: &mut dyn Write,
-) -> Result<ContentSummary> {
-    let fault = download.fault();
-    let failed = |error: io::Error| fault.borrow_mut().take().unwrap_or_else(|| Error::Damaged(error.to_string()));
-    download.seek(SeekFrom::Start(before)).map_err(failed)?;
+) -> Result<Meta> {
+    download.seek(SeekFrom::Start(before)).map_err(|error| read_error(&download.fault, &error))?;
     let mut buffer = vec![0; CHUNK_LEN];
     loop {
-        let count = download.read(&mut buffer).map_err(failed)?;
+        let count = download.read(&mut buffer).map_err(|error| read_error(&download.fault, &error))?;
         if count == 0 {
             break;
         }
         hash.update(&buffer[..count]);
         output.write_all(&buffer[..count]).map_err(Error::io("cannot write the download"))?;
     }
-    let (size, digest) = download.size_and_digest();
+    let CiphertextSource { size, digest, .. } = download.ciphertext;
     if hash.finalize()[..] != digest.as_bytes()[..] {
         return Err(Error::Damaged("its digest differs from the sealed one".into()));
     }
-    Ok(ContentSummary::of_ciphertext(meta, size, digest))
+    Ok(describe_ciphertext(meta, size, digest))
 }
