@@ -19,23 +19,18 @@ use crate::http::ServerAddress;
 use crate::{Error, Result};
 
 const VERSION: u32 = 1;
-/// A server tells about a share for a day after its end; the user sees for a week that there was
-/// one.
+/// A server reports a share for a day after its end; its user sees for a week that it existed.
 const RETENTION: u64 = 7 * 86_400;
 
-/// One share that this user made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryEntry {
-    /// Its public name.
     pub handle: Handle,
     /// Server key, as [`HistoryEntry::server`] reads it.
     server: String,
     /// Label set by the user. The file's name is not stored: it may be a secret of its archive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// Time of creation.
     pub created_at: UnixSeconds,
-    /// Expiry.
     pub expires_at: UnixSeconds,
     /// Lifetime as the user wrote it; earlier versions did not store it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,10 +39,12 @@ pub struct HistoryEntry {
 
 impl HistoryEntry {
     pub fn server(&self) -> ServerAddress {
-        parse_server_key(&self.server)
+        match self.server.strip_prefix("unix:") {
+            Some(path) => ServerAddress::Socket(path.into()),
+            None => ServerAddress::Url(self.server.clone()),
+        }
     }
 
-    /// Returns the lifetime, if it was stored.
     pub fn lifetime(&self) -> Option<Span> {
         Span::parse(self.lifetime.as_deref()?)
     }
@@ -57,8 +54,7 @@ impl HistoryEntry {
 struct OwnerRecord {
     server: String,
     token: OwnerToken,
-    /// User that listened at the socket when this user named it; none noted for other sockets, and
-    /// by earlier programs.
+    /// User that listened at the socket when this user named it; none in other and in old records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     listener: Option<u32>,
 }
@@ -84,15 +80,8 @@ fn server_key(server: &ServerAddress) -> String {
     }
 }
 
-fn parse_server_key(name: &str) -> ServerAddress {
-    match name.strip_prefix("unix:") {
-        Some(path) => ServerAddress::Socket(path.into()),
-        None => ServerAddress::Url(name.to_owned()),
-    }
-}
-
 impl ShareHistory {
-    /// Opens the book in a directory of this user, and makes both when they are missing.
+    /// Opens the history in a directory of this user, and creates both if they are missing.
     ///
     /// # Errors
     /// When the host fails, or the file is not understood.
@@ -103,8 +92,8 @@ impl ShareHistory {
         let lock = File::options().create(true).append(true).mode(0o600).open(&lock_path).map_err(failed())?;
         lock.lock().map_err(failed())?;
         let path = directory.join("shares.json");
-        let file = read_json::<HistoryFile>(&path)?;
-        let file = file.unwrap_or(HistoryFile { version: VERSION, owners: Vec::new(), shares: Vec::new() });
+        let file =
+            read_json(&path)?.unwrap_or(HistoryFile { version: VERSION, owners: Vec::new(), shares: Vec::new() });
         if file.version != VERSION {
             let shown = path.display();
             return Err(Error::Invalid(format!("{shown} was written by a newer program (version {})", file.version)));
@@ -122,14 +111,12 @@ impl ShareHistory {
         Ok(&self.file.owners[at].token)
     }
 
-    /// The user noted for a server's socket.
     pub fn listener_uid(&self, server: &ServerAddress) -> Option<u32> {
         let server = server_key(server);
         self.file.owners.iter().find(|owner| owner.server == server)?.listener
     }
 
-    /// Notes the user that listens at a server's socket: from now on no other user but this one
-    /// gets requests with the owner token.
+    /// Notes the user that listens at a server's socket; no other user gets the owner token then.
     ///
     /// # Errors
     /// As for [`ShareHistory::owner_token`].
@@ -139,8 +126,8 @@ impl ShareHistory {
         write_json(&self.path, &self.file)
     }
 
-    /// Returns the index of a server among the servers that know this user, with a new token where
-    /// it does not.
+    /// Returns the index of the server's record; creates the record with a new token if it is
+    /// missing.
     fn owner_index(&mut self, server: &ServerAddress) -> Result<usize> {
         let server = server_key(server);
         if let Some(known) = self.file.owners.iter().position(|owner| owner.server == server) {
@@ -167,20 +154,13 @@ impl ShareHistory {
         lifetime: Span,
     ) -> Result<()> {
         self.file.shares.retain(|entry| entry.expires_at.saturating_add(RETENTION) > created_at);
-        let label = label.map(str::to_owned);
+        let (server, label) = (server_key(server), label.map(str::to_owned));
         let lifetime = Some(lifetime.to_string());
-        self.file.shares.push(HistoryEntry {
-            handle,
-            server: server_key(server),
-            label,
-            created_at,
-            expires_at,
-            lifetime,
-        });
+        self.file.shares.push(HistoryEntry { handle, server, label, created_at, expires_at, lifetime });
         write_json(&self.path, &self.file)
     }
 
-    /// All shares, newest first.
+    /// Newest first.
     pub fn entries(&self) -> impl Iterator<Item = &HistoryEntry> {
         self.file.shares.iter().rev()
     }
@@ -190,8 +170,7 @@ impl ShareHistory {
     /// # Errors
     /// When there is none or more than one.
     pub fn find(&self, wanted: &str) -> Result<&HistoryEntry> {
-        let by_handle = |entry: &&HistoryEntry| entry.handle.to_string() == wanted;
-        if let Some(entry) = self.entries().find(by_handle) {
+        if let Some(entry) = self.entries().find(|entry| entry.handle.to_string() == wanted) {
             return Ok(entry);
         }
         let mut labelled = self.entries().filter(|entry| entry.label.as_deref() == Some(wanted));
@@ -207,8 +186,7 @@ impl ShareHistory {
 
 /// A file of this kind has some hundred bytes for each share.
 const MAX_BYTES: u64 = 16 << 20;
-/// Time for which the note of a claimed link is kept. Shares live for a week at most, unless the
-/// server allows more.
+/// Retention of the note of a claimed link. By default a share lives for at most a week.
 pub(crate) const NOTE_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
 pub(crate) fn create_private_directory(path: &Path) -> Result<()> {
@@ -227,7 +205,7 @@ pub(crate) fn sweep(directory: &Path, age: Duration) {
     }
 }
 
-/// Reads a file; None when there is none.
+/// Reads a file; `None` when it does not exist.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let shown = path.display();
     let file = match File::open(path) {
@@ -245,8 +223,8 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
 /// Replaces a file atomically: writes a temporary file, syncs it and renames it.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let failed = || Error::io(format!("cannot write {}", path.display()));
-    let text = serde_json::to_vec_pretty(value).map_err(|error| Error::Invalid(error.to_string()))?;
-    let text = Zeroizing::new(text);
+    let text = serde_json::to_vec_pretty(value).map(Zeroizing::new);
+    let text = text.map_err(|error| Error::Invalid(error.to_string()))?;
     let temporary = path.with_extension("new");
     let _ = fs::remove_file(&temporary);
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&temporary).map_err(failed())?;

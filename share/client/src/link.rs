@@ -27,7 +27,6 @@ const NO_HANDLE: &str = "its address does not end with /s/ and 7 to 13 digits";
 const NO_SECRET: &str =
     "the part after '#' is missing, and the link does not work without it; ask for the complete link";
 
-/// One-time link: server, handle and secret.
 pub struct Link {
     base: String,
     handle: Handle,
@@ -94,12 +93,10 @@ impl Link {
         &self.base
     }
 
-    /// The public name of the share.
     pub fn handle(&self) -> Handle {
         self.handle
     }
 
-    /// Secret that opens the share.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
@@ -130,8 +127,7 @@ fn split_url(url: &str) -> Option<(&str, Handle)> {
     Some((base, handle.parse().ok()?))
 }
 
-/// Removes blanks, line ends (also of quoted-printable mail, `=` at the end of a line, and
-/// the marks of quoted lines) and invisible letters.
+/// Removes blanks, invisible letters, `>` of quotes, line ends (also `=` of quoted-printable mail).
 fn join_lines(text: &str) -> Zeroizing<String> {
     let mut whole = Zeroizing::new(String::with_capacity(text.len()));
     for line in text.lines() {
@@ -169,9 +165,7 @@ fn lowercase_host(base: &str) -> String {
     format!("{}{}", base[..end].to_ascii_lowercase(), &base[end..])
 }
 
-/// Letters of a fragment.
 pub(crate) const FRAGMENT_LETTERS: usize = 58;
-/// Human-readable part of an age identity.
 const PREFIX: &str = "age-secret-key-";
 /// HKDF label of the proof that claims a share.
 const AUTH_LABEL: &[u8] = b"lockbox.share/v1/auth";
@@ -181,8 +175,6 @@ const AUTH_LABEL: &[u8] = b"lockbox.share/v1/auth";
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// A new secret.
-    ///
     /// # Errors
     /// When the system has no randomness.
     pub fn generate() -> Result<Secret> {
@@ -209,7 +201,6 @@ impl Secret {
         if count == secret.0.len() { Ok(secret) } else { Err(Error::DamagedLink) }
     }
 
-    /// The fragment that spells this secret.
     pub fn fragment(&self) -> Zeroizing<String> {
         let full = self.to_bech32();
         Zeroizing::new(full[PREFIX.len() + 1..].to_owned())
@@ -227,8 +218,7 @@ impl Secret {
         Auth::new(*auth)
     }
 
-    /// Derives the name of this user's note about the link; it reveals neither the secret nor the
-    /// proof.
+    /// Derives the name of the note about the link; it reveals neither the secret nor the proof.
     pub(crate) fn note_name(&self) -> String {
         let mut name = [0; 16];
         self.derive(b"lockbox.share/v1/note", &mut name);
@@ -243,7 +233,6 @@ impl Secret {
         Secret(bytes)
     }
 
-    /// The key in the form of the crate that seals and opens.
     pub(crate) fn identity(&self) -> Result<age::x25519::Identity> {
         age::x25519::Identity::from_str(&self.identity_line()).map_err(|_| Error::DamagedLink)
     }
@@ -257,13 +246,12 @@ impl Secret {
     }
 
     /// HKDF-SHA-256 without a salt: the secret is uniform. X25519 and HKDF may share it, because
-    /// neither's output tells the other's.
+    /// the output of neither reveals that of the other.
     fn derive(&self, label: &[u8], output: &mut [u8]) {
         Hkdf::<Sha256>::new(None, &self.0).expand(label, output).expect("32 bytes are fewer than 255 times 32");
     }
 }
 
-/// Returns the letters of a fragment, without surrounding characters.
 fn letters(text: &str) -> Zeroizing<String> {
     let mut letters = Zeroizing::new(String::with_capacity(text.len()));
     for letter in text.chars().flat_map(char::to_lowercase).filter(char::is_ascii_alphanumeric) {

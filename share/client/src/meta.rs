@@ -21,8 +21,7 @@ pub(crate) const PADDING_STEP: usize = 512;
 pub(crate) const AGE_OVERHEAD: usize = 1024;
 /// Content up to so many bytes goes into the capsule when name and padding leave room.
 pub(crate) const MAX_INLINE: u64 = (MAX_CAPSULE - AGE_OVERHEAD) as u64;
-/// Maximum length of the first line; bounds the bytes that a reader accepts before it has parsed
-/// anything.
+/// Maximum length of the first line, which a reader accepts before it has parsed anything.
 const MAX_LINE: usize = 7 * 1024;
 
 /// Sealed description of the content, written by the sender.
@@ -32,14 +31,12 @@ pub struct Meta {
     pub name: String,
     /// Bytes of the content.
     pub size: u64,
-    /// SHA-256 of the content.
     pub sha256: Digest,
     /// Content kind. Programs that do not know the word treat the content as a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kind: Option<String>,
 }
 
-/// Content kind shown to the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContentKind {
     #[default]
@@ -53,7 +50,6 @@ pub enum ContentKind {
 const KINDS: [(ContentKind, &str); 2] = [(ContentKind::Text, "text"), (ContentKind::Directory, "directory")];
 
 impl Meta {
-    /// Describes content.
     pub fn new(name: String, kind: ContentKind, size: u64, sha256: Digest) -> Meta {
         let word = KINDS.iter().find(|(known, _)| *known == kind).map(|(_, word)| (*word).to_owned());
         Meta { name, size, sha256, kind: word }
@@ -64,7 +60,6 @@ impl Meta {
         KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind).unwrap_or_default()
     }
 
-    /// The plaintext of a capsule's sealed part.
     pub(crate) fn encode(&self, content: &[u8]) -> Zeroizing<Vec<u8>> {
         let line = self.line();
         let used = line.len() + 1 + content.len();
@@ -87,8 +82,7 @@ impl Meta {
         Zeroizing::new(serde_json::to_vec(self).expect("a text, a number and a digest are always JSON"))
     }
 
-    /// Parses the plaintext of a sealed part; total. The bytes after the line are the inline
-    /// content.
+    /// Parses the plaintext of a sealed part; total. Returns the inline content, too.
     pub(crate) fn decode(plain: &[u8]) -> Result<(Meta, &[u8])> {
         let end = plain.iter().take(MAX_LINE).position(|&byte| byte == b'\n');
         let end = end.ok_or_else(|| Error::Damaged("its description is too long".into()))?;

@@ -20,11 +20,6 @@ use crate::{Error, Result};
 pub(crate) const CHUNK_LEN: usize = 64 << 10;
 pub(crate) const TAG_LEN: u64 = 16;
 
-fn seal_bytes(secret: &Secret, plain: &[u8]) -> Result<Vec<u8>> {
-    let mut writer = age_writer(secret, Vec::new())?;
-    writer.write_all(plain).and_then(|()| writer.finish()).map_err(Error::io("cannot seal"))
-}
-
 fn age_writer<W: Write>(secret: &Secret, output: W) -> Result<StreamWriter<W>> {
     let recipient = secret.identity()?.to_public();
     let encryptor = age::Encryptor::with_recipients(iter::once(&recipient as &dyn age::Recipient))
@@ -44,16 +39,11 @@ pub(crate) fn seal_inline(secret: &Secret, source: &mut dyn Source) -> Result<Op
     }
     let mut content = Zeroizing::new(Vec::with_capacity(MAX_CAPSULE));
     let mut pieces = ChunkReader::new(source);
-    loop {
-        let piece = pieces.next()?;
-        if piece.is_empty() {
-            break;
-        }
-        content.extend_from_slice(piece);
+    while !pieces.ended {
+        content.extend_from_slice(pieces.next()?);
     }
     let meta = pieces.meta();
-    let plain = meta.encode(&content);
-    Ok(Some((build_capsule(ContentLocation::Inline, &seal_bytes(secret, &plain)?)?, meta)))
+    Ok(Some((seal_capsule(secret, ContentLocation::Inline, &meta, &content)?, meta)))
 }
 
 /// The capsule of content that was sealed into the spool.
@@ -61,11 +51,14 @@ pub(crate) fn seal_inline(secret: &Secret, source: &mut dyn Source) -> Result<Op
 /// # Errors
 /// When the name is longer than a capsule.
 pub fn seal_spooled(secret: &Secret, meta: &Meta, size: u64, digest: Digest) -> Result<Capsule> {
-    build_capsule(ContentLocation::Spooled { size, digest }, &seal_bytes(secret, &meta.encode(&[]))?)
+    seal_capsule(secret, ContentLocation::Spooled { size, digest }, meta, &[])
 }
 
-fn build_capsule(content: ContentLocation, sealed: &[u8]) -> Result<Capsule> {
-    Capsule::new(content, sealed).map_err(|error| Error::Invalid(format!("cannot seal: {error}")))
+fn seal_capsule(secret: &Secret, location: ContentLocation, meta: &Meta, content: &[u8]) -> Result<Capsule> {
+    let mut writer = age_writer(secret, Vec::new())?;
+    let sealed = writer.write_all(&meta.encode(content)).and_then(|()| writer.finish());
+    let sealed = sealed.map_err(Error::io("cannot seal"))?;
+    Capsule::new(location, &sealed).map_err(|error| Error::Invalid(format!("cannot seal: {error}")))
 }
 
 /// Content in pieces of [`CHUNK_LEN`] bytes, verified before the last byte is handed on.
@@ -116,7 +109,6 @@ impl<'a> ChunkReader<'a> {
         Ok(&self.buffer[..filled])
     }
 
-    /// Once everything was read.
     fn meta(&self) -> Meta {
         let digest = Digest::new(self.hash.clone().finalize().into());
         Meta::new(self.source.name().to_owned(), self.source.kind(), self.done, digest)
@@ -152,7 +144,6 @@ pub struct SealingReader<'a> {
     error: Option<Error>,
 }
 
-/// Output of the age writer; the reader drains it.
 struct SharedBuffer(Rc<RefCell<Vec<u8>>>);
 
 impl Write for SharedBuffer {
@@ -209,8 +200,7 @@ impl<'a> SealingReader<'a> {
         self.error.take()
     }
 
-    /// Returns the description of the content, and size and digest of the ciphertext; call it after
-    /// the last read.
+    /// Returns content description, ciphertext size and digest; to be called after the last read.
     pub fn finish(self) -> (Meta, u64, Digest) {
         (self.pieces.meta(), self.produced, Digest::new(self.hash.finalize().into()))
     }

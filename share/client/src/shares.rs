@@ -29,17 +29,12 @@ const PAUSES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1
 pub struct ShareTerms {
     /// Lifetime as the user wrote it; by default the server's.
     pub expires_in: Option<Span>,
-    /// Maximum number of claims.
     pub max_claims: u8,
 }
 
-/// A share that was made.
 pub struct CreatedShare {
-    /// Link for the receiver.
     pub link: Link,
-    /// The server's reply.
     pub created: CreateReply,
-    /// Description of the sealed content.
     pub meta: Meta,
     pub lifetime: Span,
 }
@@ -80,26 +75,25 @@ pub fn share(
     Ok(CreatedShare { link, created, meta, lifetime })
 }
 
-/// When the answer is lost after a long upload, it is asked for again: the server knows the share
-/// by its upload and answers as before.
+/// Repeats a request for an upload if its reply was lost: the server repeats the reply.
 fn create(client: &ShareClient, owner: &OwnerToken, message: &CreateRequest) -> Result<CreateReply> {
-    let attempts = if message.upload.is_some() { PAUSES.len() } else { 0 };
-    for pause in PAUSES.into_iter().take(attempts) {
-        match client.post(api::SHARES, Some(&owner.to_text()), Some(message)) {
-            Err(Error::Unreachable { .. }) => thread::sleep(pause),
+    let post = || client.post(api::SHARES, Some(&owner.to_text()), Some(message));
+    let pauses = if message.upload.is_some() { &PAUSES[..] } else { &[] };
+    for pause in pauses {
+        match post() {
+            Err(Error::Unreachable { .. }) => thread::sleep(*pause),
             // The message whose answer was lost may be under way at the daemon.
-            Err(error) if error.code() == Some(ErrorCode::Unavailable) => thread::sleep(pause),
+            Err(error) if error.code() == Some(ErrorCode::Unavailable) => thread::sleep(*pause),
             answer => return answer,
         }
     }
-    client.post(api::SHARES, Some(&owner.to_text()), Some(message))
+    post()
 }
 
 fn check_terms(client: &ShareClient, limits: &Limits, terms: ShareTerms) -> Result<()> {
     if limits.protocol != PROTOCOL {
-        return Err(
-            client.protocol_error(format!("it speaks version {} and this program version {PROTOCOL}", limits.protocol))
-        );
+        let reason = format!("it speaks version {} and this program version {PROTOCOL}", limits.protocol);
+        return Err(client.protocol_error(reason));
     }
     if let Some(wanted) = terms.expires_in
         && wanted.time().as_secs() > limits.max_expiry
@@ -152,8 +146,7 @@ impl std::io::Read for ProgressReader<'_, '_> {
     }
 }
 
-/// Returns the state of shares, in the order of `handles`; `None` for shares that the server no
-/// longer knows.
+/// Returns the state of shares, in the order of `handles`; `None` for shares that are unknown.
 ///
 /// # Errors
 /// When the server refuses or is out of reach.
@@ -173,13 +166,12 @@ pub fn fetch_all(client: &ShareClient, owner: &OwnerToken, handles: &[Handle]) -
     Ok(infos)
 }
 
-/// Returns the state of one share.
+/// Returns the state of a share.
 ///
 /// # Errors
 /// When the server does not know it, refuses or is out of reach.
 pub fn fetch(client: &ShareClient, owner: &OwnerToken, handle: Handle) -> Result<ShareInfo> {
-    let answer = client.get(&ShareEndpoint::Info.path(handle).to_string(), Some(&owner.to_text()));
-    answer.map_err(map_unknown)
+    client.get(&ShareEndpoint::Info.path(handle), Some(&owner.to_text())).map_err(map_unknown)
 }
 
 /// Waits until a share is newer than `version` or in another state than `state`, or for `seconds`.
@@ -216,7 +208,7 @@ pub fn rearm(client: &ShareClient, owner: &OwnerToken, handle: Handle) -> Result
 }
 
 fn post_action(client: &ShareClient, owner: &OwnerToken, what: ShareEndpoint, handle: Handle) -> Result<ShareInfo> {
-    client.post(&what.path(handle).to_string(), Some(&owner.to_text()), None::<&()>).map_err(map_unknown)
+    client.post(&what.path(handle), Some(&owner.to_text()), None::<&()>).map_err(map_unknown)
 }
 
 /// Maps "refused" to "unknown share": for an owner it has no other cause.

@@ -19,7 +19,6 @@ const TICK: Duration = Duration::from_millis(20);
 /// A file that is written all the time is not waited for.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// Something to be shared.
 pub trait Source {
     fn name(&self) -> &str;
 
@@ -93,7 +92,7 @@ impl FileSource {
             .open(path)
             .map_err(Error::io(format!("cannot open {shown}")))?;
         let own = || path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let name = name.map(str::to_owned).or_else(own);
+        let name = name.map(str::to_owned).or_else(own).unwrap_or_default();
         let identify = || file.metadata().map_err(Error::io(format!("cannot read {shown}")));
         let metadata = identify()?;
         if metadata.is_dir() {
@@ -109,14 +108,11 @@ impl FileSource {
             waited += TICK;
             before = FileIdentity::of(&identify()?);
         }
-        let name = name.unwrap_or_default();
-        let stream = match before.size {
-            0 => {
-                let content = file.try_clone().map_err(Error::io(format!("cannot read {shown}")))?;
-                Some(StreamSource::begin(name.clone(), ContentKind::File, content)?)
-            }
-            _ => None,
-        };
+        let mut stream = None;
+        if before.size == 0 {
+            let content = file.try_clone().map_err(Error::io(format!("cannot read {shown}")))?;
+            stream = Some(StreamSource::begin(name.clone(), ContentKind::File, content)?);
+        }
         Ok(FileSource { path: path.to_owned(), name, file, before, stream })
     }
 }
@@ -166,18 +162,11 @@ impl<R: Read> StreamSource<R> {
     /// # Errors
     /// When the host fails.
     pub fn begin(name: String, kind: ContentKind, mut input: R) -> Result<StreamSource<R>> {
-        let mut first = Zeroizing::new(vec![0; MAX_INLINE as usize + 1]);
-        let mut filled = 0;
-        while filled < first.len() {
-            match input.read(&mut first[filled..]) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::io(format!("cannot read {name}"))(error)),
-            }
-        }
-        let rest = (filled == first.len()).then_some(input);
-        first.truncate(filled);
+        // Room for all of it: a buffer that grew would leave copies behind.
+        let mut first = Zeroizing::new(Vec::with_capacity(MAX_INLINE as usize + 1));
+        let read = input.by_ref().take(MAX_INLINE + 1).read_to_end(&mut first);
+        read.map_err(Error::io(format!("cannot read {name}")))?;
+        let rest = (first.len() as u64 > MAX_INLINE).then_some(input);
         Ok(StreamSource { name, kind, first, at: 0, rest })
     }
 }

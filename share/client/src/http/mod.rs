@@ -29,18 +29,15 @@ const MAX_MESSAGE: usize = 400;
 /// Longest JSON answer: a batch of a hundred shares with their claims has about 100 KiB.
 const MAX_ANSWER: u64 = 4 << 20;
 const CONNECT: Duration = Duration::from_secs(10);
-/// Silence on a connection, and time of a whole head and of a whole JSON answer: longer than the
-/// longest wait of a watch.
+/// Silence on a connection, time of a head and of a JSON answer: more than the longest watch.
 const SILENCE: Duration = Duration::from_secs(75);
-/// How long a server may take to say that it wants a body. One that never says so, as HTTP allows,
-/// gets it then.
+/// Time after which a server gets the body without having asked for it, which HTTP allows.
 const WANTED: Duration = Duration::from_secs(5);
 /// Silence within a download, after which another connection is tried.
 const DOWNLOAD_SILENCE: Duration = Duration::from_secs(20);
 /// Fewer and larger reads: a download of gigabytes passes through this buffer.
 const BUFFER: usize = 128 << 10;
 
-/// Address of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerAddress {
     /// `http://` or `https://`, a host, perhaps a port and a path; without a slash at its end.
@@ -96,7 +93,6 @@ impl fmt::Display for ServerAddress {
     }
 }
 
-/// A daemon to which requests are sent.
 pub struct ShareClient {
     agent: Agent,
     server: ServerAddress,
@@ -105,7 +101,7 @@ pub struct ShareClient {
 }
 
 impl ShareClient {
-    /// Connects nowhere yet. At a socket, the listener has to be this user, root, or the user that
+    /// Does not connect yet. At a socket, the listener has to be this user, root, or the user that
     /// root gave the directory to.
     pub fn new(server: ServerAddress) -> ShareClient {
         ShareClient::with_listener(server, None)
@@ -190,7 +186,7 @@ impl ShareClient {
             None if *request.method() == Method::POST => self.agent.run(request.map(|()| &b""[..])),
             None => self.agent.run(request),
         };
-        self.check_status(response.map_err(|error| self.unreachable_error(&error))?)
+        self.check_status(response)
     }
 
     /// Sends a body that is read piece by piece, once the server wants it: a server that refuses
@@ -212,25 +208,24 @@ impl ShareClient {
             headers.insert(header::CONTENT_LENGTH, header::HeaderValue::from(length));
         }
         let response = self.agent.run(request.map(|()| SendBody::from_reader(body)));
-        self.parse_response(self.check_status(response.map_err(|error| self.unreachable_error(&error))?)?)
+        self.parse_response(self.check_status(response)?)
     }
 
     /// Bytes of a file from `start` on, under an entity tag that must still be the same.
     pub(crate) fn range(&self, path: &str, bearer: &str, start: u64, tag: &str) -> Result<Response<Body>> {
         let mut request = self.request(Method::GET, path, Some(bearer))?;
-        let headers = request.headers_mut();
         if start > 0 {
+            let headers = request.headers_mut();
             headers.insert(header::RANGE, header_value(&format!("bytes={start}-"))?);
             headers.insert(header::IF_RANGE, header_value(&format!("\"{tag}\""))?);
         }
         let request = self.agent.configure_request(request).timeout_per_read(Some(DOWNLOAD_SILENCE)).build();
-        let response = self.agent.run(request).map_err(|error| self.unreachable_error(&error))?;
-        self.check_status(response)
+        self.check_status(self.agent.run(request))
     }
 
-    /// Whether a lease still stands. The answer has no body, so only a status that says it clearly
-    /// ends a lease, and only from a daemon, which refuses in JSON: a proxy that does not know
-    /// where the daemon is answers 404 as well.
+    /// Returns whether a lease still stands. The answer has no body, so only a clear status ends a
+    /// lease, and only from a daemon, which refuses in JSON: a proxy that does not find the daemon
+    /// answers 404 as well.
     pub(crate) fn probe_lease(&self, path: &str, bearer: &str) -> Result<bool> {
         let request = self.request(Method::HEAD, path, Some(bearer))?;
         let response = self.agent.run(request).map_err(|error| self.unreachable_error(&error))?;
@@ -240,17 +235,14 @@ impl ShareClient {
             status if status.is_success() => Ok(true),
             StatusCode::NOT_FOUND | StatusCode::GONE if is_json => Ok(false),
             status @ (StatusCode::NOT_FOUND | StatusCode::GONE) => Err(self.protocol_error(format!("status {status}"))),
-            status => Err(self.busy_error(status)),
+            status => Err(self.interrupted_error(format!("status {status}"))),
         }
     }
 
     fn request(&self, method: Method, path: &str, bearer: Option<&str>) -> Result<Request<()>> {
-        let address = format!("{}{path}", self.server.base());
-        let mut request = Request::builder()
-            .method(method)
-            .uri(address)
-            .body(())
-            .map_err(|_| Error::Invalid(format!("{} is not an address of a server", self.server)))?;
+        let request = Request::builder().method(method).uri(format!("{}{path}", self.server.base())).body(());
+        let mut request =
+            request.map_err(|_| Error::Invalid(format!("{} is not an address of a server", self.server)))?;
         if let Some(bearer) = bearer {
             let text = Zeroizing::new(format!("Bearer {bearer}"));
             let mut secret = header_value(&text)?;
@@ -260,8 +252,9 @@ impl ShareClient {
         Ok(request)
     }
 
-    /// The response when it is a success, else the refusal that its body tells.
-    fn check_status(&self, response: Response<Body>) -> Result<Response<Body>> {
+    /// Returns the response if it is a success, else the refusal in its body.
+    fn check_status(&self, response: std::result::Result<Response<Body>, ureq::Error>) -> Result<Response<Body>> {
+        let response = response.map_err(|error| self.unreachable_error(&error))?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
@@ -274,7 +267,7 @@ impl ShareClient {
             }
             // A proxy in front of the daemon, when it is stopped or slow.
             Err(_) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
-                Err(self.busy_error(status))
+                Err(self.interrupted_error(format!("status {status}")))
             }
             Err(_) => Err(self.protocol_error(format!("status {status}"))),
         }
@@ -289,10 +282,6 @@ impl ShareClient {
 
     pub(crate) fn protocol_error(&self, reason: String) -> Error {
         Error::Foreign { server: self.server.to_string(), reason }
-    }
-
-    fn busy_error(&self, status: StatusCode) -> Error {
-        self.interrupted_error(format!("status {status}"))
     }
 
     /// Error of an established connection without a response.
@@ -311,8 +300,7 @@ impl ShareClient {
     }
 }
 
-/// Reads a JSON answer to its end, or up to its longest length. Errors: `TimedOut` for an answer
-/// that takes longer than `patience`.
+/// Reads a JSON answer of bounded length. Errors: `TimedOut` after `patience`.
 fn read_body(body: impl Read, patience: Duration) -> io::Result<Zeroizing<Vec<u8>>> {
     let (mut bytes, begun) = (Zeroizing::new(Vec::with_capacity(16 << 10)), Instant::now());
     let (mut body, mut part) = (body.take(MAX_ANSWER), Zeroizing::new([0; 4096]));
@@ -330,8 +318,7 @@ fn read_body(body: impl Read, patience: Duration) -> io::Result<Zeroizing<Vec<u8
 }
 
 fn header_value(text: &str) -> Result<header::HeaderValue> {
-    header::HeaderValue::from_str(text)
-        .map_err(|_| Error::Invalid("a token has letters that HTTP does not allow".into()))
+    text.parse().map_err(|_| Error::Invalid("a token has letters that HTTP does not allow".into()))
 }
 
 /// Returns whether the connection failed before a request was sent.
@@ -340,8 +327,8 @@ fn is_before_connection(error: &ureq::Error) -> bool {
     match error {
         ureq::Error::HostNotFound | ureq::Error::Timeout(ureq::Timeout::Resolve) => true,
         // `NotFound` and `PermissionDenied` are about the path of a Unix socket.
-        ureq::Error::Io(error)
-            if matches!(error.kind(), ConnectionRefused | NetworkUnreachable | NotFound | PermissionDenied) =>
+        ureq::Error::Io(io)
+            if matches!(io.kind(), ConnectionRefused | NetworkUnreachable | NotFound | PermissionDenied) =>
         {
             true
         }
@@ -349,8 +336,8 @@ fn is_before_connection(error: &ureq::Error) -> bool {
     }
 }
 
-/// Whether the handshake failed because of the server's certificate, or for want of any that is
-/// trusted.
+/// Returns whether the handshake failed because of the server's certificate, or because no
+/// certificate is trusted.
 fn is_untrusted(error: &ureq::Error) -> bool {
     use rustls::Error::{General, InvalidCertRevocationList, InvalidCertificate, NoCertificatesPresented};
     let error = match error {
