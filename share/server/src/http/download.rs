@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use lockbox_share_protocol::message::ErrorCode;
-use lockbox_share_protocol::token::{Digest, Handle, LeaseToken};
+use lockbox_share_protocol::token::{Handle, LeaseToken};
 
 use super::Daemon;
 use super::reply::{self, FileBody, Reply, ReplyBody, Transfer};
@@ -29,7 +29,7 @@ pub(super) async fn download(
     // Many parts make one download: the holder of the lease is not slowed down.
     daemon.limiter.give_back(client, 1);
     let length = lease.payload.length;
-    let tag = entity_tag(&lease.payload.digest);
+    let tag = format!("\"{}\"", lease.payload.digest);
     let headers = request.headers();
     let wanted = RangeHeaders {
         range: request::only(headers, header::RANGE)?,
@@ -117,21 +117,7 @@ pub(super) enum RangeDecision {
     NotSatisfiable,
 }
 
-/// One range as it is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RequestedRange {
-    From(u64),
-    Between(u64, u64),
-    Last(u64),
-}
-
-/// The strong entity tag of a ciphertext, with its quotes.
-pub(super) fn entity_tag(digest: &Digest) -> String {
-    format!("\"{digest}\"")
-}
-
-/// Decides for a representation of `length` bytes, above zero, with the strong entity tag `tag`;
-/// total.
+/// Decides for a representation of `length` bytes with the strong entity tag `tag`; total.
 pub(super) fn decide(wanted: &RangeHeaders<'_>, length: u64, tag: &str) -> RangeDecision {
     if wanted.if_none_match.is_some_and(|list| lists(list, tag.as_bytes())) {
         return RangeDecision::NotModified;
@@ -142,43 +128,27 @@ pub(super) fn decide(wanted: &RangeHeaders<'_>, length: u64, tag: &str) -> Range
         return RangeDecision::Whole;
     }
     // Several ranges and other units are answered with the whole, which RFC 9110 14.2 allows.
-    match parse(range) {
+    match parse(range, length) {
         None => RangeDecision::Whole,
-        Some(asked) => place(asked, length),
+        Some((first, _)) if first >= length => RangeDecision::NotSatisfiable,
+        Some((first, last)) => RangeDecision::Part { first, last: last.min(length - 1) },
     }
 }
 
-fn place(asked: RequestedRange, length: u64) -> RangeDecision {
-    let end = length.saturating_sub(1);
-    match asked {
-        RequestedRange::From(first) | RequestedRange::Between(first, _) if first >= length => {
-            RangeDecision::NotSatisfiable
-        }
-        RequestedRange::From(first) => RangeDecision::Part { first, last: end },
-        RequestedRange::Between(first, last) => RangeDecision::Part { first, last: last.min(end) },
-        RequestedRange::Last(0) => RangeDecision::NotSatisfiable,
-        RequestedRange::Last(_) if length == 0 => RangeDecision::NotSatisfiable,
-        RequestedRange::Last(count) => RangeDecision::Part { first: length.saturating_sub(count), last: end },
-    }
-}
-
-/// One range of bytes; None for several, for other units and for anything that is not understood.
-fn parse(range: &[u8]) -> Option<RequestedRange> {
+/// First and last byte of one range, perhaps past the end of `length` bytes. `None` for several
+/// ranges, for other units and for anything that is not understood.
+fn parse(range: &[u8], length: u64) -> Option<(u64, u64)> {
     let text = std::str::from_utf8(range).ok()?.trim();
     let (unit, set) = text.split_once('=')?;
     if !unit.eq_ignore_ascii_case("bytes") {
         return None;
     }
-    let (first, last) = set.trim().split_once('-')?;
-    match (first.is_empty(), last.is_empty()) {
-        (true, true) => None,
-        (true, false) => Some(RequestedRange::Last(number(last)?)),
-        (false, true) => Some(RequestedRange::From(number(first)?)),
-        (false, false) => {
-            let (first, last) = (number(first)?, number(last)?);
-            (first <= last).then_some(RequestedRange::Between(first, last))
-        }
-    }
+    let (first, last) = match set.trim().split_once('-')? {
+        ("", count) => (length.saturating_sub(number(count)?), u64::MAX),
+        (first, "") => (number(first)?, u64::MAX),
+        (first, last) => (number(first)?, number(last)?),
+    };
+    (first <= last).then_some((first, last))
 }
 
 /// Digits only. A number over 64 bits lies behind every end, as the largest one does.
@@ -189,7 +159,7 @@ fn number(text: &str) -> Option<u64> {
     Some(text.parse().unwrap_or(u64::MAX))
 }
 
-/// Whether a list of entity tags names this one; weak comparison, as If-None-Match asks.
+/// Returns whether a list of entity tags names this one; weak comparison, as If-None-Match asks.
 fn lists(list: &[u8], tag: &[u8]) -> bool {
     if list.trim_ascii() == b"*" {
         return true;
