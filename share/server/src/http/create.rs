@@ -33,18 +33,19 @@ use crate::limiter::ClientId;
 use crate::store::spool::{Deposit, Spool};
 use crate::store::{self, NewShare, SpoolEntry, StoreError};
 
-/// Returns the owner's token if the client may create shares.
+/// Returns the hash of the owner's token if the client may create shares.
 fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, HttpRefusal> {
     let owner: OwnerToken = request::bearer(headers)?;
-    let refusal = match daemon.settings.creators {
-        CreatorPolicy::Anyone => None,
-        CreatorPolicy::ThisMachine => (!client_addr::is_of_this_machine(peer, headers))
-            .then_some("only programs on the server's own machine may make shares here (--creators local)"),
-        CreatorPolicy::UnixSocket => {
-            (peer != Peer::Local).then_some("shares are made through the server's Unix socket only (--creators socket)")
+    let message = match daemon.settings.creators {
+        CreatorPolicy::ThisMachine if !client_addr::is_of_this_machine(peer, headers) => {
+            "only programs on the server's own machine may make shares here (--creators local)"
         }
+        CreatorPolicy::UnixSocket if peer != Peer::Local => {
+            "shares are made through the server's Unix socket only (--creators socket)"
+        }
+        CreatorPolicy::Anyone | CreatorPolicy::ThisMachine | CreatorPolicy::UnixSocket => return Ok(owner.verifier()),
     };
-    refusal.map_or(Ok(owner.verifier()), |message| Err(HttpRefusal::new(ErrorCode::Forbidden, message)))
+    Err(HttpRefusal::new(ErrorCode::Forbidden, message))
 }
 
 /// `POST /v1/shares`
@@ -122,8 +123,7 @@ async fn make(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result
 
 /// Parts that wait for the disk; hyper's parts have at most its buffer.
 const AHEAD: usize = 16;
-/// After a minute an upload must have come at so many bytes a second on the average, or it holds
-/// its place for ever.
+/// Least bytes a second, on the average after a minute: an upload must not hold its place for ever.
 const LEAST_RATE: u64 = 1024;
 
 /// `POST /v1/uploads`
@@ -165,12 +165,12 @@ pub(super) async fn upload(
         daemon.spool.remove(&entry.id);
         return Err(HttpRefusal::unavailable("the daemon has no randomness"));
     }
-    let AddedUpload { token, entry, surplus } = daemon.pending_uploads.add(UploadToken::new(random), owner, entry);
-    if let Some(surplus) = surplus {
+    let (upload, pending) = daemon.pending_uploads.add(UploadToken::new(random), owner, entry);
+    if pending.id != entry.id {
         let spool = daemon.spool.clone();
-        let _ = tokio::task::spawn_blocking(move || spool.remove(&surplus)).await;
+        let _ = tokio::task::spawn_blocking(move || spool.remove(&entry.id)).await;
     }
-    let uploaded = UploadReply { upload: token, size: entry.length, digest: entry.digest, expires_in: UPLOAD_SECONDS };
+    let uploaded = UploadReply { upload, size: entry.length, digest: entry.digest, expires_in: UPLOAD_SECONDS };
     Ok(reply::json(StatusCode::CREATED, &uploaded))
 }
 
@@ -239,7 +239,6 @@ pub(super) struct PendingUploads(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     uploads: HashMap<Token, PendingUpload>,
-    /// Uploads of which a share is being created.
     making: HashMap<Token, PendingUpload>,
     made: HashMap<Token, CreatedUpload>,
 }
@@ -251,14 +250,13 @@ struct PendingUpload {
 }
 
 enum TakeOutcome {
-    /// The caller has it now, and says with [`PendingUploads::complete`] or
-    /// [`PendingUploads::release`] how that ended.
+    /// Taken: the caller must call [`PendingUploads::complete`] or [`PendingUploads::release`].
     Entry(SpoolEntry),
-    /// An earlier message has it, and it is not known yet how that ends.
+    /// Taken by an earlier message; its outcome is not known yet.
     InProgress,
-    /// The share that an earlier message made of it within the last minute.
+    /// Used for a share by an earlier message within the last minute.
     Made(CreateReply),
-    /// There is no such upload, or it is another's, or another share has it.
+    /// Missing, another owner's, or used by another share.
     Unknown,
 }
 
@@ -269,32 +267,25 @@ struct CreatedUpload {
     since: Instant,
 }
 
-pub(super) struct AddedUpload {
-    pub(super) token: UploadToken,
-    pub(super) entry: SpoolEntry,
-    /// File to remove, when the same ciphertext is pending already.
-    pub(super) surplus: Option<[u8; 16]>,
-}
-
 impl PendingUploads {
     fn has_room(&self) -> bool {
         let table = self.0.lock();
         table.uploads.len() + table.making.len() < MOST
     }
 
-    /// Keeps an upload for 15 minutes, under `token` or under that of the same owner's same
-    /// ciphertext.
-    pub(super) fn add(&self, token: UploadToken, owner: Verifier, entry: SpoolEntry) -> AddedUpload {
+    /// Keeps an upload for 15 minutes under `token`, or under the token of the same owner's same
+    /// ciphertext. Returns the kept token and file; the caller removes another file of `entry`.
+    pub(super) fn add(&self, token: UploadToken, owner: Verifier, entry: SpoolEntry) -> (UploadToken, SpoolEntry) {
         let mut table = self.0.lock();
         let same = table.uploads.iter_mut().find(|(_, known)| {
             known.entry.digest == entry.digest && known.entry.length == entry.length && known.owner == owner
         });
         if let Some((token, known)) = same {
             known.since = Instant::now();
-            return AddedUpload { token: UploadToken::new(*token), entry: known.entry, surplus: Some(entry.id) };
+            return (UploadToken::new(*token), known.entry);
         }
         table.uploads.insert(*token.as_bytes(), PendingUpload { owner, entry, since: Instant::now() });
-        AddedUpload { token, entry, surplus: None }
+        (token, entry)
     }
 
     /// Hands an upload of `owner` to the share that has the verifier `auth`.
@@ -330,8 +321,8 @@ impl PendingUploads {
         if table.made.len() >= MOST {
             table.made.retain(|_, made| made.is_fresh());
         }
-        // More than that in a minute are not remembered: their repeated request is refused, as one
-        // that comes too late.
+        // More than that in a minute are not remembered: a repeated request is refused, as a late
+        // one is.
         if table.made.len() < MOST {
             table.made.insert(*token.as_bytes(), CreatedUpload { owner, auth, created, since: Instant::now() });
         }
@@ -343,20 +334,10 @@ impl PendingUploads {
         self.discard_older(spool, Duration::from_secs(UPLOAD_SECONDS));
     }
 
-    pub(super) fn discard_all(&self, spool: &Spool) {
-        self.discard_older(spool, Duration::ZERO);
-    }
-
-    fn discard_older(&self, spool: &Spool, age: Duration) {
-        let mut table = self.0.lock();
-        let overdue: Vec<SpoolEntry> = table
-            .uploads
-            .extract_if(|_, upload| upload.since.elapsed() >= age)
-            .map(|(_, upload)| upload.entry)
-            .collect();
-        drop(table);
-        for entry in overdue {
-            spool.remove(&entry.id);
+    pub(super) fn discard_older(&self, spool: &Spool, age: Duration) {
+        let overdue: Vec<_> = self.0.lock().uploads.extract_if(|_, upload| upload.since.elapsed() >= age).collect();
+        for (_, upload) in overdue {
+            spool.remove(&upload.entry.id);
         }
     }
 }

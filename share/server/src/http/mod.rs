@@ -45,11 +45,9 @@ use crate::store::{ShareStore, StoreError};
 
 pub use client_addr::{Network, is_loopback_authority};
 
-/// Maximum connections of the Unix socket, besides the network connections (`admission`, rule
-/// 1).
+/// Maximum connections of the Unix socket, in addition to the network's (`admission`, rule 1).
 pub const LOCAL_CONNECTIONS: usize = 1024;
-/// Refused connections that may linger at a time so that their clients see the answer; of few
-/// places a quarter as many.
+/// Refused connections that linger so that clients read the answer, at most a quarter of all.
 pub const LINGERING: usize = 256;
 /// Watchers that may wait at a time; each holds a connection.
 const MAX_WATCHERS: usize = 1024;
@@ -59,25 +57,21 @@ const MAX_WATCHERS_OF_CLIENT: usize = 128;
 const MAX_UPLOADS: usize = 64;
 /// Of these, uploads of one client, for the same reason as with batches.
 const MAX_UPLOADS_OF_CLIENT: usize = 16;
-/// Batches that may be under way at a time. The answer of one has up to 100 KiB: 64 of them hold at
-/// most 6.3 MiB, where 20,000 connections could ask for 2 GB.
+/// Concurrent batches. The answer of one has up to 100 KiB: 64 of them hold at most 6.3 MiB, where
+/// 20,000 connections could ask for 2 GB.
 const MAX_BATCHES: usize = 64;
-/// Of these, batches of one client: a client that sends slowly keeps its permits for up to the time
-/// of a message.
+/// Of these, batches of one client: a slow one keeps its permits for the time of a message.
 const MAX_BATCHES_OF_CLIENT: usize = 16;
 
-/// Clients that may create shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreatorPolicy {
-    /// All clients.
     Anyone,
-    /// Those on the same machine: over the Unix socket, or over a loopback address without a trace
-    /// of a proxy.
+    /// Clients on the same machine: over the Unix socket, or over a loopback address without a
+    /// trace of a proxy.
     ThisMachine,
     UnixSocket,
 }
 
-/// Settings chosen by the administrator.
 #[derive(Clone, Debug)]
 pub struct DaemonSettings {
     /// Begins the links, without a slash at its end.
@@ -88,15 +82,12 @@ pub struct DaemonSettings {
     pub digits: u32,
     /// Lifetime of shares that name none.
     pub default_expiry: Duration,
-    /// Longest lifetime.
     pub max_expiry: Duration,
     /// Most bytes of one ciphertext.
     pub max_ciphertext: u64,
-    /// Rate limits.
     pub rates: Rates,
     /// Proxies trusted to name their clients.
     pub trusted_proxies: Vec<Network>,
-    /// Clients that may create shares.
     pub creators: CreatorPolicy,
     /// Connections of the network that may be open at a time.
     pub max_connections: usize,
@@ -115,7 +106,7 @@ pub struct DaemonSettings {
 impl Default for DaemonSettings {
     fn default() -> DaemonSettings {
         DaemonSettings {
-            public_url: format!("http://127.0.0.1:{}", DEFAULT_PORT),
+            public_url: format!("http://127.0.0.1:{DEFAULT_PORT}"),
             routing: 0,
             digits: 12,
             default_expiry: Duration::from_secs(15 * 60),
@@ -135,7 +126,6 @@ impl Default for DaemonSettings {
 }
 
 impl DaemonSettings {
-    /// The answer of `GET /v1/limits`, which never changes.
     fn limits(&self) -> Bytes {
         let limits = Limits {
             protocol: 1,
@@ -161,7 +151,6 @@ async fn see_through<T: Send + 'static>(
     })
 }
 
-/// Everything that the workers share.
 pub struct Daemon {
     store: Arc<dyn ShareStore>,
     spool: Arc<Spool>,
@@ -188,7 +177,6 @@ impl Daemon {
         Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
     }
 
-    /// Creates a daemon with the given clock; for tests.
     pub(crate) fn by(
         clock: Arc<dyn Clock>,
         store: Arc<dyn ShareStore>,
@@ -204,7 +192,7 @@ impl Daemon {
             limiter: Limiter::new(settings.rates, secret),
             metrics: Metrics::default(),
             pending_uploads: PendingUploads::default(),
-            notifier: ShareNotifier::default(),
+            notifier: ShareNotifier::new(),
             leases: LeaseTransfers::default(),
             batches: ConcurrencyLimit::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
             clock,
@@ -218,34 +206,29 @@ impl Daemon {
         }
     }
 
-    /// Discards expired pending uploads and forgets ended downloads. Call it every few seconds, on
-    /// a thread that may block.
+    /// Discards expired uploads and ended downloads, every few seconds on a thread that may block.
     pub(crate) fn discard_overdue(&self) {
         self.pending_uploads.discard_overdue(&self.spool);
         self.leases.forget_old();
     }
 
-    /// Throws away everything that was uploaded and taken by no share: the process ends, and its
-    /// tokens with it.
+    /// Discards all pending uploads: the process ends, and its tokens with it.
     pub(crate) fn discard_waiting(&self) {
-        self.pending_uploads.discard_all(&self.spool);
+        self.pending_uploads.discard_older(&self.spool, Duration::ZERO);
     }
 
-    /// A place for a connection, when there is one.
     fn slot(&self, peer: Peer) -> Option<Arc<ConnectionSlot>> {
         let slots = if peer == Peer::Local { &self.local } else { &self.network };
         slots.take(client_addr::slot_owner(peer, &self.settings.trusted_proxies))
     }
 
-    /// Ends connections that take too long for a head, when places are scarce. To be called every
-    /// second.
+    /// Ends connections that take too long for a head, when slots are scarce. Call it every second.
     fn end_slow(&self) {
         let now = Instant::now();
         self.network.end_slow(now);
         self.local.end_slow(now);
     }
 
-    /// The metrics as Prometheus reads them.
     fn metrics_text(&self) -> String {
         let mut store = self.store.stats();
         // Valkey's spool is this daemon's own, and not the store's.
@@ -283,19 +266,16 @@ struct NotifierSlot {
     withdrawals: AtomicU64,
 }
 
-impl Default for ShareNotifier {
-    fn default() -> ShareNotifier {
+impl ShareNotifier {
+    fn new() -> ShareNotifier {
         ShareNotifier(std::array::from_fn(|_| NotifierSlot::default()))
     }
-}
 
-impl ShareNotifier {
     fn slot(&self, handle: Handle) -> &NotifierSlot {
         // Handles are random, so their own digits spread them.
         &self.0[handle.number() as usize % SLOTS]
     }
 
-    /// Ends with the next change of the share.
     fn next(&self, handle: Handle) -> Notified<'_> {
         self.slot(handle).changed.notified()
     }
@@ -310,7 +290,7 @@ impl ShareNotifier {
         self.changed(handle);
     }
 
-    /// Grows when leases of this share were taken back. Others may have the same number.
+    /// Grows when leases of this share were withdrawn. Other shares may have the same number.
     fn withdrawals(&self, handle: Handle) -> u64 {
         self.slot(handle).withdrawals.load(Relaxed)
     }
