@@ -39,11 +39,9 @@ use crate::limiter::ClientId;
 pub(super) enum SlotOwner {
     /// A listed proxy; its connections carry the requests of many clients.
     Proxy,
-    /// A client that speaks for itself.
     Client(ClientId),
 }
 
-/// Permits for the connections of one kind of socket.
 pub(super) struct ConnectionSlots {
     all: usize,
     each: usize,
@@ -58,8 +56,7 @@ struct SlotTable {
     /// Connections without a whole head, by the order in which they began to wait for one.
     heads: BTreeMap<u64, (Instant, Arc<SlotState>)>,
     last: u64,
-    /// Of each crowd with such connections: how many places it has, and the oldest of them. The
-    /// last one has to give one up.
+    /// Slots and oldest such connection of each owner that has one. The last owner loses one.
     order: BTreeSet<(usize, Reverse<u64>, SlotOwner)>,
 }
 
@@ -72,8 +69,7 @@ struct OwnerSlots {
 /// State of one connection; changed only under the lock of the slot table.
 struct SlotState {
     slot_owner: SlotOwner,
-    /// Sequence number among the connections that wait for a request head; 0 while a request is in
-    /// flight.
+    /// Number in the order of waiting for a request head; 0 while a request is in flight.
     head: AtomicU64,
     is_gone: AtomicBool,
     leave: Notify,
@@ -125,7 +121,7 @@ impl SlotTable {
         }
     }
 
-    /// Takes the place of a connection without a head; it ends as soon as its task runs.
+    /// Takes the slot of a connection without a head; it ends as soon as its task runs.
     fn evict(&mut self, number: u64) {
         if let Some((_, state)) = self.heads.get(&number).cloned() {
             self.give_back(&state);
@@ -135,13 +131,13 @@ impl SlotTable {
 }
 
 impl ConnectionSlots {
-    /// `all` places, of which one client has at most `each`.
+    /// `all` slots, of which one client has at most `each`.
     pub(super) fn new(all: usize, each: usize, head_timeout: Duration) -> Arc<ConnectionSlots> {
         Arc::new(ConnectionSlots { all, each, head_timeout, taken: Mutex::default() })
     }
 
-    /// Takes a slot; evicts an idle connection if none is free. `None` when all connections have a
-    /// request in flight.
+    /// Takes a slot; evicts an idle connection if none is free. `None` if all have requests in
+    /// flight.
     pub(super) fn take(self: &Arc<ConnectionSlots>, slot_owner: SlotOwner) -> Option<Arc<ConnectionSlot>> {
         let mut taken = self.taken.lock();
         if let SlotOwner::Client(_) = slot_owner
@@ -183,9 +179,9 @@ impl ConnectionSlots {
             return;
         }
         let slow = taken.heads.iter().take_while(|(_, (since, _))| now.saturating_duration_since(*since) >= patience);
-        let slow: Vec<u64> =
-            slow.filter(|(_, (_, state))| state.slot_owner != SlotOwner::Proxy).map(|(number, _)| *number).collect();
-        for number in slow {
+        let clients = slow.filter(|(_, (_, state))| state.slot_owner != SlotOwner::Proxy);
+        let numbers: Vec<u64> = clients.map(|(number, _)| *number).collect();
+        for number in numbers {
             taken.evict(number);
         }
     }
@@ -200,7 +196,7 @@ pub(super) struct ConnectionSlot {
 }
 
 impl ConnectionSlot {
-    /// A whole head came. None when the place is another's by now.
+    /// Begins a request after its head was received. `None` when the slot was evicted.
     pub(super) fn request(self: &Arc<ConnectionSlot>) -> Option<ActiveRequest> {
         let mut taken = self.slots.taken.lock();
         if self.state.is_gone.load(Relaxed) {
@@ -211,8 +207,7 @@ impl ConnectionSlot {
         Some(ActiveRequest(self.clone()))
     }
 
-    /// Everything that was written is with the kernel: after an answer, the next head is waited
-    /// for.
+    /// Notes that the kernel has all writes: after an answer, the next head is waited for.
     pub(super) fn flushed(&self) {
         if self.was_answered.swap(false, Relaxed) {
             let mut taken = self.slots.taken.lock();
@@ -222,7 +217,6 @@ impl ConnectionSlot {
         }
     }
 
-    /// Ends when another has the place.
     pub(super) async fn evicted(&self) {
         self.state.leave.notified().await;
     }
@@ -242,7 +236,6 @@ impl Drop for ActiveRequest {
     }
 }
 
-/// Permits for one kind of request.
 pub(super) struct ConcurrencyLimit {
     all: usize,
     each: usize,
@@ -262,13 +255,11 @@ pub(super) struct ConcurrencyPermit {
 }
 
 impl ConcurrencyLimit {
-    /// `all` permits, of which one client takes at most `each`: so one that holds its requests back
-    /// does not stop the others.
+    /// `all` permits, at most `each` for one client: a slow one does not stop the others.
     pub(super) fn new(all: usize, each: usize) -> Arc<ConcurrencyLimit> {
         Arc::new(ConcurrencyLimit { all, each, taken: Mutex::default() })
     }
 
-    /// None when all are taken, or this client's.
     pub(super) fn take(self: &Arc<ConcurrencyLimit>, client: ClientId) -> Option<ConcurrencyPermit> {
         let mut taken = self.taken.lock();
         if taken.all >= self.all {

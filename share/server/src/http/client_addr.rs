@@ -1,6 +1,6 @@
 //! Client address of a request: the peer of the connection, or the address from a listed proxy.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use hyper::{HeaderMap, header};
@@ -10,11 +10,9 @@ use crate::limiter::ClientId;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// Client of the Unix socket.
     Local,
     /// Proxy of the Unix socket for proxies: the kernel reported a listed user.
     Proxy,
-    /// Address of a TCP peer.
     Address(IpAddr),
 }
 
@@ -25,7 +23,6 @@ pub struct Network {
     bits: u8,
 }
 
-/// Error of an invalid network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an address or a network such as 192.0.2.0/24 or 2001:db8::/32 is expected")]
 pub struct NetworkError;
@@ -50,17 +47,12 @@ impl FromStr for Network {
 
 impl Network {
     fn holds(self, address: IpAddr) -> bool {
-        match (self.address, address.to_canonical()) {
-            (IpAddr::V4(net), IpAddr::V4(other)) => {
-                let shift = 32 - u32::from(self.bits);
-                net.to_bits().checked_shr(shift) == other.to_bits().checked_shr(shift)
-            }
-            (IpAddr::V6(net), IpAddr::V6(other)) => {
-                let shift = 128 - u32::from(self.bits);
-                net.to_bits().checked_shr(shift) == other.to_bits().checked_shr(shift)
-            }
-            _ => false,
-        }
+        let common_bits = match (self.address, address.to_canonical()) {
+            (IpAddr::V4(net), IpAddr::V4(other)) => (net.to_bits() ^ other.to_bits()).leading_zeros(),
+            (IpAddr::V6(net), IpAddr::V6(other)) => (net.to_bits() ^ other.to_bits()).leading_zeros(),
+            _ => return false,
+        };
+        common_bits >= u32::from(self.bits)
     }
 }
 
@@ -86,8 +78,8 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
         Peer::Local => return ClientId::Local,
         Peer::Address(address) if !is_trusted(address, trusted) => return ClientId::at(address),
         Peer::Address(address) => address,
-        // All for whom the proxy names nobody are one.
-        Peer::Proxy => UNNAMED,
+        // All clients that the proxy does not name are one.
+        Peer::Proxy => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     };
     let fields: Vec<&[u8]> = headers.get_all("x-forwarded-for").iter().map(|value| value.as_bytes()).collect();
     for entry in fields.iter().rev().flat_map(|field| field.rsplit(|&byte| byte == b',')) {
@@ -99,8 +91,6 @@ pub(super) fn client(peer: Peer, headers: &HeaderMap, trusted: &[Network]) -> Cl
     }
     ClientId::at(client)
 }
-
-const UNNAMED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
 /// Headers that a proxy adds about its client or itself.
 const FORWARDED: [&str; 5] = ["x-forwarded-for", "forwarded", "x-real-ip", "via", "x-forwarded-host"];
@@ -121,8 +111,7 @@ pub(super) fn is_of_this_machine(peer: Peer, headers: &HeaderMap) -> bool {
         && headers.get(header::HOST).is_some_and(|host| is_loopback_authority(host.as_bytes()))
 }
 
-/// `localhost`, `127.0.0.1:7377`, `[::1]:7377`. Any other name may be a web page's that was led to
-/// this address.
+/// `localhost`, `127.0.0.1:7377`, `[::1]:7377`. Another name may be a web page's (DNS rebinding).
 pub fn is_loopback_authority(authority: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(authority) else { return false };
     let name = match text.rsplit_once(':') {
@@ -138,8 +127,8 @@ fn parse(entry: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(entry).ok()?.trim();
     text.parse()
         .ok()
-        .or_else(|| text.parse::<std::net::SocketAddr>().ok().map(|socket| socket.ip()))
-        .or_else(|| text.strip_prefix('[')?.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok().map(IpAddr::V6))
+        .or_else(|| text.parse::<SocketAddr>().ok().map(|socket| socket.ip()))
+        .or_else(|| text.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::V6))
 }
 
 #[cfg(test)]

@@ -39,7 +39,6 @@ const TURNS: u32 = 50;
 /// For the answers that an input is known to have, however busy the disk is.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What an answer begins with.
 const ANSWER: &[u8] = b"HTTP/1.1 ";
 
 thread_local! {
@@ -204,7 +203,6 @@ pub fn request(data: &[u8]) {
     }
 }
 
-/// First inputs of a target.
 pub fn seeds(name: &str) -> Vec<Vec<u8>> {
     let head = SAMPLE_AGE_HEADER;
     match name {
@@ -227,7 +225,6 @@ pub fn seeds(name: &str) -> Vec<Vec<u8>> {
     }
 }
 
-/// One connection for each kind of path.
 fn connections(age_head: &str) -> Vec<Vec<u8>> {
     let (long, short) = ("A".repeat(43), "A".repeat(22));
     let ask = |method: &str, path: &str, more: &str, body: &str| {

@@ -38,8 +38,7 @@ pub(super) fn check_site<B>(request: &Request<B>, public_url: &str) -> Result<()
     Ok(())
 }
 
-/// Returns the host that the request names. It is named once, so that two programs in a row cannot
-/// understand it differently.
+/// Returns the host that the request names, once: two programs in a row must agree on it.
 fn host<B>(request: &Request<B>) -> Result<Option<Authority>, HttpRefusal> {
     let named = match only(request.headers(), header::HOST)? {
         None if request.version() == Version::HTTP_10 => None,
@@ -99,7 +98,7 @@ impl<'a> WebOrigin<'a> {
 pub(super) async fn part(body: &mut Incoming, patience: Duration) -> Result<Option<Bytes>, HttpRefusal> {
     loop {
         match timeout(patience, body.frame()).await {
-            Err(_) => return Err(HttpRefusal::new(ErrorCode::Timeout, "the request came too slowly")),
+            Err(_) => return Err(HttpRefusal::too_slow()),
             Ok(None) => return Ok(None),
             Ok(Some(Err(_))) => return Err(HttpRefusal::malformed("the request ended early")),
             // Trailers say nothing here.
@@ -112,8 +111,7 @@ pub(super) async fn part(body: &mut Incoming, patience: Duration) -> Result<Opti
     }
 }
 
-/// Reads a message of at most `limit` bytes. The text is wiped afterwards, because it may hold a
-/// proof.
+/// Reads a message of at most [`MAX_MESSAGE`] bytes, and wipes its text, which may hold a proof.
 pub(super) async fn json<T: DeserializeOwned>(
     request: Request<Incoming>,
     patience: Duration,
@@ -136,11 +134,8 @@ pub(super) async fn json<T: DeserializeOwned>(
         Ok(())
     };
     // The whole message has one time, or a client could send a byte now and then for ever.
-    match timeout(patience, read).await {
-        Err(_) => return Err(HttpRefusal::new(ErrorCode::Timeout, "the request came too slowly")),
-        Ok(result) => result?,
-    }
-    // Only the place of the fault is told: the message could repeat a secret.
+    timeout(patience, read).await.map_err(|_| HttpRefusal::too_slow())??;
+    // Only the position of the fault is reported: the parser's message could repeat a secret.
     serde_json::from_slice(&text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         HttpRefusal::malformed(format!(
@@ -158,7 +153,6 @@ pub(super) fn expect_type(headers: &HeaderMap, expected: &'static str) -> Result
     Err(HttpRefusal::new(ErrorCode::MediaType, format!("the body must be of the type {expected}")))
 }
 
-/// The token of `Authorization: Bearer`.
 pub(super) fn bearer<T: std::str::FromStr>(headers: &HeaderMap) -> Result<T, HttpRefusal> {
     let missing = || HttpRefusal::new(ErrorCode::Unauthorized, "a bearer token is needed");
     let value = only(headers, header::AUTHORIZATION)?.ok_or_else(missing)?;
@@ -169,8 +163,7 @@ pub(super) fn bearer<T: std::str::FromStr>(headers: &HeaderMap) -> Result<T, Htt
     token.trim().parse().map_err(|_| HttpRefusal::new(ErrorCode::Unauthorized, "the bearer token has a wrong form"))
 }
 
-/// The one value of a header. Two different ones could be understood differently by two programs in
-/// a row.
+/// Returns the only value of a header: two programs in a row could pick different ones of several.
 pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Result<Option<&[u8]>, HttpRefusal> {
     let mut values = headers.get_all(&name).iter();
     let first = values.next().map(|value| value.as_bytes());
@@ -204,7 +197,6 @@ pub(super) struct HttpRefusal {
     at: Option<u64>,
     /// Seconds.
     pub(super) retry_after: Option<u64>,
-    /// The methods that the path has.
     pub(super) allow: Option<&'static str>,
 }
 
@@ -218,10 +210,12 @@ impl HttpRefusal {
     }
 
     pub(super) fn method(allow: &'static str) -> HttpRefusal {
-        HttpRefusal {
-            allow: Some(allow),
-            ..HttpRefusal::new(ErrorCode::Method, "the path does not support this method")
-        }
+        let refusal = HttpRefusal::new(ErrorCode::Method, "the path does not support this method");
+        HttpRefusal { allow: Some(allow), ..refusal }
+    }
+
+    fn too_slow() -> HttpRefusal {
+        HttpRefusal::new(ErrorCode::Timeout, "the request came too slowly")
     }
 
     /// The daemon is there and cannot do it at this time.
@@ -237,11 +231,8 @@ impl HttpRefusal {
 
 impl From<RateLimited> for HttpRefusal {
     fn from(RateLimited(wait): RateLimited) -> HttpRefusal {
-        let seconds = wait.as_secs() + 1;
-        HttpRefusal {
-            retry_after: Some(seconds),
-            ..HttpRefusal::new(ErrorCode::Limited, "too many requests, try again later")
-        }
+        let refusal = HttpRefusal::new(ErrorCode::Limited, "too many requests, try again later");
+        HttpRefusal { retry_after: Some(wait.as_secs() + 1), ..refusal }
     }
 }
 

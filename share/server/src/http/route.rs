@@ -72,7 +72,7 @@ impl Endpoint {
         }
     }
 
-    /// The limiter's share of this path is taken by its handler.
+    /// Returns whether the handler asks the limiter itself.
     fn limits_itself(self) -> bool {
         matches!(
             self,
@@ -148,16 +148,14 @@ async fn serve(
     }
 }
 
-/// Scripts and styles from here only, no frames, no forms, nothing else loaded, and no text that
-/// becomes a script or an element.
+/// Loads only scripts and styles of this host; no frames or forms, no text as script or element.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// One of the embedded files, made by `share/page/build.mjs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asset {
-    /// The page, for every path below `/s/`: a mail program may have made `%23` of the link's `#`,
-    /// which the page repairs.
+    /// The page, for every path below `/s/`: it repairs a `%23` that a mail program made of `#`.
     Page,
     Script,
     Style,

@@ -35,27 +35,21 @@ use super::worker::{self, StallGuard, WorkerSockets};
 use super::{Daemon, MAX_UPLOADS};
 use crate::limiter::ClientId;
 
-/// Interval of the search for expired pending uploads.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
-/// Interval of the search for slow request heads.
 const SLOW_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Threads of one worker that wait for the disk: as many as uploads may run, and some for cold
-/// reads.
+/// Threads of one worker that wait for the disk: one per upload, and some for cold reads.
 const BLOCKING: usize = MAX_UPLOADS + 32;
 
-/// Where the daemon listens. All of it is open before the daemon is made: its links name the ports.
+/// Sockets of the daemon. All are open before the daemon is made: its links name the ports.
 pub struct ListeningSockets {
     /// HTTP, or HTTPS where there is an acceptor.
     pub tcp: Vec<(TcpListeners, Option<TlsAcceptor>)>,
-    /// This machine's own programs.
     pub unix: Option<UnixSocket>,
     /// Proxies, which these users run.
     pub proxies: Option<(UnixSocket, Vec<u32>)>,
-    /// Health and metrics.
     pub admin: Option<SocketAddr>,
 }
 
-/// A daemon that answers.
 pub struct RunningServer {
     daemon: Arc<Daemon>,
     stop: watch::Sender<bool>,
@@ -64,7 +58,6 @@ pub struct RunningServer {
     proxies: Option<UnixSocket>,
     /// Addresses with the ports that the kernel chose, and whether they are for HTTPS.
     pub tcp: Vec<(SocketAddr, bool)>,
-    /// The same for health and metrics.
     pub admin: Option<SocketAddr>,
 }
 
@@ -83,10 +76,8 @@ fn event_loop(blocking: usize) -> Result<tokio::runtime::Runtime, String> {
 /// # Errors
 /// One sentence that names the address or the missing resource.
 pub fn start(daemon: Arc<Daemon>, open: ListeningSockets, workers: usize) -> Result<RunningServer, String> {
-    let workers = workers.max(1);
-    let refused = |address: SocketAddr| move |error: io::Error| format!("cannot listen on {address}: {error}");
-    let ListeningSockets { tcp: open, unix, proxies, admin: figures } = open;
-    let mut sockets: Vec<WorkerSockets> = (0..workers).map(|_| WorkerSockets::default()).collect();
+    let ListeningSockets { tcp: open, unix, proxies, admin } = open;
+    let mut sockets: Vec<WorkerSockets> = (0..workers.max(1)).map(|_| WorkerSockets::default()).collect();
     let mut tcp = Vec::new();
     for (TcpListeners { address, listeners }, acceptor) in open {
         tcp.push((address, acceptor.is_some()));
@@ -94,29 +85,22 @@ pub fn start(daemon: Arc<Daemon>, open: ListeningSockets, workers: usize) -> Res
             sockets.tcp.push((listener, acceptor.clone()));
         }
     }
+    let share = |socket: &UnixSocket, name: &str| {
+        socket.listener.try_clone().map_err(|error| format!("cannot share the {name}: {error}"))
+    };
     if let Some(socket) = &unix {
-        let listeners = socket.listeners(workers).map_err(|error| format!("cannot share the Unix socket: {error}"))?;
-        for (sockets, listener) in sockets.iter_mut().zip(listeners) {
-            sockets.unix = Some(listener);
+        for sockets in &mut sockets {
+            sockets.unix = Some(share(socket, "Unix socket")?);
         }
     }
-    let proxies = proxies.map(|(socket, users)| (socket, Arc::<[u32]>::from(users)));
-    if let Some((socket, users)) = &proxies {
-        let listeners =
-            socket.listeners(workers).map_err(|error| format!("cannot share the proxies' socket: {error}"))?;
-        for (sockets, listener) in sockets.iter_mut().zip(listeners) {
-            sockets.proxies = Some((listener, Arc::clone(users)));
+    let (proxies, users) = proxies.unzip();
+    if let (Some(socket), Some(users)) = (&proxies, users) {
+        let users = Arc::<[u32]>::from(users);
+        for sockets in &mut sockets {
+            sockets.proxies = Some((share(socket, "proxies' socket")?, Arc::clone(&users)));
         }
     }
-    let proxies = proxies.map(|(socket, _)| socket);
-    let mut admin = None;
-    let mut admin_listener = None;
-    if let Some(address) = figures {
-        let listener = std::net::TcpListener::bind(address).map_err(refused(address))?;
-        listener.set_nonblocking(true).map_err(refused(address))?;
-        admin = Some(listener.local_addr().map_err(refused(address))?);
-        admin_listener = Some(listener);
-    }
+    let (admin_listener, admin) = admin.map(listen_admin).transpose()?.unzip();
     let (stop, stopped) = watch::channel(false);
     let mut threads = Vec::new();
     for (place, sockets) in sockets.into_iter().enumerate() {
@@ -127,11 +111,21 @@ pub fn start(daemon: Arc<Daemon>, open: ListeningSockets, workers: usize) -> Res
         let work = move || runtime.block_on(worker::run(daemon, sockets, stopped));
         threads.push(spawn(format!("http-{place}"), work)?);
     }
-    let (keeper, stopped) = (daemon.clone(), stopped);
+    let keeper = daemon.clone();
     let runtime = event_loop(4)?;
     let work = move || runtime.block_on(keep(keeper, admin_listener, stopped));
     threads.push(spawn("keeper".into(), work)?);
     Ok(RunningServer { daemon, stop, threads, unix, proxies, tcp, admin })
+}
+
+fn listen_admin(address: SocketAddr) -> Result<(std::net::TcpListener, SocketAddr), String> {
+    let listen = || {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let bound = listener.local_addr()?;
+        Ok((listener, bound))
+    };
+    listen().map_err(|error: io::Error| format!("cannot listen on {address}: {error}"))
 }
 
 fn spawn(
@@ -141,7 +135,6 @@ fn spawn(
     std::thread::Builder::new().name(name).spawn(work).map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// Serves health and metrics, and runs periodic maintenance.
 async fn keep(
     daemon: Arc<Daemon>,
     listener: Option<std::net::TcpListener>,
@@ -165,14 +158,12 @@ async fn keep(
 }
 
 impl RunningServer {
-    /// Returns the path of the Unix socket.
     pub fn unix(&self) -> Option<&Path> {
-        self.unix.as_ref().map(UnixSocket::path)
+        self.unix.as_ref().map(|socket| &*socket.path)
     }
 
-    /// Returns the path of the Unix socket for proxies.
     pub fn proxies(&self) -> Option<&Path> {
-        self.proxies.as_ref().map(UnixSocket::path)
+        self.proxies.as_ref().map(|socket| &*socket.path)
     }
 
     /// Stops accepting, lets running requests end, makes everything durable.
@@ -202,19 +193,16 @@ impl RunningServer {
 const ADMIN_CONNECTIONS: usize = 32;
 const ADMIN_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Answers for as long as it is polled. A connection without a request makes room, as on the other
-/// sockets (`admission`, rule 3): a probe that had to wait for idle connections would take the
-/// daemon for dead.
+/// Serves health and metrics while it is polled. A connection without a request makes room, as on
+/// the other sockets (`admission`, rule 3): a probe that had to wait for idle connections would
+/// take the daemon for dead.
 async fn serve_admin(daemon: Arc<Daemon>, listener: TcpListener) {
     let slots = ConnectionSlots::new(ADMIN_CONNECTIONS, ADMIN_CONNECTIONS, ADMIN_HEAD_TIMEOUT);
     loop {
-        let (stream, address) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(_) => {
-                // No descriptors: others will be closed.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
+        let Ok((stream, address)) = listener.accept().await else {
+            // No descriptors: others will be closed.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
         };
         let Some(slot) = slots.take(SlotOwner::Client(ClientId::at(address.ip()))) else { continue };
         let daemon = daemon.clone();
@@ -239,7 +227,7 @@ async fn serve_admin(daemon: Arc<Daemon>, listener: TcpListener) {
 }
 
 fn answer_admin(daemon: &Daemon, request: &Request<Incoming>) -> Reply {
-    if request.method() != Method::GET && request.method() != Method::HEAD {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return HttpRefusal::method("GET, HEAD").reply();
     }
     let text = |status, text: String| reply::with_type(status, "text/plain; version=0.0.4", Bytes::from(text));
@@ -263,7 +251,6 @@ const BACKLOG: i32 = 4096;
 pub struct TcpListeners {
     /// Bound address, with the port chosen by the kernel if none was requested.
     pub address: SocketAddr,
-    /// One listener per worker.
     pub listeners: Vec<std::net::TcpListener>,
 }
 
@@ -275,21 +262,20 @@ pub fn listen_tcp(address: SocketAddr, workers: usize) -> Result<TcpListeners, S
     spread(address, workers.max(1)).map_err(|error| format!("cannot listen on {address}: {error}"))
 }
 
-fn spread(address: SocketAddr, workers: usize) -> io::Result<TcpListeners> {
+fn spread(mut address: SocketAddr, workers: usize) -> io::Result<TcpListeners> {
     // Without SO_REUSEPORT first: with it a second daemon of the same user would share the address
     // in silence.
     drop(bind(address, false)?);
-    let first = bind(address, true)?;
-    first.listen(BACKLOG)?;
-    let first = std::net::TcpListener::from(first);
-    let bound = first.local_addr()?;
-    let mut listeners = vec![first];
-    for _ in 1..workers {
-        let socket = bind(bound, true)?;
+    let mut listeners = Vec::with_capacity(workers);
+    for _ in 0..workers {
+        let socket = bind(address, true)?;
         socket.listen(BACKLOG)?;
-        listeners.push(socket.into());
+        let listener = std::net::TcpListener::from(socket);
+        // The port that the kernel chose for the first is the port of all.
+        address = listener.local_addr()?;
+        listeners.push(listener);
     }
-    Ok(TcpListeners { address: bound, listeners })
+    Ok(TcpListeners { address, listeners })
 }
 
 fn bind(address: SocketAddr, shared: bool) -> io::Result<Socket> {
@@ -324,8 +310,7 @@ impl UnixSocket {
         UnixSocket::bind_for(path, 0o600)
     }
 
-    /// The same for any user, as the kernel names the user of each connection: all users may
-    /// connect.
+    /// Listens for all users: the kernel names the user of each connection.
     ///
     /// # Errors
     /// As of [`UnixSocket::bind`].
@@ -345,23 +330,10 @@ impl UnixSocket {
         }
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
         socket.bind(&SockAddr::unix(path)?)?;
-        // Nobody can connect before it listens, so nobody slips in before the mode.
+        // No client can connect before it listens, so none slips in before the mode.
         fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
         socket.listen(BACKLOG)?;
         Ok(UnixSocket { path: path.into(), listener: socket.into() })
-    }
-
-    /// One descriptor of it for each worker.
-    ///
-    /// # Errors
-    /// Without descriptors.
-    pub fn listeners(&self, workers: usize) -> io::Result<Vec<UnixListener>> {
-        (0..workers).map(|_| self.listener.try_clone()).collect()
-    }
-
-    /// Returns its address.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 }
 

@@ -18,7 +18,7 @@ use super::reply::{self, Reply};
 use super::request::{self, HttpRefusal};
 use super::{Daemon, see_through};
 use crate::limiter::ClientId;
-use crate::store::{self, PendingReply, StoreError};
+use crate::store::{self, StoreError};
 
 /// Maximum delay before a watcher notices a change by time alone.
 const TICK: Duration = Duration::from_secs(1);
@@ -34,32 +34,6 @@ pub(super) enum Action {
 }
 
 impl Action {
-    fn begin(self, daemon: &Daemon, handle: Handle, owner: &OwnerToken) -> PendingReply<store::ShareReport> {
-        match self {
-            Action::Info => daemon.store.info(handle, owner),
-            Action::Revoke => daemon.store.revoke(handle, owner),
-            Action::Rearm => daemon.store.rearm(handle, owner),
-        }
-    }
-
-    async fn end(
-        self,
-        daemon: Arc<Daemon>,
-        client: ClientId,
-        handle: Handle,
-        pending: PendingReply<store::ShareReport>,
-    ) -> Result<ShareInfo, HttpRefusal> {
-        let info = pending.await.map_err(|error| daemon.refused(client, error))?;
-        let counter = match self {
-            Action::Info => return Ok(message_of(handle, &info)),
-            Action::Revoke => &daemon.metrics.revoked,
-            Action::Rearm => &daemon.metrics.rearmed,
-        };
-        counter.fetch_add(1, Relaxed);
-        daemon.notifier.withdraw(handle);
-        Ok(message_of(handle, &info))
-    }
-
     pub(super) async fn one(
         self,
         daemon: &Arc<Daemon>,
@@ -68,8 +42,23 @@ impl Action {
         request: &Request<Incoming>,
     ) -> Result<Reply, HttpRefusal> {
         let owner = request::bearer(request.headers())?;
-        let pending = self.begin(daemon, handle, &owner);
-        let end = self.end(daemon.clone(), client, handle, pending);
+        let pending = match self {
+            Action::Info => daemon.store.info(handle, &owner),
+            Action::Revoke => daemon.store.revoke(handle, &owner),
+            Action::Rearm => daemon.store.rearm(handle, &owner),
+        };
+        let daemon = daemon.clone();
+        let end = async move {
+            let report = pending.await.map_err(|error| daemon.refused(client, error))?;
+            let changes = match self {
+                Action::Info => return Ok(message_of(handle, &report)),
+                Action::Revoke => &daemon.metrics.revoked,
+                Action::Rearm => &daemon.metrics.rearmed,
+            };
+            changes.fetch_add(1, Relaxed);
+            daemon.notifier.withdraw(handle);
+            Ok::<_, HttpRefusal>(message_of(handle, &report))
+        };
         // A question changes nothing that would have to be noted.
         let info = if self == Action::Info { end.await } else { see_through(end).await }?;
         Ok(reply::json(StatusCode::OK, &info))
@@ -168,7 +157,7 @@ pub(super) async fn look(daemon: &Daemon, client: ClientId, request: Request<Inc
     daemon.limiter.admit_claim(client)?;
     let look: LookRequest = request::json(request, daemon.settings.body_timeout).await?;
     let expires = daemon.store.look(look.handle, &look.auth).await.map_err(|error| daemon.refused(client, error))?;
-    Ok(reply::json(StatusCode::OK, &LookReply { expires_at: expires.0 / 1000 }))
+    Ok(reply::json(StatusCode::OK, &LookReply { expires_at: expires.seconds() }))
 }
 
 /// `POST /v1/claim`

@@ -41,7 +41,6 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: applicat
 pub(super) struct WorkerSockets {
     /// HTTP, or HTTPS where there is an acceptor.
     pub tcp: Vec<(std::net::TcpListener, Option<TlsAcceptor>)>,
-    /// HTTP for this user.
     pub unix: Option<std::os::unix::net::UnixListener>,
     /// HTTP for proxies, which these users run.
     pub proxies: Option<(std::os::unix::net::UnixListener, Arc<[u32]>)>,
@@ -54,20 +53,19 @@ async fn stop_requested(stop: &mut StopSignal) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Serves until `stop`, and then until the running requests have ended or their time is over. To be
-/// called in a runtime of its own.
+/// Serves until `stop`, and then until the requests in flight end or time out. It needs a runtime
+/// of its own.
 pub(super) async fn run(daemon: Arc<Daemon>, sockets: WorkerSockets, stop: StopSignal) -> io::Result<()> {
     let mut accepting = JoinSet::new();
+    let mut listen = |source| accepting.spawn(accept(daemon.clone(), source, stop.clone()));
     for (listener, acceptor) in sockets.tcp {
-        let listener = TcpListener::from_std(listener)?;
-        accepting.spawn(accept(daemon.clone(), WorkerListener::Tcp(listener, acceptor), stop.clone()));
+        listen(WorkerListener::Tcp(TcpListener::from_std(listener)?, acceptor));
     }
     if let Some(listener) = sockets.unix {
-        accepting.spawn(accept(daemon.clone(), WorkerListener::Unix(UnixListener::from_std(listener)?), stop.clone()));
+        listen(WorkerListener::Unix(UnixListener::from_std(listener)?));
     }
     if let Some((listener, users)) = sockets.proxies {
-        let source = WorkerListener::Proxies(UnixListener::from_std(listener)?, users);
-        accepting.spawn(accept(daemon.clone(), source, stop.clone()));
+        listen(WorkerListener::Proxies(UnixListener::from_std(listener)?, users));
     }
     let mut running = JoinSet::new();
     while let Some(connections) = accepting.join_next().await {
@@ -92,8 +90,7 @@ enum AcceptedStream {
 }
 
 impl WorkerListener {
-    /// The next connection. Readiness is asked for again only when none waits, so a burst is
-    /// drained in one turn.
+    /// Accepts a connection. Polls readiness only when none waits: a burst is drained in one turn.
     async fn next(&self) -> io::Result<AcceptedStream> {
         match self {
             WorkerListener::Tcp(listener, tls) => {
@@ -103,11 +100,11 @@ impl WorkerListener {
             WorkerListener::Unix(listener) => Ok(AcceptedStream::Unix(listener.accept().await?.0, Peer::Local)),
             WorkerListener::Proxies(listener, users) => {
                 let stream = listener.accept().await?.0;
-                // Whoever else connects would write X-Forwarded-For itself.
-                match users.contains(&stream.peer_cred()?.uid()) {
-                    true => Ok(AcceptedStream::Unix(stream, Peer::Proxy)),
-                    false => Err(io::ErrorKind::ConnectionRefused.into()),
+                // Any other user would write X-Forwarded-For itself.
+                if !users.contains(&stream.peer_cred()?.uid()) {
+                    return Err(io::ErrorKind::ConnectionRefused.into());
                 }
+                Ok(AcceptedStream::Unix(stream, Peer::Proxy))
             }
         }
     }
@@ -184,15 +181,11 @@ fn begin(daemon: &Arc<Daemon>, accepted: AcceptedStream, stop: &StopSignal, conn
     };
     let Some(connection) = Connection::new(daemon, peer, stop.clone()) else {
         daemon.metrics.connections_refused.fetch_add(1, Relaxed);
-        let counted = ConnectionCount::new(daemon);
-        match (daemon.lingering.clone().try_acquire_owned(), accepted) {
-            (Ok(place), AcceptedStream::Tcp(stream, ..)) => {
-                connections.spawn(reject_connection(stream, (place, counted)))
-            }
-            (Ok(place), AcceptedStream::Unix(stream, _)) => {
-                connections.spawn(reject_connection(stream, (place, counted)))
-            }
-            (Err(_), accepted) => return reject_now(&accepted),
+        let Ok(place) = daemon.lingering.clone().try_acquire_owned() else { return reject_now(&accepted) };
+        let held = (place, ConnectionCount::new(daemon));
+        match accepted {
+            AcceptedStream::Tcp(stream, ..) => connections.spawn(reject_connection(stream, held)),
+            AcceptedStream::Unix(stream, _) => connections.spawn(reject_connection(stream, held)),
         };
         return;
     };
@@ -209,13 +202,12 @@ fn begin(daemon: &Arc<Daemon>, accepted: AcceptedStream, stop: &StopSignal, conn
     };
 }
 
-/// Maximum unsent bytes that the kernel buffers per connection.
 const UNSENT: u32 = 32 * 1024;
 
-/// Bounds the kernel's send buffer. By default the kernel buffers up to 4 MiB (net.ipv4.tcp_wmem)
-/// per connection, and accepts more only when a third of it is sent: a slow but honest client would
-/// seem to accept nothing for minutes, and [`StallGuard`] would end it, while many of them held
-/// gigabytes. With a bound on unsent bytes, writes follow the client's pace.
+/// Bounds the unsent bytes in the kernel's send buffer. By default the kernel buffers up to 4 MiB
+/// (net.ipv4.tcp_wmem) per connection, and accepts more only when a third of it is sent: a slow but
+/// honest client would seem to accept nothing for minutes, and [`StallGuard`] would end it, while
+/// many of them held gigabytes. With a bound on unsent bytes, writes follow the client's pace.
 fn tune(stream: &TcpStream) {
     // Neither can fail on a socket that TCP accepted, and the connection works without.
     let _ = stream.set_nodelay(true);
@@ -226,7 +218,6 @@ fn count_slow(daemon: &Daemon) {
     daemon.metrics.connections_slow.fetch_add(1, Relaxed);
 }
 
-/// A connection that has a place.
 pub(super) struct Connection {
     counted: ConnectionCount,
     slot: Arc<ConnectionSlot>,
@@ -236,7 +227,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// None when no place is free.
+    /// Takes a slot; `None` when none is free.
     pub(super) fn new(daemon: &Arc<Daemon>, peer: Peer, stop: StopSignal) -> Option<Connection> {
         let slot = daemon.slot(peer)?;
         Some(Connection { counted: ConnectionCount::new(daemon), slot, peer, is_tls: false, stop })
@@ -298,15 +289,12 @@ impl Connection {
 }
 
 fn is_stalled(error: &hyper::Error) -> bool {
-    use std::error::Error;
-    error
-        .source()
-        .and_then(|source| source.downcast_ref::<io::Error>())
-        .is_some_and(|e| e.kind() == io::ErrorKind::TimedOut)
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
 }
 
-/// Says that too many connections are open, and waits until the client has seen it: closing a
-/// socket with unread bytes would throw the answer away.
+/// Answers that too many connections are open, and waits until the client has read it: closing a
+/// socket with unread bytes would discard the answer.
 async fn reject_connection<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     _held: (OwnedSemaphorePermit, ConnectionCount),
@@ -333,14 +321,12 @@ fn reject_now(accepted: &AcceptedStream) {
 const LEAST_RATE: u64 = 1024;
 
 /// Stream whose writes fail when the client does not accept enough of them in time. Reads may wait:
-/// hyper and the handlers have timers for those.
+/// hyper and the handlers have timers for them.
 pub(super) struct StallGuard<S> {
     stream: S,
     patience: Duration,
-    /// Runs from the first write that waits until enough was taken, so that an idle connection has
-    /// no timer here.
+    /// Runs from the first write that waits until enough was taken; idle connections have no timer.
     waiting: Option<Pin<Box<Sleep>>>,
-    /// Bytes that were taken while it runs.
     taken: u64,
     /// Is notified when everything was handed over.
     slot: Option<Arc<ConnectionSlot>>,
@@ -376,15 +362,11 @@ impl<S> StallGuard<S> {
         if result.is_ready() {
             return result;
         }
-        if self.waiting.is_none() {
+        let timer = self.waiting.get_or_insert_with(|| {
             self.taken = 0;
-        }
-        let patience = self.patience;
-        let timer = self.waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
-        match timer.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => Poll::Pending,
-        }
+            Box::pin(sleep(self.patience))
+        });
+        timer.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 

@@ -33,19 +33,13 @@ use super::request::HttpRefusal;
 use crate::store::{LeaseFinish, LeaseGrant, PendingReply, StoreError};
 
 /// Response body; its request is in flight until the body's end.
-#[derive(Default)]
 pub(super) struct ReplyBody {
-    content: ContentLocation,
+    content: BodyContent,
     _under_way: Option<ActiveRequest>,
 }
 
-#[derive(Default)]
-enum ContentLocation {
-    #[default]
-    Empty,
-    /// A message or a page.
+enum BodyContent {
     Whole(Bytes),
-    /// A ciphertext, or a part of one.
     File(Box<FileBody>),
 }
 
@@ -57,10 +51,9 @@ impl Body for ReplyBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         match &mut self.get_mut().content {
-            ContentLocation::Empty => Poll::Ready(None),
-            ContentLocation::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
-            ContentLocation::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            ContentLocation::File(file) => file.poll(cx).map(|part| part.map(|result| result.map(Frame::data))),
+            BodyContent::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            BodyContent::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            BodyContent::File(file) => file.poll(cx).map(|part| part.map(|result| result.map(Frame::data))),
         }
     }
 
@@ -75,19 +68,17 @@ impl Body for ReplyBody {
 
 impl ReplyBody {
     pub(super) fn file(file: FileBody) -> ReplyBody {
-        ReplyBody { content: ContentLocation::File(Box::new(file)), _under_way: None }
+        ReplyBody { content: BodyContent::File(Box::new(file)), _under_way: None }
     }
 
-    /// Binds the body to its request's slot.
     pub(super) fn of(self, request: Option<ActiveRequest>) -> ReplyBody {
         ReplyBody { _under_way: request, ..self }
     }
 
     fn left(&self) -> u64 {
         match &self.content {
-            ContentLocation::Empty => 0,
-            ContentLocation::Whole(bytes) => bytes.len() as u64,
-            ContentLocation::File(file) => file.left(),
+            BodyContent::Whole(bytes) => bytes.len() as u64,
+            BodyContent::File(file) => file.left(),
         }
     }
 }
@@ -121,13 +112,13 @@ pub(super) fn json(status: StatusCode, message: &impl Serialize) -> Reply {
 pub(super) fn with_type(status: StatusCode, content_type: &'static str, bytes: Bytes) -> Reply {
     let mut reply = empty(status);
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    reply.body_mut().content = ContentLocation::Whole(bytes);
+    reply.body_mut().content = BodyContent::Whole(bytes);
     reply
 }
 
-/// No body. Nothing that the daemon says may be kept by a cache, unless its handler says otherwise.
+/// Creates a reply without a body. No cache may keep it, unless its handler says otherwise.
 pub(super) fn empty(status: StatusCode) -> Reply {
-    let mut reply = Response::new(ReplyBody::default());
+    let mut reply = Response::new(ReplyBody { content: BodyContent::Whole(Bytes::new()), _under_way: None });
     *reply.status_mut() = status;
     let headers = reply.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -139,7 +130,6 @@ pub(super) fn empty(status: StatusCode) -> Reply {
 /// renewed in time, and a thousand answers cost the store a hundred looks in a second.
 const ASK_EVERY: Duration = Duration::from_secs(10);
 
-/// One answer with ciphertext, from its first byte to its end.
 pub(super) struct Transfer {
     daemon: Arc<Daemon>,
     handle: Handle,
@@ -159,19 +149,16 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// Takes a place for an answer that begins at `first`, and notes that a byte goes out (Store
-    /// rule 2).
+    /// Takes a place for an answer from `first` on, and notes that a byte goes out (Store rule 2).
     pub(super) async fn begin(
         daemon: &Arc<Daemon>,
         handle: Handle,
         token: &LeaseToken,
         first: u64,
     ) -> Result<Transfer, HttpRefusal> {
-        daemon.leases.begin(token).map_err(|busy| {
-            HttpRefusal::unavailable(match busy {
-                TransferLimit::Daemon => "too many concurrent downloads",
-                TransferLimit::Lease => "too many concurrent range requests for this download",
-            })
+        daemon.leases.begin(token).map_err(|limit| match limit {
+            TransferLimit::Daemon => HttpRefusal::unavailable("too many concurrent downloads"),
+            TransferLimit::Lease => HttpRefusal::unavailable("too many concurrent range requests for this download"),
         })?;
         let withdrawals = daemon.notifier.withdrawals(handle);
         // From here on the place is given back when this is dropped.
@@ -308,11 +295,11 @@ impl FileBody {
         FileBody { file: Arc::new(file), end, buffers: Arc::default(), reading: None, transfer }
     }
 
-    pub(super) fn left(&self) -> u64 {
+    fn left(&self) -> u64 {
         self.end.saturating_sub(self.transfer.at)
     }
 
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         if self.left() == 0 {
             return Poll::Ready(None);
         }
@@ -325,9 +312,8 @@ impl FileBody {
             let mut bytes = self.buffers.lock().pop().unwrap_or_default();
             bytes.resize(PART, 0);
             let mut part = Part { bytes, length: 0, home: self.buffers.clone() };
-            let flags = ReadWriteFlags::NOWAIT;
             let mut slices = [IoSliceMut::new(&mut part.bytes[..wanted])];
-            match preadv2(&self.file, &mut slices, self.transfer.at, flags) {
+            match preadv2(&self.file, &mut slices, self.transfer.at, ReadWriteFlags::NOWAIT) {
                 Ok(length) if length > 0 => {
                     part.length = length;
                     return Poll::Ready(Some(Ok(self.hand_over(part))));
@@ -366,8 +352,7 @@ const MAX_BODIES_OF_LEASE: usize = 8;
 const MAX_REMEMBERED: usize = 16 * 1024;
 /// No lease lasts longer.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-/// Maximum disjoint byte ranges per lease. Beyond that a download does not count as complete until
-/// its claimant reports it.
+/// Maximum disjoint byte ranges per lease. With more, only the claimant reports completion.
 const MAX_RUNS: usize = 64;
 
 #[derive(Default)]
@@ -438,7 +423,7 @@ impl LeaseTransfers {
         TransferEnd { finishes: entry.bodies == 0 && (entry.reached_end || entry.whole), whole }
     }
 
-    /// The claimant said that it has everything. Whether that was counted before.
+    /// Notes that the claimant has everything, and returns whether that was counted before.
     pub(super) fn completed(&self, token: &LeaseToken) -> bool {
         let mut table = self.0.lock();
         match table.entries.get_mut(token.as_bytes()) {
@@ -449,7 +434,6 @@ impl LeaseTransfers {
         }
     }
 
-    /// Forgets leases that are over.
     pub(super) fn forget_old(&self) {
         self.0.lock().entries.retain(|_, entry| entry.bodies > 0 || entry.touched.elapsed() < LONGEST);
     }
@@ -460,15 +444,14 @@ impl LeaseTransfers {
 }
 
 impl Table {
-    /// Forgets the older half at a time, so that this is rare. Only the sent ranges are lost.
+    /// Removes the older half at a time, so that this is rare. Only the sent ranges are lost.
     fn make_room(&mut self) {
         if self.entries.len() < MAX_REMEMBERED {
             return;
         }
         let mut times: Vec<Instant> = self.entries.values().map(|entry| entry.touched).collect();
         let middle = times.len() / 2;
-        let (_, median, _) = times.select_nth_unstable(middle);
-        let median = *median;
+        let median = *times.select_nth_unstable(middle).1;
         self.entries.retain(|_, entry| entry.bodies > 0 || entry.touched > median);
     }
 }
