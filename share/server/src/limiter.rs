@@ -4,23 +4,20 @@
 //! are in a table of sets of eight slots; when a set is full, the bucket nearest to full is
 //! evicted, because its loss permits the fewest requests.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::hash::Hasher;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
-use std::hash::Hasher;
 
-/// Slots that one client's bucket may be in: enough that a full set is rare while most of the table
-/// is in use.
+/// Slots for one client's bucket: a full set is rare while most of the table is in use.
 const WAYS: usize = 8;
-/// Sets of the table: 8,192 sets of 8 slots of 16 bytes are 1 MiB, and 65,536 clients are limited
-/// at a time.
+/// 8,192 sets of 8 slots of 16 bytes are 1 MiB, and limit 65,536 clients at a time.
 const SETS: usize = 8192;
 /// Fraction of a client's burst that a miss costs, so that guessing slows down soon.
 const MISS_COST: u32 = 4;
 
-/// Rate limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rates {
     /// Requests in a minute by one client in the long run; 0 turns the limiter off.
@@ -54,13 +51,9 @@ impl ClientId {
             IpAddr::V4(v4) => u64::from(v4.to_bits()),
             // None of these is below 2^32, where the IPv4 addresses are: 0::/32 is no network of
             // clients.
-            IpAddr::V6(v6) => network(v6),
+            IpAddr::V6(v6) => (v6.to_bits() >> 64) as u64,
         })
     }
-}
-
-fn network(address: Ipv6Addr) -> u64 {
-    (address.to_bits() >> 64) as u64
 }
 
 /// Bucket of one client: its key, and the time at which it will be full again, in microseconds
@@ -71,7 +64,6 @@ struct Slot {
     full_at: u64,
 }
 
-/// The table of buckets and the budget of misses.
 pub struct Limiter {
     rates: Rates,
     start: Instant,
@@ -85,14 +77,12 @@ pub struct Limiter {
 pub struct RateLimited(pub Duration);
 
 impl Limiter {
-    /// Creates a limiter. `secret` comes from the system's randomness, so that no client can aim at
-    /// slots of the table.
+    /// Creates a limiter. `secret` is random, so that no client can aim at slots of the table.
     pub fn new(rates: Rates, secret: [u8; 16]) -> Limiter {
         let sets = (0..SETS).map(|_| Mutex::default()).collect();
         Limiter { rates, start: Instant::now(), secret, sets, misses: Mutex::new(0) }
     }
 
-    /// Bytes of the table, which do not depend on the clients.
     pub fn bytes(&self) -> usize {
         self.sets.len() * size_of::<Mutex<[Slot; WAYS]>>()
     }
@@ -107,7 +97,7 @@ impl Limiter {
 
     /// Refunds a cost counted by [`Limiter::admit`].
     pub fn give_back(&self, client: ClientId, cost: u32) {
-        if self.rates.per_minute != 0 && client != ClientId::Local {
+        if !self.is_unlimited(client) {
             let credit = u64::from(cost) * self.interval();
             // At least 1: zero is an empty slot.
             self.with_bucket(client, |slot| slot.full_at = slot.full_at.saturating_sub(credit).max(1));
@@ -136,13 +126,16 @@ impl Limiter {
         60_000_000 / u64::from(self.rates.per_minute.max(1))
     }
 
+    fn is_unlimited(&self, client: ClientId) -> bool {
+        self.rates.per_minute == 0 || client == ClientId::Local
+    }
+
     fn depth(&self) -> u64 {
         self.interval() * u64::from(self.rates.burst.max(1))
     }
 
     fn admit_claim_at(&self, client: ClientId, now: u64) -> Result<(), RateLimited> {
-        let ClientId::Network(_) = client else { return Ok(()) };
-        if self.rates.per_minute == 0 {
+        if self.is_unlimited(client) {
             return Ok(());
         }
         if self.misses_left(now) == 0 {
@@ -155,20 +148,19 @@ impl Limiter {
     }
 
     fn admit_at(&self, client: ClientId, cost: u32, now: u64) -> Result<(), RateLimited> {
-        if self.rates.per_minute == 0 || client == ClientId::Local {
+        if self.is_unlimited(client) {
             return Ok(());
         }
         let cost = u64::from(cost.min(self.rates.burst.max(1))) * self.interval();
         let depth = self.depth();
         self.with_bucket(client, |slot| {
             let full_at = slot.full_at.max(now) + cost;
-            match (full_at - now).checked_sub(depth) {
-                None | Some(0) => {
-                    slot.full_at = full_at;
-                    Ok(())
-                }
-                Some(over) => Err(RateLimited(Duration::from_micros(over))),
+            let over = (full_at - now).saturating_sub(depth);
+            if over > 0 {
+                return Err(RateLimited(Duration::from_micros(over)));
             }
+            slot.full_at = full_at;
+            Ok(())
         })
     }
 
@@ -178,8 +170,7 @@ impl Limiter {
         }
         let interval = self.miss_interval();
         let mut misses = self.misses.lock();
-        *misses = (*misses).max(now) + interval;
-        *misses = (*misses).min(now + 60_000_000 + interval);
+        *misses = ((*misses).max(now) + interval).min(now + 60_000_000 + interval);
         drop(misses);
         if client != ClientId::Local {
             let depth = self.depth();

@@ -1,60 +1,41 @@
 //! Counters of the daemon, in the text format of Prometheus. No handle, name or address is a label.
 
-use std::fmt::{Display, Write};
+use std::fmt::{self, Display, Write};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::store::StoreStats;
 
-/// Route label of a request: the complete set of labels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(usize)]
-pub enum Route {
-    /// `/v1/limits`
-    Limits,
-    /// `/v1/uploads`
-    Upload,
-    /// `/v1/shares`
-    Create,
-    /// `/v1/look`
-    Look,
-    /// `/v1/claim`
-    Claim,
-    /// A ciphertext.
-    Download,
-    /// The end of a download.
-    Complete,
-    /// One share's state.
-    Info,
-    /// The same, after a change.
-    Watch,
-    /// A share taken back.
-    Revoke,
-    /// A share armed again.
-    Rearm,
-    Batch,
-    Page,
-    /// No path of the daemon.
-    Other,
+macro_rules! routes {
+    ($($route:ident $label:literal,)*) => {
+        /// Route label of a request. `Other` is not a path of the daemon.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(usize)]
+        pub enum Route {
+            $($route,)*
+        }
+
+        impl Route {
+            const ALL: &[(Route, &str)] = &[$((Route::$route, $label),)*];
+        }
+    };
 }
 
-impl Route {
-    const ALL: [(Route, &'static str); 14] = [
-        (Route::Limits, "limits"),
-        (Route::Upload, "upload"),
-        (Route::Create, "create"),
-        (Route::Look, "look"),
-        (Route::Claim, "claim"),
-        (Route::Download, "download"),
-        (Route::Complete, "complete"),
-        (Route::Info, "info"),
-        (Route::Watch, "watch"),
-        (Route::Revoke, "revoke"),
-        (Route::Rearm, "rearm"),
-        (Route::Batch, "batch"),
-        (Route::Page, "page"),
-        (Route::Other, "other"),
-    ];
+routes! {
+    Limits "limits",
+    Upload "upload",
+    Create "create",
+    Look "look",
+    Claim "claim",
+    Download "download",
+    Complete "complete",
+    Info "info",
+    Watch "watch",
+    Revoke "revoke",
+    Rearm "rearm",
+    Batch "batch",
+    Page "page",
+    Other "other",
 }
 
 /// Statuses that the daemon answers; the last place counts any other.
@@ -63,8 +44,7 @@ const STATUSES: [u16; 24] = [
     0,
 ];
 
-/// Upper bounds of the latency histogram in microseconds; an in-memory answer takes tens, a commit
-/// hundreds.
+/// Upper bounds of latencies in microseconds; an in-memory answer takes tens, a commit hundreds.
 const BOUNDS: [u64; 14] =
     [50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 500_000, 2_500_000, 10_000_000];
 
@@ -82,13 +62,12 @@ macro_rules! counters {
         pub struct Metrics {
             requests: [[AtomicU64; STATUSES.len()]; Route::ALL.len()],
             latency: [Histogram; Route::ALL.len()],
-            /// Connections that are open.
             pub connections: AtomicI64,
             $(#[doc = $meaning] pub $field: AtomicU64,)*
         }
 
         impl Metrics {
-            fn write_counters(&self, out: &mut String) -> std::fmt::Result {
+            fn write_counters(&self, out: &mut String) -> fmt::Result {
                 $(write_row(out, $name, "counter", $meaning, self.$field.load(Relaxed))?;)*
                 Ok(())
             }
@@ -118,16 +97,12 @@ counters! {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gauges {
     pub store: StoreStats,
-    /// Bytes of the limiter's table.
     pub limiter_bytes: u64,
-    /// Answers with ciphertext that run.
     pub downloads: u64,
-    /// Whether the store takes changes.
     pub ready: bool,
 }
 
 impl Metrics {
-    /// Counts one answered request.
     pub fn answered(&self, route: Route, status: u16, took: Duration) {
         let place = STATUSES.iter().position(|&known| known == status).unwrap_or(STATUSES.len() - 1);
         self.requests[route as usize][place].fetch_add(1, Relaxed);
@@ -137,7 +112,7 @@ impl Metrics {
         histogram.micros.fetch_add(micros, Relaxed);
     }
 
-    /// Everything as Prometheus reads it.
+    /// Returns the text that Prometheus reads.
     pub fn text(&self, gauges: &Gauges) -> String {
         let mut out = String::with_capacity(16 * 1024);
         // Writing to a text cannot fail.
@@ -145,12 +120,13 @@ impl Metrics {
         out
     }
 
-    fn write(&self, out: &mut String, gauges: &Gauges) -> std::fmt::Result {
+    fn write(&self, out: &mut String, gauges: &Gauges) -> fmt::Result {
         self.write_requests(out)?;
         self.write_latency(out)?;
         self.write_counters(out)?;
         let Gauges { store, limiter_bytes, downloads, ready } = *gauges;
         let connections = u64::try_from(self.connections.load(Relaxed)).unwrap_or(0);
+        let pending = store.expired_bytes_pending;
         for (name, kind, meaning, value) in [
             ("connections", "gauge", "Connections that are open.", connections),
             ("live", "gauge", "Shares with stored content.", store.live),
@@ -161,12 +137,7 @@ impl Metrics {
             ("segment_bytes", "gauge", "Bytes of the segment files.", store.segment_bytes),
             ("index_bytes", "gauge", "Bytes of the index on disk.", store.index_bytes),
             ("spool_bytes", "gauge", "Bytes of ciphertext in the spool.", store.spool_bytes),
-            (
-                "expired_bytes_pending",
-                "gauge",
-                "Bytes of expired shares, not removed yet.",
-                store.expired_bytes_pending,
-            ),
+            ("expired_bytes_pending", "gauge", "Bytes of expired shares, not removed yet.", pending),
             ("fsyncs_total", "counter", "Calls of fdatasync by the store.", store.barriers),
             ("ready", "gauge", "1 when shares can be made.", u64::from(ready)),
         ] {
@@ -175,9 +146,9 @@ impl Metrics {
         write_row(out, "fsync_seconds_total", "counter", "Seconds in fdatasync.", seconds(store.barrier_micros))
     }
 
-    fn write_requests(&self, out: &mut String) -> std::fmt::Result {
+    fn write_requests(&self, out: &mut String) -> fmt::Result {
         head(out, "requests_total", "counter", "Answered requests.")?;
-        for (route, label) in Route::ALL {
+        for &(route, label) in Route::ALL {
             for (place, status) in STATUSES.iter().enumerate() {
                 let count = self.requests[route as usize][place].load(Relaxed);
                 if count > 0 {
@@ -188,9 +159,9 @@ impl Metrics {
         Ok(())
     }
 
-    fn write_latency(&self, out: &mut String) -> std::fmt::Result {
+    fn write_latency(&self, out: &mut String) -> fmt::Result {
         head(out, "request_seconds", "histogram", "From the request's head to the answer's head.")?;
-        for (route, label) in Route::ALL {
+        for &(route, label) in Route::ALL {
             let histogram = &self.latency[route as usize];
             let mut sum = 0;
             for (count, bound) in histogram.counts.iter().zip(BOUNDS) {
@@ -208,11 +179,11 @@ impl Metrics {
     }
 }
 
-fn head(out: &mut String, name: &str, kind: &str, meaning: &str) -> std::fmt::Result {
+fn head(out: &mut String, name: &str, kind: &str, meaning: &str) -> fmt::Result {
     writeln!(out, "# HELP lockbox_share_{name} {meaning}\n# TYPE lockbox_share_{name} {kind}")
 }
 
-fn write_row(out: &mut String, name: &str, kind: &str, meaning: &str, value: impl Display) -> std::fmt::Result {
+fn write_row(out: &mut String, name: &str, kind: &str, meaning: &str, value: impl Display) -> fmt::Result {
     head(out, name, kind, meaning)?;
     writeln!(out, "lockbox_share_{name} {value}")
 }
