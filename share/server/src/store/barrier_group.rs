@@ -27,11 +27,12 @@ type Epoch = u64;
 pub(crate) struct BarrierGroup {
     state: Mutex<GroupState>,
     wanted: Condvar,
-    /// Held during a barrier: were a later one done first, the tasks that wait for the earlier one
-    /// would be answered too soon.
+    /// Held during a barrier: if a later one ended first, tasks of the earlier one would wake too
+    /// soon.
     lead: Mutex<()>,
 }
 
+#[derive(Default)]
 struct GroupState {
     /// Epoch of the next barrier, which covers all new writes.
     next: Epoch,
@@ -53,20 +54,17 @@ pub(crate) struct BarrierTicket {
     waiting: Option<Waker>,
 }
 
+impl GroupState {
+    /// Errors: `Unavailable` after a failed barrier (Store rule 9).
+    fn check(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), |why| Err(StoreError::Unavailable(why)))
+    }
+}
+
 impl BarrierGroup {
     pub(crate) fn new() -> Arc<BarrierGroup> {
         Arc::new(BarrierGroup {
-            state: Mutex::new(GroupState {
-                next: 1,
-                done: 0,
-                dirty: Vec::new(),
-                waiters: Vec::new(),
-                urgent: false,
-                failed: None,
-                stopped: false,
-                barriers: 0,
-                micros: 0,
-            }),
+            state: Mutex::new(GroupState { next: 1, ..GroupState::default() }),
             wanted: Condvar::new(),
             lead: Mutex::new(()),
         })
@@ -101,12 +99,9 @@ impl BarrierGroup {
         self.ticket(next)
     }
 
-    /// Errors: `Unavailable` after a failed barrier (Store rule 9).
+    /// Errors: `Unavailable` after a failed barrier.
     pub(crate) fn check(&self) -> Result<()> {
-        match &self.state.lock().failed {
-            Some(why) => Err(StoreError::Unavailable(why.clone())),
-            None => Ok(()),
-        }
+        self.state.lock().check()
     }
 
     /// Refuses all further changes with the given reason, and wakes all waiting tasks.
@@ -129,15 +124,13 @@ impl BarrierGroup {
         (state.barriers, state.micros)
     }
 
-    /// Makes everything noted until now durable on this thread. Errors: `Unavailable`, and the
-    /// group is latched.
+    /// Makes all noted writes durable on this thread. Errors: `Unavailable`, and the group is
+    /// latched.
     pub(crate) fn barrier(&self) -> Result<()> {
         let _lead = self.lead.lock();
         let (epoch, dirty) = {
             let mut state = self.state.lock();
-            if let Some(why) = &state.failed {
-                return Err(StoreError::Unavailable(why.clone()));
-            }
+            state.check()?;
             state.urgent = false;
             let epoch = state.next;
             state.next += 1;
@@ -151,51 +144,36 @@ impl BarrierGroup {
                 return Err(StoreError::Unavailable(why));
             }
         }
-        self.done(epoch, if dirty.is_empty() { None } else { Some(begun.elapsed()) });
-        Ok(())
-    }
-
-    fn done(&self, epoch: Epoch, took: Option<Duration>) {
+        let took = begun.elapsed();
         let mut state = self.state.lock();
         state.done = epoch;
-        if let Some(took) = took {
+        if !dirty.is_empty() {
             state.barriers += 1;
             state.micros += took.as_micros() as u64;
         }
-        let done = state.done;
-        let mut ready = Vec::new();
-        state.waiters.retain(|(epoch, waker)| {
-            let waits = *epoch > done;
-            if !waits {
-                ready.push(waker.clone());
-            }
-            waits
-        });
+        let ready: Vec<_> = state.waiters.extract_if(.., |(waits_for, _)| *waits_for <= epoch).collect();
         drop(state);
-        ready.into_iter().for_each(Waker::wake);
+        ready.into_iter().for_each(|(_, waker)| waker.wake());
+        Ok(())
     }
 
-    /// Runs barriers: immediately when a task waits, else every `period`; returns after
-    /// [`BarrierGroup::stop`].
+    /// Runs barriers until [`BarrierGroup::stop`]: at once when a task waits, else every `period`.
     pub(crate) fn run(&self, period: Option<Duration>) {
         loop {
-            {
-                let mut state = self.state.lock();
-                while !state.urgent && !state.stopped {
-                    match period {
-                        Some(period) => {
-                            if self.wanted.wait_for(&mut state, period).timed_out() && !state.dirty.is_empty() {
-                                break;
-                            }
+            let mut state = self.state.lock();
+            while !state.urgent && !state.stopped {
+                match period {
+                    Some(period) => {
+                        if self.wanted.wait_for(&mut state, period).timed_out() && !state.dirty.is_empty() {
+                            break;
                         }
-                        None => self.wanted.wait(&mut state),
                     }
-                }
-                if state.stopped {
-                    return;
+                    None => self.wanted.wait(&mut state),
                 }
             }
-            if self.barrier().is_err() {
+            let is_stopped = state.stopped;
+            drop(state);
+            if is_stopped || self.barrier().is_err() {
                 return;
             }
         }
@@ -210,11 +188,8 @@ impl BarrierGroup {
 impl BarrierTicket {
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let mut state = self.group.state.lock();
-        if let Some(why) = &state.failed {
-            return Poll::Ready(Err(StoreError::Unavailable(why.clone())));
-        }
-        if self.epoch <= state.done {
-            return Poll::Ready(Ok(()));
+        if state.failed.is_some() || self.epoch <= state.done {
+            return Poll::Ready(state.check());
         }
         let waker = context.waker();
         if !self.waiting.as_ref().is_some_and(|waiting| waiting.will_wake(waker)) {
@@ -231,7 +206,7 @@ impl BarrierTicket {
 pub struct PendingReply<T>(ReplyState<T>);
 
 enum ReplyState<T> {
-    /// None after it was taken.
+    /// `None` after it was taken.
     Ready(Option<Result<T>>),
     Durable(Option<Result<T>>, BarrierTicket),
     Remote(Pin<Box<dyn Future<Output = Result<T>> + Send>>),
@@ -244,10 +219,10 @@ impl<T> PendingReply<T> {
 
     /// An answer, errors with it, that is given after the barrier of `ticket`.
     pub(crate) fn after(answer: Result<T>, ticket: Option<BarrierTicket>) -> PendingReply<T> {
-        match ticket {
-            Some(ticket) => PendingReply(ReplyState::Durable(Some(answer), ticket)),
-            None => PendingReply::ready(answer),
-        }
+        PendingReply(match ticket {
+            Some(ticket) => ReplyState::Durable(Some(answer), ticket),
+            None => ReplyState::Ready(Some(answer)),
+        })
     }
 
     pub fn remote(answer: impl Future<Output = Result<T>> + Send + 'static) -> PendingReply<T> {
@@ -269,7 +244,7 @@ impl<T> PendingReply<T> {
             }
         }
         if let ReplyState::Ready(answer) = &mut self.0 {
-            return answer.take().unwrap_or_else(|| Err(polled_twice()));
+            return take(answer);
         }
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut context = Context::from_waker(&waker);
@@ -287,17 +262,13 @@ impl<T: Unpin> Future for PendingReply<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
         match &mut self.0 {
-            ReplyState::Ready(answer) => Poll::Ready(answer.take().unwrap_or_else(|| Err(polled_twice()))),
-            ReplyState::Durable(answer, ticket) => match ticket.poll(context) {
-                Poll::Pending => Poll::Pending,
-                Poll::Ready(Ok(())) => Poll::Ready(answer.take().unwrap_or_else(|| Err(polled_twice()))),
-                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            },
+            ReplyState::Ready(answer) => Poll::Ready(take(answer)),
+            ReplyState::Durable(answer, ticket) => ticket.poll(context).map(|done| done.and_then(|()| take(answer))),
             ReplyState::Remote(answer) => answer.as_mut().poll(context),
         }
     }
 }
 
-fn polled_twice() -> StoreError {
-    StoreError::Unavailable("an answer was asked for twice".into())
+fn take<T>(answer: &mut Option<Result<T>>) -> Result<T> {
+    answer.take().unwrap_or_else(|| Err(StoreError::Unavailable("an answer was asked for twice".into())))
 }
