@@ -45,7 +45,6 @@ pub struct ValkeySettings {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Shares on a server.
 pub struct ValkeyStore {
     inner: Arc<ValkeyEngine>,
     threads: Vec<JoinHandle<()>>,
@@ -60,17 +59,14 @@ impl ValkeyStore {
     pub fn connect(settings: &ValkeySettings) -> Result<ValkeyStore> {
         use redis::IntoConnectionInfo;
         let address = "the store's address is valkey://HOST:PORT/DB or valkey+unix:///PATH, without a password";
-        let info = settings.url.as_str().into_connection_info().map_err(|_| StoreError::Invalid(address))?;
+        let mut info = settings.url.as_str().into_connection_info().map_err(|_| StoreError::Invalid(address))?;
         if info.redis_settings().password().is_some() {
             return Err(StoreError::Invalid("the password of the store belongs into a file, not into its address"));
         }
-        let info = match &settings.password {
-            Some(password) => {
-                let with = info.redis_settings().clone().set_password(password.as_str());
-                info.set_redis_settings(with)
-            }
-            None => info,
-        };
+        if let Some(password) = &settings.password {
+            let with_password = info.redis_settings().clone().set_password(password.as_str());
+            info = info.set_redis_settings(with_password);
+        }
         let client = redis::Client::open(info).map_err(unavailable)?;
         let mut connection = open(&client)?;
         let durability_method = match settings.durability {
@@ -179,16 +175,12 @@ impl StoreMaintenance for ValkeyStore {
     }
 
     fn ready(&self) -> Result<()> {
-        match &*self.inner.last_error.lock() {
-            Some(why) => Err(StoreError::Unavailable(why.clone())),
-            None => Ok(()),
-        }
+        self.inner.last_error.lock().clone().map_or(Ok(()), |why| Err(StoreError::Unavailable(why)))
     }
 
     fn flush(&self) -> PendingReply<()> {
         // Every answer was given after its change: a request of any kind comes after all of them.
-        let probe = Key([0; 16]);
-        self.ask(probe, Box::new(|_, _| (Ok(()), None)))
+        self.ask(Key([0; 16]), Box::new(|_, _| (Ok(()), None)))
     }
 }
 
@@ -198,7 +190,6 @@ const SPOOL_SWEEP: Duration = Duration::from_secs(30);
 const YOUNG: Duration = Duration::from_secs(lockbox_share_protocol::api::UPLOAD_SECONDS + 300);
 
 impl ValkeyEngine {
-    /// Runs the spool sweeper until the store is closed.
     fn sweep_in_background(&self, spool: &Spool) {
         loop {
             {

@@ -6,21 +6,20 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
-use redis::RedisError;
+use redis::{Pipeline, RedisError, RedisResult};
 use tokio::sync::oneshot;
 
-use crate::store::env::random;
+use crate::store::env::{StoreTime, random};
 use crate::store::record::{CapsuleRef, RecordPosition, decode, encode};
 use crate::store::share::{Key, Share, StoreTiming};
 use crate::store::{Result, StoreError, spool};
 
-/// Requests that share a round trip at most.
+/// Maximum number of requests that share a round trip.
 const TOGETHER: usize = 64;
 /// A change that always comes second gives up: others have made it pointless by then.
 const ROUNDS: usize = 1000;
 
-/// Compare-and-set script. The version includes the time of creation, so that a reused handle
-/// differs.
+/// Compare-and-set script. The version has the time of creation, so that a reused handle differs.
 const COMPARE_AND_SET: &str = "if (redis.call('HGET', KEYS[1], 'v') or '') ~= ARGV[1] then return 0 end \
     redis.call('HSET', KEYS[1], 'v', ARGV[2], 'r', ARGV[3]) redis.call('PEXPIRE', KEYS[1], ARGV[4]) \
     local payload = tonumber(ARGV[5]) \
@@ -49,12 +48,13 @@ pub(super) struct Queue {
 
 /// Version and record of a hash, when it is there.
 type Fields = (Option<Vec<u8>>, Option<Vec<u8>>);
+type Jobs = Vec<Box<dyn QueuedRequest>>;
 
 impl ValkeyEngine {
     pub(super) fn serve_connection(&self) {
         let mut connection = None;
         loop {
-            let mut jobs: Vec<Box<dyn QueuedRequest>> = {
+            let mut jobs: Jobs = {
                 let mut queue = self.queue.lock();
                 while queue.jobs.is_empty() && !queue.stopped {
                     self.wanted.wait(&mut queue);
@@ -86,15 +86,11 @@ impl ValkeyEngine {
     }
 
     /// Runs requests to completion. On an error those left in `jobs` have no reply yet.
-    fn run_requests(
-        &self,
-        kept: &mut Option<redis::Connection>,
-        jobs: &mut Vec<Box<dyn QueuedRequest>>,
-    ) -> std::result::Result<(), RedisError> {
-        if kept.is_none() {
-            *kept = Some(connect(&self.client)?);
-        }
-        let Some(connection) = kept else { return Ok(()) };
+    fn run_requests(&self, kept: &mut Option<redis::Connection>, jobs: &mut Jobs) -> RedisResult<()> {
+        let connection = match kept {
+            Some(connection) => connection,
+            None => kept.insert(connect(&self.client)?),
+        };
         for _ in 0..ROUNDS {
             if jobs.is_empty() {
                 return Ok(());
@@ -106,42 +102,29 @@ impl ValkeyEngine {
         Ok(())
     }
 
-    /// Reads for all requests, decides, and writes for all. A request whose share was changed
-    /// concurrently stays in `jobs`.
-    fn run_round(
-        &self,
-        connection: &mut redis::Connection,
-        jobs: &mut Vec<Box<dyn QueuedRequest>>,
-    ) -> std::result::Result<(), RedisError> {
-        let mut reads = redis::Pipeline::with_capacity(jobs.len());
+    /// Reads, decides and writes for all requests. If a share was changed concurrently, its request
+    /// stays in `jobs`.
+    fn run_round(&self, connection: &mut redis::Connection, jobs: &mut Jobs) -> RedisResult<()> {
+        let mut reads = Pipeline::with_capacity(jobs.len());
         for job in jobs.iter() {
             reads.cmd("HMGET").arg(job.name()).arg("v").arg("r");
         }
         let stored: Vec<Fields> = reads.query(connection)?;
-        let mut writes = redis::Pipeline::new();
+        let mut writes = Pipeline::new();
         let mut decided = Vec::with_capacity(jobs.len());
         for (job, (version, record)) in jobs.iter_mut().zip(stored) {
             let stored = version.zip(record).and_then(|(version, record)| StoredRecord::read(version, &record));
-            let write = job.decide(&self.timing, stored);
-            if let Some(write) = &write {
-                let (payload, needed) = match &write.payload {
-                    Some((name, needed)) => (name.as_str(), i64::try_from(*needed).unwrap_or(i64::MAX)),
-                    None => (job.name(), -1),
-                };
-                writes.cmd("EVAL").arg(COMPARE_AND_SET).arg(2).arg(job.name()).arg(payload);
-                writes.arg(&write.expected).arg(&write.version).arg(&write.record).arg(write.milliseconds).arg(needed);
-            }
-            decided.push(write.is_some());
+            decided.push(job.decide(&self.timing, stored, &mut writes));
         }
-        let mut first = Vec::new();
+        let mut written: Vec<bool> = Vec::new();
         if decided.contains(&true) {
-            first = writes.query::<Vec<bool>>(connection)?;
+            written = writes.query(connection)?;
         }
         if self.durability_method == DurabilityMethod::Wait {
             // Also for answers without a change: what they tell may be another's change that is not
             // durable yet. The server waits for this connection's own last write alone, so there
             // must be one behind everything that was read.
-            let mut fence = redis::Pipeline::with_capacity(2);
+            let mut fence = Pipeline::with_capacity(2);
             fence.cmd("SET").arg(FENCE).arg(1).ignore();
             fence.cmd("WAITAOF").arg(1).arg(0).arg(TIMEOUT.as_millis() as u64);
             let ((synced, _),): ((u64, u64),) = fence.query(connection)?;
@@ -149,18 +132,16 @@ impl ValkeyEngine {
                 return Err(RedisError::from(std::io::Error::other("the server did not sync in time")));
             }
         }
-        // Before anybody has an answer: behind it this could cover the trouble of a later exchange.
+        // Before any client has an answer: after it this could cover the failure of a later exchange.
         *self.last_error.lock() = None;
-        let mut first = first.into_iter();
-        let mut second = Vec::new();
-        for (job, wrote) in jobs.drain(..).zip(decided) {
-            if !wrote || first.next() == Some(true) {
+        let mut written = written.into_iter();
+        for (job, has_write) in std::mem::take(jobs).into_iter().zip(decided) {
+            if !has_write || written.next() == Some(true) {
                 job.reply(Ok(()));
             } else {
-                second.push(job);
+                jobs.push(job);
             }
         }
-        *jobs = second;
         Ok(())
     }
 }
@@ -176,25 +157,15 @@ pub(super) struct StoredRecord {
     capsule: Bytes,
 }
 
-pub(super) struct RecordWrite {
-    pub(super) expected: Vec<u8>,
-    pub(super) version: String,
-    pub(super) record: Vec<u8>,
-    pub(super) milliseconds: u64,
-    /// The name that stands for the payload, and how long it is needed.
-    pub(super) payload: Option<(String, u64)>,
-}
-
 pub(super) trait QueuedRequest: Send {
     fn name(&self) -> &str;
-    /// Decides on the stored record. `None` when there is no write: the reply is ready.
-    fn decide(&mut self, timing: &StoreTiming, stored: Option<StoredRecord>) -> Option<RecordWrite>;
+    /// Decides on the stored record. Returns whether it added a write; otherwise the reply is ready.
+    fn decide(&mut self, timing: &StoreTiming, stored: Option<StoredRecord>, writes: &mut Pipeline) -> bool;
     /// Gives the answer, or the reason why there is none.
     fn reply(self: Box<Self>, outcome: Result<()>);
 }
 
-/// Answers a request on the share as it is, and gives the share that is to be written when it
-/// changed.
+/// Answers a request on the share as it is, and returns the share to write if it changed.
 pub(super) type Decide<T> =
     Box<dyn FnMut(&StoreTiming, Option<(&Share, &Bytes)>) -> (Result<T>, Option<(Share, Bytes)>) + Send>;
 
@@ -211,25 +182,29 @@ impl<T: Send> QueuedRequest for Request<T> {
         &self.name
     }
 
-    fn decide(&mut self, timing: &StoreTiming, stored: Option<StoredRecord>) -> Option<RecordWrite> {
+    fn decide(&mut self, timing: &StoreTiming, stored: Option<StoredRecord>, writes: &mut Pipeline) -> bool {
         let now = timing.clock.now();
         let known = stored.as_ref().filter(|stored| stored.share.audit_until(&timing.periods) > now);
         let (answer, change) = (self.decide)(timing, known.map(|stored| (&stored.share, &stored.capsule)));
         self.answer = Some(answer);
-        let (share, capsule) = change?;
-        let content =
-            if share.content_until(&timing.periods) > now { CapsuleRef::Here(&capsule) } else { CapsuleRef::Nowhere };
+        let Some((share, capsule)) = change else { return false };
+        let content_until = share.content_until(&timing.periods);
+        let content = if content_until > now { CapsuleRef::Here(&capsule) } else { CapsuleRef::Nowhere };
         let mut record = Vec::new();
         encode(&self.key, &share, content, POSITION, &mut record);
-        Some(RecordWrite {
-            expected: stored.map(|stored| stored.version).unwrap_or_default(),
-            version: format!("{}-{}", share.created.0, share.version),
-            record,
-            milliseconds: share.audit_until(&timing.periods).0.saturating_sub(now.0) + SLACK_MS,
-            payload: share.payload.map(|payload| {
-                (payload_name(&payload.id), share.content_until(&timing.periods).0.saturating_sub(now.0))
-            }),
-        })
+        let milliseconds_to = |until: StoreTime| until.0.saturating_sub(now.0);
+        // The name that stands for the payload, and how long it is needed.
+        let (payload, needed) = match share.payload {
+            Some(payload) => {
+                (payload_name(&payload.id), i64::try_from(milliseconds_to(content_until)).unwrap_or(i64::MAX))
+            }
+            None => (self.name.clone(), -1),
+        };
+        let expected = stored.map(|stored| stored.version).unwrap_or_default();
+        writes.cmd("EVAL").arg(COMPARE_AND_SET).arg(2).arg(&self.name).arg(payload);
+        writes.arg(expected).arg(format!("{}-{}", share.created.0, share.version)).arg(record);
+        writes.arg(milliseconds_to(share.audit_until(&timing.periods)) + SLACK_MS).arg(needed);
+        true
     }
 
     fn reply(self: Box<Self>, outcome: Result<()>) {
@@ -240,7 +215,6 @@ impl<T: Send> QueuedRequest for Request<T> {
 }
 
 impl StoredRecord {
-    /// Reads a hash of the server; None when it holds no sound record.
     pub(super) fn read(version: Vec<u8>, record: &[u8]) -> Option<StoredRecord> {
         let record = decode(record, POSITION)?;
         let capsule = match record.content {
@@ -251,7 +225,7 @@ impl StoredRecord {
     }
 }
 
-/// The server must answer in this time.
+/// Time within which the server must answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 /// Where the server keeps the key of handles.
 pub(super) const SECRET: &str = "lockbox:share:secret";
@@ -267,7 +241,7 @@ pub(super) fn payload_name(id: &[u8; 16]) -> String {
     format!("lockbox:payload:{}", spool::name(id))
 }
 
-/// How a change becomes durable before its reply.
+/// Method by which a change becomes durable before its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DurabilityMethod {
     Nothing,
@@ -277,7 +251,7 @@ pub(super) enum DurabilityMethod {
     Wait,
 }
 
-pub(super) fn connect(client: &redis::Client) -> std::result::Result<redis::Connection, redis::RedisError> {
+pub(super) fn connect(client: &redis::Client) -> RedisResult<redis::Connection> {
     let connection = client.get_connection_with_timeout(TIMEOUT)?;
     // WAITAOF itself may take its whole time.
     connection.set_read_timeout(Some(TIMEOUT * 2))?;
@@ -289,13 +263,12 @@ pub(super) fn open(client: &redis::Client) -> Result<redis::Connection> {
     connect(client).map_err(unavailable)
 }
 
-pub(super) fn unavailable(error: redis::RedisError) -> StoreError {
+pub(super) fn unavailable(error: RedisError) -> StoreError {
     StoreError::Unavailable(format!("the store's server: {error}"))
 }
 
-/// How the server can make a change durable before its reply.
 pub(super) fn durability_method(connection: &mut redis::Connection) -> Result<DurabilityMethod> {
-    let waited: std::result::Result<(u64, u64), _> = redis::cmd("WAITAOF").arg(1).arg(0).arg(1000).query(connection);
+    let waited: RedisResult<(u64, u64)> = redis::cmd("WAITAOF").arg(1).arg(0).arg(1000).query(connection);
     if waited.is_ok() {
         return Ok(DurabilityMethod::Wait);
     }
