@@ -11,7 +11,6 @@ use super::barrier_group::PendingReply;
 use super::env::{WallTime, random_handle};
 use super::{Result, StoreError};
 
-/// The longest life of a share.
 pub const MAX_TTL: Duration = Duration::from_secs(31 * 24 * 3600);
 
 /// Ciphertext that lies in the spool as one file.
@@ -21,11 +20,9 @@ pub struct SpoolEntry {
     pub id: [u8; 16],
     /// Bytes.
     pub length: u64,
-    /// SHA-256 of the ciphertext.
     pub digest: Digest,
 }
 
-/// Share to be created.
 #[derive(Clone)]
 pub struct NewShare {
     pub auth: Verifier,
@@ -41,7 +38,6 @@ pub struct NewShare {
 }
 
 impl NewShare {
-    /// Rejects a share outside of the limits of every store.
     pub(crate) fn check(&self) -> Result<()> {
         if self.capsule.len() > MAX_CAPSULE {
             return Err(StoreError::Invalid("a capsule has at most 8192 bytes"));
@@ -56,34 +52,27 @@ impl NewShare {
     }
 }
 
-/// Answer to a deposit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareTimes {
     pub at: WallTime,
     pub expires: WallTime,
 }
 
-/// Answer to a claim.
 pub struct ClaimGrant {
     pub capsule: Bytes,
-    /// Present when the share has a payload in the spool.
     pub lease: Option<LeaseGrant>,
-    /// Claims that are left after this one.
     pub claims_left: u8,
     /// When the claim was made first.
     pub at: WallTime,
-    /// This is the second answer to the same claim id.
     pub repeated: bool,
 }
 
-/// The right to download, for some time.
 pub struct LeaseGrant {
     pub token: LeaseToken,
     pub until: WallTime,
     pub payload: SpoolEntry,
 }
 
-/// End of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseFinish {
     /// The receiver said that it has everything.
@@ -92,7 +81,6 @@ pub enum LeaseFinish {
     After(Duration),
 }
 
-/// One claim in the audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimRecord {
     pub claimed: WallTime,
@@ -114,16 +102,14 @@ pub struct ShareReport {
     pub events: Vec<ClaimRecord>,
     pub capsule_bytes: u32,
     pub payload_bytes: u64,
-    /// Version; grows with every change, for watchers. The end of a lease or of the share's life by
-    /// time alone does not change it, but changes `state`.
+    /// Grows with every change, for watchers. The end of a lease or of the share's life by time
+    /// alone does not change it, but changes `state`.
     pub version: u32,
 }
 
-/// Durability of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// The end of the process, however it comes. A power cut may lose or repeat anything of the
-    /// last half minute or so.
+    /// Survives any end of the process. A power cut may lose or repeat about the last half minute.
     None,
     /// As `None`; a power cut loses or repeats at most the last 50 milliseconds.
     Periodic,
@@ -131,13 +117,11 @@ pub enum Durability {
     Commit,
 }
 
-/// Periods that a store keeps to.
 #[derive(Clone, Copy, Debug)]
 pub struct Periods {
     /// The same claim id gets the same answer for so long.
     pub repeat: Duration,
-    /// How long a lease lasts before its first byte: short, because a scanner that claims and does
-    /// not download holds it.
+    /// Lease before its first byte: short, because a scanner may claim without a download.
     pub first_lease: Duration,
     /// How long a lease lasts after the newest request for a part.
     pub transfer_lease: Duration,
@@ -159,11 +143,9 @@ impl Default for Periods {
 /// Gauges and counters. A store that cannot tell one leaves it zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// Number of shares with content.
     pub live: u64,
     pub segment_files: u64,
     pub segment_bytes: u64,
-    /// Bytes of the index on disk.
     pub index_bytes: u64,
     pub spool_bytes: u64,
     /// Bytes on disk of expired content. It returns to zero.
@@ -175,8 +157,7 @@ pub struct StoreStats {
     pub barrier_micros: u64,
 }
 
-/// A place for shares. Calls change at once and never wait for a barrier; awaiting their answer
-/// does (Store rule 10).
+/// Store of shares. Calls do not wait for a barrier; awaiting their reply does (Store rule 10).
 pub trait ShareStore: StoreMaintenance {
     /// Creates a share under `handle`. Errors: `Taken`, `Full`, `Unavailable`, `Invalid`. If the
     /// share was not created, its payload stays with the caller, which discards it.
@@ -208,8 +189,7 @@ pub trait ShareStore: StoreMaintenance {
     /// Errors: `Unknown`, `Unavailable`.
     fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
-    /// Takes the share back. Of a share that is consumed or expired nothing is left to take, and
-    /// the answer says so. Errors: `Unknown`, `Full`, `Unavailable`.
+    /// Revokes the rest of the share. Errors: `Unknown`, `Full`, `Unavailable`.
     fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
     /// Frees slots with interrupted downloads, and ends running downloads. Errors: `Unknown`,
@@ -217,13 +197,10 @@ pub trait ShareStore: StoreMaintenance {
     fn rearm(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 }
 
-/// Statistics, readiness and flush of a store.
 pub trait StoreMaintenance: Send + Sync {
-    /// Gauges and counters, for the metrics.
     fn stats(&self) -> StoreStats;
 
-    /// Whether changes are taken at this time, for `/readyz`. Errors: `Unavailable` with the
-    /// reason.
+    /// Errors: `Unavailable` with the reason, while no changes are taken; for `/readyz`.
     fn ready(&self) -> Result<()>;
 
     /// Makes everything durable; the last call before the end of a process.

@@ -16,8 +16,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::barrier_group::Syncable;
 use super::{Result, StoreError};
 
-/// Milliseconds of the store's time. It starts near the wall clock's, and the two drift apart when
-/// the latter is set.
+/// Milliseconds of store time: it starts near the wall clock's, and drifts when that is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StoreTime(pub u64);
 
@@ -32,13 +31,12 @@ impl StoreTime {
 pub struct WallTime(pub u64);
 
 impl WallTime {
-    /// As messages have it.
     pub fn seconds(self) -> u64 {
         self.0 / 1000
     }
 }
 
-/// Where time comes from, so that tests can turn it.
+/// Source of time, which tests replace.
 pub trait Clock: Send + Sync {
     /// Milliseconds since a fixed point in time, sleep of the machine included; cannot be set.
     fn steady(&self) -> u64;
@@ -48,7 +46,6 @@ pub trait Clock: Send + Sync {
     fn boot(&self) -> String;
 }
 
-/// The machine's clocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -65,7 +62,7 @@ impl Clock for SystemClock {
     }
 
     fn boot(&self) -> String {
-        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or(String::new(), |id| id.trim().to_owned())
+        fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or(String::new(), |id| id.trim().to_owned())
     }
 }
 
@@ -77,7 +74,6 @@ pub struct StoreClock {
 }
 
 impl StoreClock {
-    /// Time that starts at the wall clock's.
     pub fn fresh(clock: Arc<dyn Clock>) -> StoreClock {
         let base = clock.wall().0.saturating_sub(clock.steady());
         StoreClock { clock, base }
@@ -140,8 +136,8 @@ pub fn random_handle(routing: u8, digits: u32) -> Result<Handle> {
     }
 }
 
-/// Flat directory of files. Writes are durable after the file's `sync`, names after the
-/// directory's.
+/// Flat directory of files. Writes are durable after the file's `sync`, names after that of the
+/// directory.
 pub(crate) trait Disk: Send + Sync {
     fn list(&self) -> io::Result<Vec<String>>;
     /// A new file, or an empty one in place of an old one.
@@ -161,15 +157,12 @@ pub(crate) trait DiskFile: Syncable {
 }
 
 /// A directory that only its owner reads.
-pub(crate) struct DirectoryDisk {
-    path: PathBuf,
-}
+pub(crate) struct DirectoryDisk(PathBuf);
 
 impl DirectoryDisk {
-    /// Makes the directory when it is missing.
     pub(crate) fn open(path: &Path) -> io::Result<DirectoryDisk> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        Ok(DirectoryDisk { path: path.into() })
+        Ok(DirectoryDisk(path.into()))
     }
 }
 
@@ -214,28 +207,28 @@ impl DiskFile for HostFile {
 
 impl Disk for DirectoryDisk {
     fn list(&self) -> io::Result<Vec<String>> {
-        fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        fs::read_dir(&self.0)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        let path = self.path.join(name);
+        let path = self.0.join(name);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
         Ok(Arc::new(HostFile(file)))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        Ok(Arc::new(HostFile(OpenOptions::new().read(true).write(true).open(self.path.join(name))?)))
+        Ok(Arc::new(HostFile(OpenOptions::new().read(true).write(true).open(self.0.join(name))?)))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        fs::remove_file(self.path.join(name))
+        fs::remove_file(self.0.join(name))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.path.join(from), self.path.join(to))
+        fs::rename(self.0.join(from), self.0.join(to))
     }
 
     fn names(&self) -> Arc<dyn Syncable> {
-        Arc::new(Names(self.path.clone()))
+        Arc::new(Names(self.0.clone()))
     }
 }

@@ -110,8 +110,7 @@ pub enum StoreError {
     /// With proof: all claims were used, the last one ended then.
     #[error("the share was used")]
     Used { at: WallTime },
-    /// With proof: all claims are taken, but one may come back when its lease ends without a byte
-    /// sent.
+    /// With proof: all claims are taken, but a lease that ends without a byte sent frees its claim.
     #[error("the share is being downloaded")]
     Busy { until: WallTime },
     /// The owner asked to rearm, and no slot ended early.
@@ -123,8 +122,8 @@ pub enum StoreError {
     /// The disk or the configured capacity is full. Nothing has changed.
     #[error("no space is left for shares")]
     Full,
-    /// The medium takes no changes (read-only, failed, or latched by Store rule 9), or the remote
-    /// store does not answer.
+    /// The medium is read-only, failed or latched (Store rule 9), or the remote store does not
+    /// reply.
     #[error("the store takes no changes: {0}")]
     Unavailable(String),
     /// A value outside of its documented range.

@@ -33,7 +33,6 @@ use super::share::{ActiveLease, ClaimSlot, ClaimSlots, EndedClaim, Key, Share};
 pub(crate) const FIXED: usize = 136;
 const PAYLOAD: usize = 56;
 const SLOT: usize = 50;
-/// No record is longer.
 pub(crate) const MAX_RECORD: usize = FIXED + PAYLOAD + MAX_CLAIMS as usize * SLOT + MAX_CAPSULE + 8;
 
 const HERE: u32 = 0;
@@ -76,9 +75,7 @@ pub(crate) fn encode(key: &Key, share: &Share, content: CapsuleRef<'_>, position
         CapsuleRef::Nowhere => NOWHERE,
     };
     out.resize(start + (out.len() - start).next_multiple_of(8), 0);
-    let length = (out.len() - start) as u32;
     let fixed = &mut out[start..start + FIXED];
-    fixed[8..12].copy_from_slice(&length.to_le_bytes());
     fixed[12..16].copy_from_slice(&share.version.to_le_bytes());
     fixed[16..32].copy_from_slice(&key.0);
     fixed[32..40].copy_from_slice(&share.created.0.to_le_bytes());
@@ -91,12 +88,10 @@ pub(crate) fn encode(key: &Key, share: &Share, content: CapsuleRef<'_>, position
     fixed[128] = share.claims.allowed;
     fixed[129] = u8::from(share.payload.is_some());
     fixed[132..136].copy_from_slice(&slots.to_le_bytes());
-    let sum = checksum(position, &out[start + 8..]);
-    out[start..start + 8].copy_from_slice(&sum.to_le_bytes());
+    seal(&mut out[start..], position);
 }
 
-/// Gives made-up bytes the length and the checksum that a record at this place has.
-#[cfg(any(test, debug_assertions))]
+/// Writes the length and the checksum of a record that has this position.
 pub(crate) fn seal(bytes: &mut [u8], position: RecordPosition) {
     let length = bytes.len() as u32;
     bytes[8..12].copy_from_slice(&length.to_le_bytes());
@@ -128,11 +123,9 @@ fn checksum(position: RecordPosition, bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Over the head of a segment, which names the nonce of its records.
+/// Computes the checksum of the head of a segment, which names the nonce of its records.
 pub(crate) fn head_checksum(bytes: &[u8]) -> u64 {
-    let mut hasher = SipHasher13::new_with_keys(0, 0);
-    hasher.write(bytes);
-    hasher.finish()
+    checksum(RecordPosition { nonce: 0, at: 0 }, bytes)
 }
 
 /// The length that a record claims to have, when it can be one.
@@ -148,13 +141,11 @@ pub(crate) struct Record<'a> {
     pub(crate) content: CapsuleRef<'a>,
 }
 
-/// Reads the record at the start of `bytes`; None when it is torn, of another place, or makes no
-/// sense.
+/// Reads the record at the start of `bytes`; `None` when it is torn, moved, or inconsistent.
 pub(crate) fn decode(bytes: &[u8], position: RecordPosition) -> Option<Record<'_>> {
     if is_sound(bytes, position) { parse(bytes) } else { None }
 }
 
-/// Returns whether the checksum of the record at the start of `bytes` matches.
 pub(crate) fn is_sound(bytes: &[u8], position: RecordPosition) -> bool {
     let record = record_length(bytes).and_then(|length| bytes.get(..length));
     record.is_some_and(|record| u64_at(record, 0) == Some(checksum(position, &record[8..])))
@@ -170,17 +161,13 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record<'_>> {
         return None;
     }
     let mut rest = &bytes[FIXED..];
-    let payload = if has_payload == 1 {
+    let mut payload = None;
+    if has_payload == 1 {
         let head;
         (head, rest) = rest.split_at_checked(PAYLOAD)?;
-        Some(SpoolEntry {
-            id: head[..16].try_into().ok()?,
-            length: u64_at(head, 16)?,
-            digest: Digest::new(head[24..].try_into().ok()?),
-        })
-    } else {
-        None
-    };
+        let (id, digest) = (head[..16].try_into().ok()?, head[24..].try_into().ok()?);
+        payload = Some(SpoolEntry { id, length: u64_at(head, 16)?, digest: Digest::new(digest) });
+    }
     let (mut slots, rest) = rest.split_at_checked(u32_at(bytes, 132)? as usize)?;
     let mut claims = ClaimSlots::new(allowed);
     for slot in claims.slots_mut() {
@@ -220,14 +207,10 @@ fn decode_slot(bytes: &[u8]) -> Option<(ClaimSlot, &[u8])> {
     let (id, token) = (slot[..16].try_into().ok()?, slot[16..32].try_into().ok()?);
     let (claimed, end) = (StoreTime(u64_at(slot, 32)?), StoreTime(u64_at(slot, 40)?));
     let slot = match (tag, flags) {
-        (1, 0..=3) => ClaimSlot::Leased(ActiveLease {
-            id,
-            token,
-            claimed,
-            until: end,
-            sent: flags & 1 != 0,
-            finishing: flags & 2 != 0,
-        }),
+        (1, 0..=3) => {
+            let (sent, finishing) = (flags & 1 != 0, flags & 2 != 0);
+            ClaimSlot::Leased(ActiveLease { id, token, claimed, until: end, sent, finishing })
+        }
         (2, 0..=1) => ClaimSlot::Ended(EndedClaim { id, token, claimed, at: end, completed: flags == 1 }),
         _ => return None,
     };

@@ -20,10 +20,9 @@ use super::contract::{
 use super::env::{StoreClock, StoreTime, WallTime, random};
 use super::{Result, StoreError};
 
-/// However often its holder asks again, a lease is renewed until here after its claim.
+/// A lease is renewed until this time after its claim, however often its holder asks again.
 const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 
-/// Time and periods, by which a share decides.
 pub(crate) struct StoreTiming {
     pub(crate) clock: StoreClock,
     pub(crate) periods: Periods,
@@ -45,7 +44,6 @@ impl Key {
 pub(crate) type Token = [u8; LeaseToken::LENGTH];
 const NO_TOKEN: Token = [0; LeaseToken::LENGTH];
 
-/// One claim that a share allows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClaimSlot {
     Free,
@@ -100,8 +98,15 @@ impl ClaimSlots {
         self.slots().iter().filter(|slot| matches!(slot, ClaimSlot::Free)).count() as u8
     }
 
-    /// Ends overdue leases (Store rule 4). Depends on `now` alone, so that the result need not be
-    /// stored.
+    pub(crate) fn first_lease_end(&self) -> Option<StoreTime> {
+        let ends = self.slots().iter().filter_map(|slot| match slot {
+            ClaimSlot::Leased(lease) => Some(lease.until),
+            _ => None,
+        });
+        ends.min()
+    }
+
+    /// Ends overdue leases (Store rule 4). Depends on `now` alone: the result need not be stored.
     pub(crate) fn end_overdue(&mut self, now: StoreTime) {
         for slot in self.slots_mut() {
             if let ClaimSlot::Leased(lease) = *slot
@@ -126,8 +131,7 @@ impl ClaimSlots {
         })
     }
 
-    /// Takes a free slot (Store rule 1): with a lease, or for good when there is nothing to
-    /// download.
+    /// Takes a free slot (Store rule 1): with a lease, or for good without a payload.
     pub(crate) fn take(
         &mut self,
         id: &ClaimId,
@@ -181,7 +185,6 @@ impl ActiveLease {
     }
 }
 
-/// Everything about a share but its capsule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Share {
     /// Grows with each change; of two records of one share the higher version is the newer.
@@ -226,13 +229,11 @@ impl Share {
         }
     }
 
-    /// The answer to its deposit.
     pub(crate) fn created(&self, clock: &StoreClock) -> ShareTimes {
         ShareTimes { at: clock.wall(self.created), expires: clock.wall(self.expires) }
     }
 
-    /// Returns the expiry while a slot is free. Errors: `Unknown` without proof; otherwise why
-    /// nothing can be claimed.
+    /// Returns the expiry while a slot is free. Errors: `Unknown` without proof, else the obstacle.
     pub(crate) fn look(&self, auth: &Verifier, timing: &StoreTiming) -> Result<WallTime> {
         let mut current = *self;
         current.open_to(auth, &timing.clock)?;
@@ -240,8 +241,8 @@ impl Share {
         Ok(timing.clock.wall(self.expires))
     }
 
-    /// The answer has no capsule yet. Errors: `Unknown` without proof; otherwise why nothing can be
-    /// claimed.
+    /// Claims without the capsule, which the store adds. Errors: as for [`Share::look`], and of
+    /// `fresh`.
     pub(crate) fn claim(
         &mut self,
         auth: &Verifier,
@@ -259,23 +260,20 @@ impl Share {
             Some(_) => Some((fresh()?, now.after(periods.first_lease))),
             None => None,
         };
-        match self.claims.take(id, now, lease) {
-            Some(slot) => {
-                self.version += 1;
-                Ok(self.claimed(&slot, false, clock))
-            }
-            None => Err(self.taken(clock)),
-        }
+        let Some(slot) = self.claims.take(id, now, lease) else { return Err(self.taken(clock)) };
+        self.version += 1;
+        Ok(self.claimed(&slot, false, clock))
     }
 
     fn open_to(&mut self, auth: &Verifier, clock: &StoreClock) -> Result<StoreTime> {
         prove(&self.auth, auth)?;
         let now = clock.now();
         self.claims.end_overdue(now);
-        match self.revoked {
-            Some(at) => Err(StoreError::Revoked { at: clock.wall(at) }),
-            None => Ok(now),
-        }
+        self.must_stand(clock).map(|()| now)
+    }
+
+    fn must_stand(&self, clock: &StoreClock) -> Result<()> {
+        self.revoked.map_or(Ok(()), |at| Err(StoreError::Revoked { at: clock.wall(at) }))
     }
 
     fn must_have_left(&self, clock: &StoreClock) -> Result<()> {
@@ -289,7 +287,7 @@ impl Share {
         let (at, token, until) = match slot {
             ClaimSlot::Leased(lease) => (lease.claimed, lease.token, lease.until),
             ClaimSlot::Ended(ended) => (ended.claimed, ended.token, ended.at),
-            ClaimSlot::Free => (self.created, [0; LeaseToken::LENGTH], self.created),
+            ClaimSlot::Free => (self.created, NO_TOKEN, self.created),
         };
         let lease =
             self.payload.map(|payload| LeaseGrant { token: LeaseToken::new(token), until: clock.wall(until), payload });
@@ -297,36 +295,24 @@ impl Share {
     }
 
     fn taken(&self, clock: &StoreClock) -> StoreError {
-        let leases = self.claims.slots().iter().filter_map(|slot| match slot {
-            ClaimSlot::Leased(lease) => Some(lease.until),
-            _ => None,
-        });
-        match leases.min() {
-            Some(until) => StoreError::Busy { until: clock.wall(until) },
-            None => StoreError::Used { at: clock.wall(self.last_end()) },
+        if let Some(until) = self.claims.first_lease_end() {
+            return StoreError::Busy { until: clock.wall(until) };
         }
-    }
-
-    fn last_end(&self) -> StoreTime {
         let ends = self.claims.slots().iter().filter_map(|slot| match slot {
             ClaimSlot::Ended(ended) => Some(ended.at),
             _ => None,
         });
-        ends.max().unwrap_or(self.created)
+        StoreError::Used { at: clock.wall(ends.max().unwrap_or(self.created)) }
     }
 
     /// The slot of a token, after overdue leases ended.
     fn slot(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut ClaimSlot> {
         self.claims.end_overdue(clock.now());
-        let revoked = self.revoked;
+        let stands = self.must_stand(clock);
         let slot = self.claims.by_token(token).ok_or(StoreError::Unknown)?;
-        match revoked {
-            Some(at) => Err(StoreError::Revoked { at: clock.wall(at) }),
-            None => Ok(slot),
-        }
+        stands.map(|()| slot)
     }
 
-    /// The lease that runs under a token.
     fn running(&mut self, token: &LeaseToken, clock: &StoreClock) -> Result<&mut ActiveLease> {
         match self.slot(token, clock)? {
             ClaimSlot::Leased(lease) => Ok(lease),
@@ -378,7 +364,7 @@ impl Share {
                     *slot = lease.ended(now, true);
                     sent
                 }
-                // Of several last bytes under way the first counts.
+                // Of several last bytes in flight the first counts.
                 LeaseFinish::After(_) if lease.finishing => return Ok(false),
                 LeaseFinish::After(grace) => {
                     lease.sent = true;
@@ -422,9 +408,7 @@ impl Share {
         let clock = &timing.clock;
         let now = clock.now();
         self.claims.end_overdue(now);
-        if let Some(at) = self.revoked {
-            return Err(StoreError::Revoked { at: clock.wall(at) });
-        }
+        self.must_stand(clock)?;
         if self.expires <= now {
             return Err(StoreError::Expired { at: clock.wall(self.expires) });
         }
@@ -481,7 +465,7 @@ impl Share {
         }
     }
 
-    /// From when on nothing can need the content, unless something happens before (Store rule 7).
+    /// Time from which on nothing can need the content, unless the share changes (Store rule 7).
     pub(crate) fn content_until(&self, periods: &Periods) -> StoreTime {
         if self.revoked.is_some() {
             return StoreTime(0);
@@ -496,8 +480,8 @@ impl Share {
         needs.max().unwrap_or(StoreTime(0))
     }
 
-    /// Something may still be claimed or downloaded, now or after a rearm. Its end is the death of
-    /// the content, but for repeats.
+    /// Returns whether a claim or a download is possible, now or after a rearm. Repeats are not
+    /// counted.
     pub(crate) fn live(&self) -> bool {
         self.revoked.is_none()
             && self.claims.slots().iter().any(|s| !matches!(s, ClaimSlot::Ended(EndedClaim { completed: true, .. })))

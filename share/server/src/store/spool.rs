@@ -18,11 +18,9 @@ use super::env::random;
 use super::{Result, StoreError};
 
 const UNFINISHED: &str = "part";
-/// Time without a write after which another daemon's deposit is abandoned: that daemon has ended.
-/// Stalled uploads end much earlier.
+/// Time without a write after which another daemon has ended: stalled uploads end much earlier.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// A directory of payloads.
 pub struct Spool {
     directory: PathBuf,
     capacity: u64,
@@ -66,7 +64,6 @@ impl Spool {
         Ok(Arc::new(Spool { directory: directory.into(), capacity, used: AtomicU64::new(used) }))
     }
 
-    /// Removes unfinished deposits of daemons that have ended.
     pub(crate) fn remove_abandoned(&self) -> io::Result<()> {
         self.remove_unfinished(ABANDONED)
     }
@@ -91,8 +88,6 @@ impl Spool {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Begins a deposit.
-    ///
     /// # Errors
     /// `Full`, `Unavailable`.
     pub fn begin(self: &Arc<Self>) -> Result<Deposit> {
@@ -114,8 +109,7 @@ impl Spool {
         Ok(file)
     }
 
-    /// Removes the payload of a share that was not created or has ended. A missing payload is not
-    /// an error.
+    /// Removes the payload of a share that was not created or has ended. It may be missing.
     pub fn remove(&self, id: &[u8; 16]) {
         let path = self.path(id);
         let length = fs::metadata(&path).map_or(0, |meta| meta.size());
@@ -182,10 +176,8 @@ impl Deposit {
             return Err(StoreError::Full);
         }
         self.hash.update(bytes);
-        match &mut self.file {
-            Some(file) => Ok(file.write_all(bytes)?),
-            None => Err(StoreError::Unavailable("the deposit is finished".into())),
-        }
+        let finished = || StoreError::Unavailable("the deposit is finished".into());
+        Ok(self.file.as_mut().ok_or_else(finished)?.write_all(bytes)?)
     }
 
     /// Makes the payload durable and gives it its name. A thread of its own waits for the disk.
@@ -197,23 +189,16 @@ impl Deposit {
 
     /// The work of [`Deposit::finish`], and the result that is pending until then.
     fn finishing(mut self) -> (impl FnOnce() + Send + 'static, PendingReply<SpoolEntry>) {
-        let entry = SpoolEntry {
-            id: self.id,
-            length: self.length,
-            digest: token::Digest::new(self.hash.finalize_reset().into()),
-        };
+        let digest = token::Digest::new(self.hash.finalize_reset().into());
+        let entry = SpoolEntry { id: self.id, length: self.length, digest };
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let work = move || {
             let finished = self.persist().map(|()| Finished { spool: Some(Arc::clone(&self.spool)), entry });
-            // What nobody takes goes with the message.
+            // A payload that no receiver takes is removed with the message.
             let _ = sender.send(finished);
         };
-        let pending = PendingReply::remote(async move {
-            let finished = receiver.await;
-            finished
-                .unwrap_or_else(|_| Err(StoreError::Unavailable("a deposit was abandoned".into())))
-                .map(Finished::take)
-        });
+        let abandoned = || StoreError::Unavailable("a deposit was abandoned".into());
+        let pending = PendingReply::remote(async move { receiver.await.map_err(|_| abandoned())?.map(Finished::take) });
         (work, pending)
     }
 

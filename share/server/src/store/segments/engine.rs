@@ -18,7 +18,7 @@ use crate::store::barrier_group::{BarrierGroup, PendingReply};
 use crate::store::contract::{Durability, NewShare, ShareTimes};
 use crate::store::env::{Disk, DiskFile, StoreTime, random};
 use crate::store::record::{Record, RecordPosition, decode};
-use crate::store::share::{ClaimSlot, Key, Share, StepReply, StoreTiming};
+use crate::store::share::{Key, Share, StepReply, StoreTiming};
 use crate::store::spool::Spool;
 use crate::store::{Result, StoreError};
 
@@ -88,8 +88,7 @@ impl SegmentEngine {
         files::save_clock(&*self.shared.disk, &self.timing.clock)
     }
 
-    /// A kill may have left records that no barrier covers: they are made durable before any client
-    /// hears of them.
+    /// Makes records durable that a kill left without a barrier, before any client hears of them.
     pub(super) fn sync_replayed(&self) -> Result<()> {
         if self.durability == Durability::None {
             return Ok(());
@@ -166,11 +165,8 @@ impl SegmentEngine {
         let read = self.decoy_file.read_at(&mut bytes, 0)?;
         let mut decoy =
             decode(&bytes[..read], RecordPosition { nonce: 0, at: 0 }).map_or(self.decoy, |record| record.share);
-        match step(&self.timing, &mut decoy) {
-            Err(error) => Err(error),
-            // Nobody has proof of the decoy, which is noise of this process.
-            Ok(_) => Err(StoreError::Unknown),
-        }
+        // No client has proof of the decoy, which is noise of this process.
+        step(&self.timing, &mut decoy).and(Err(StoreError::Unknown))
     }
 
     pub(super) fn deposit(&self, handle: Handle, share: &NewShare) -> PendingReply<ShareTimes> {
@@ -214,11 +210,7 @@ impl SegmentEngine {
         } else {
             // A lease that ends may end the share; otherwise its expiry does, which the segment
             // brings.
-            let leases = share.claims.slots().iter().filter_map(|slot| match slot {
-                ClaimSlot::Leased(lease) => Some(lease.until),
-                _ => None,
-            });
-            if let Some(due) = leases.min().or((!share.live()).then_some(until)) {
+            if let Some(due) = share.claims.first_lease_end().or((!share.live()).then_some(until)) {
                 shard.schedule_check(*key, due);
             }
         }
@@ -232,15 +224,11 @@ impl SegmentEngine {
 }
 
 impl SegmentEngine {
-    /// Reads all segments. Applying a record twice, or an older one after a newer one, changes
-    /// nothing.
+    /// Reads all segments. A record that is applied twice, or after a newer one, changes nothing.
     pub(super) fn replay(&self) -> io::Result<()> {
-        let mut ids: Vec<u32> = Vec::new();
-        for file in self.shared.disk.list()? {
-            if let Some(id) = file.strip_prefix("segment-").and_then(|id| u32::from_str_radix(id, 16).ok()) {
-                ids.push(id);
-            }
-        }
+        let files = self.shared.disk.list()?;
+        let numbers = files.iter().filter_map(|file| file.strip_prefix("segment-"));
+        let mut ids: Vec<_> = numbers.filter_map(|id| u32::from_str_radix(id, 16).ok()).collect();
         ids.sort_unstable();
         if ids.last() == Some(&u32::MAX) {
             return Err(io::Error::other("segment numbers are used up"));
@@ -257,9 +245,8 @@ impl SegmentEngine {
         let length = file.length()?;
         let mut bytes = [0; HEAD as usize];
         let read = file.read_at(&mut bytes, 0)?;
-        let Some(head) =
-            SegmentHeader::decode(&bytes[..read]).filter(|head| usize::from(head.shard) < self.shards.len())
-        else {
+        let head = SegmentHeader::decode(&bytes[..read]);
+        let Some(head) = head.filter(|head| usize::from(head.shard) < self.shards.len()) else {
             if length <= HEAD {
                 // A crash while the file was made: nothing in it was ever acknowledged.
                 return self.shared.disk.remove(&name(id));
@@ -300,10 +287,9 @@ impl SegmentEngine {
                 let nonce = segment.head.nonce;
                 let mut scanner = RecordScanner::new(shard.file(id)?, nonce);
                 while let Some((at, record)) = scanner.next()? {
-                    let location = Location { segment: id, at };
                     let mut share = record.share;
                     let Some(payload) = share.payload else { continue };
-                    if !shard.index.find(record.key.hash())?.iter().any(|place| place == location) {
+                    if !shard.is_current(&record.key, Location { segment: id, at })? {
                         continue;
                     }
                     share.claims.end_overdue(now);
@@ -363,7 +349,7 @@ impl SegmentEngine {
 
     fn sweep_candidates(&self, number: usize, now: StoreTime, all: bool) -> Vec<u32> {
         let shard = self.shards[number].lock();
-        let mut found: Vec<u32> = Vec::new();
+        let mut found = Vec::new();
         for (id, segment) in &shard.segments {
             let over = segment.head.end() <= now;
             let dead = segment.length.saturating_sub(segment.live_bytes);
@@ -383,22 +369,19 @@ impl SegmentEngine {
 
     /// Moves live records out of a segment and removes its file.
     fn evacuate_segment(&self, number: usize, id: u32, now: StoreTime) -> Result<bool> {
-        let (file, nonce) = {
+        let mut scanner = {
             let mut shard = self.shards[number].lock();
             shard.active.retain(|_, active| *active != id);
             let Some(segment) = shard.segments.get(&id) else { return Ok(false) };
             let nonce = segment.head.nonce;
-            (shard.file(id)?, nonce)
+            RecordScanner::new(shard.file(id)?, nonce)
         };
-        let mut scanner = RecordScanner::new(file, nonce);
         let mut seen = 0;
         loop {
             while let Some((at, record)) = scanner.next()? {
-                let key = record.key;
                 let mut shard = self.shards[number].lock();
                 let location = Location { segment: id, at };
-                let current = shard.index.find(key.hash())?.iter().any(|place| place == location);
-                if current {
+                if shard.is_current(&record.key, location)? {
                     self.move_share(&mut shard, location, now)?;
                 }
             }
@@ -484,8 +467,7 @@ impl SegmentEngine {
 /// Adds a record to the index if it is newer than the indexed one.
 fn apply_record(shard: &mut Shard, location: Location, record: &Record<'_>) -> io::Result<()> {
     let age = |version: u32, place: Location| (version, place.segment, place.at);
-    let old = shard.find(&record.key)?;
-    if let Some(old) = old {
+    if let Some(old) = shard.find(&record.key)? {
         if age(record.share.version, location) > age(old.share.version, old.location) {
             shard.index.replace(record.key.hash(), old.location, Some(location))?;
             shard.count(old.location.segment, &old.share, false);

@@ -28,8 +28,7 @@ pub(crate) enum SegmentClass {
     Audit,
 }
 
-/// The head of a segment file: magic, nonce u64, minute u64, class u8, shard u8, zeros, and their
-/// checksum.
+/// Head of a segment file: magic, nonce u64, minute u64, class u8, shard u8, zeros, checksum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SegmentHeader {
     pub(crate) nonce: u64,
@@ -66,8 +65,8 @@ impl SegmentHeader {
         Some(SegmentHeader { nonce: word(8), minute: word(16), class, shard: bytes[25] })
     }
 
-    /// When the content of the file is dead. A share that never ends is rounded up to a minute
-    /// behind the last millisecond.
+    /// Time from which on the content is dead. Saturates: the last minute is rounded up past time's
+    /// end.
     pub(super) fn end(&self) -> StoreTime {
         StoreTime(self.minute.saturating_mul(60_000))
     }
@@ -132,8 +131,7 @@ impl RecordScanner {
         Ok(parse(window).map(|record| (at as u32, record)))
     }
 
-    /// Resets the scan to the end of the newest valid record, because new records may have
-    /// overwritten a torn tail.
+    /// Resumes after the newest sound record: new records may have overwritten a torn tail.
     pub(super) fn again(&mut self) {
         self.at = self.end;
         self.over = false;
@@ -142,11 +140,11 @@ impl RecordScanner {
     }
 
     fn fill(&mut self) -> io::Result<()> {
-        let used = (self.at - self.start) as usize;
-        if self.buffer.len() - used.min(self.buffer.len()) >= MAX_RECORD || self.over {
+        let used = self.buffer.len().min((self.at - self.start) as usize);
+        if self.buffer.len() - used >= MAX_RECORD || self.over {
             return Ok(());
         }
-        self.buffer.drain(..used.min(self.buffer.len()));
+        self.buffer.drain(..used);
         self.start = self.at;
         let kept = self.buffer.len();
         self.buffer.resize(WINDOW, 0);
@@ -224,13 +222,8 @@ pub(super) fn decoy(disk: &dyn Disk, decoy: &Share) -> io::Result<Arc<dyn DiskFi
     let file = disk.create("decoy")?;
     let mut bytes = Vec::new();
     let share = Share { capsule_bytes: DECOY_CAPSULE as u32, ..*decoy };
-    encode(
-        &Key([0; 16]),
-        &share,
-        CapsuleRef::Here(&[0; DECOY_CAPSULE]),
-        RecordPosition { nonce: 0, at: 0 },
-        &mut bytes,
-    );
+    let capsule = CapsuleRef::Here(&[0; DECOY_CAPSULE]);
+    encode(&Key([0; 16]), &share, capsule, RecordPosition { nonce: 0, at: 0 }, &mut bytes);
     file.write_at(&bytes, 0)?;
     Ok(file)
 }

@@ -17,8 +17,7 @@ const PAGE: usize = 1024;
 const HEAD: usize = 16;
 const ENTRY: usize = 16;
 const ENTRIES: usize = (PAGE - HEAD) / ENTRY;
-/// Entries for each page on average before one more is split: at 0.7 of their space few pages
-/// overflow.
+/// Average entries of a page before one more is split: at 0.7 of their space few pages overflow.
 const TARGET: u64 = (ENTRIES * 7 / 10) as u64;
 /// Tells a page of the overflow file from one of the main file.
 const OVERFLOW: u32 = 1 << 31;
@@ -92,10 +91,8 @@ impl Index {
             for entry in entries(bytes).filter(|entry| hash_of(entry) == hash) {
                 found.push(location_of(entry));
             }
-            page = match next(bytes) {
-                0 => return Ok(found),
-                next => next | OVERFLOW,
-            };
+            let Some(following) = next(bytes) else { return Ok(found) };
+            page = following;
         }
     }
 
@@ -115,10 +112,8 @@ impl Index {
             if count(bytes) < ENTRIES {
                 return Ok(());
             }
-            match next(bytes) {
-                0 => break,
-                next => page = next | OVERFLOW,
-            }
+            let Some(following) = next(bytes) else { break };
+            page = following;
         }
         let fresh = self.overflow_page()?;
         self.load(page)?;
@@ -136,12 +131,12 @@ impl Index {
                 return Ok(());
             }
             page = match next(bytes) {
-                // Nobody reserved: take the space now.
-                0 => {
+                Some(following) => following,
+                // The caller did not reserve: take the space now.
+                None => {
                     self.make_room(hash)?;
                     self.page_of(hash)
                 }
-                next => next | OVERFLOW,
             };
         }
     }
@@ -164,14 +159,11 @@ impl Index {
                 self.entries -= u64::from(new.is_none());
                 return Ok(true);
             }
-            page = match next(bytes) {
-                0 => return Ok(false),
-                next => next | OVERFLOW,
-            };
+            let Some(following) = next(bytes) else { return Ok(false) };
+            page = following;
         }
     }
 
-    /// Splits one page in two.
     fn grow(&mut self) -> io::Result<()> {
         let old = self.split;
         let new = old + (1 << self.level);
@@ -203,10 +195,8 @@ impl Index {
             if page & OVERFLOW != 0 {
                 self.spare.push(page);
             }
-            if following == 0 {
-                return Ok(all);
-            }
-            page = following | OVERFLOW;
+            let Some(following) = following else { return Ok(all) };
+            page = following;
         }
     }
 
@@ -222,8 +212,7 @@ impl Index {
         Ok(page)
     }
 
-    /// Writes an empty page, so that the disk's space for it is taken before anything depends on
-    /// it.
+    /// Writes an empty page: takes the disk's space before anything depends on it.
     fn add(&mut self, page: u32) -> io::Result<()> {
         let slot = self.evict(page)?;
         self.file(page).write_at(&[0; PAGE], offset(page))?;
@@ -318,8 +307,9 @@ fn count(page: &[u8]) -> usize {
     word(page, 0) as usize
 }
 
-fn next(page: &[u8]) -> u32 {
-    word(page, 4)
+/// The overflow page in which a page continues.
+fn next(page: &[u8]) -> Option<u32> {
+    Some(word(page, 4)).filter(|next| *next != 0).map(|next| next | OVERFLOW)
 }
 
 fn entries(page: &[u8]) -> impl Iterator<Item = &[u8]> {

@@ -51,7 +51,6 @@ const PERIOD: Duration = Duration::from_millis(50);
 /// most pages came through a system call.
 const CACHE: usize = 32 << 20;
 
-/// Settings of the store.
 #[derive(Clone)]
 pub struct SegmentSettings {
     pub durability: Durability,
@@ -130,7 +129,6 @@ impl SegmentStore {
         Ok(SegmentStore { inner, threads, _lock: None })
     }
 
-    /// Files that wait for a barrier.
     #[cfg(test)]
     fn unsynced(&self) -> usize {
         self.inner.shared.group.unsynced()
@@ -142,7 +140,6 @@ impl SegmentStore {
         self.inner.shards.iter().map(|shard| shard.lock().due.len()).sum()
     }
 
-    /// Where payloads are deposited and read.
     pub fn spool(&self) -> Option<&Arc<Spool>> {
         self.inner.spool.as_ref()
     }
@@ -178,15 +175,13 @@ impl Drop for SegmentStore {
 }
 
 fn start(inner: &Arc<SegmentEngine>, settings: &SegmentSettings) -> Result<Vec<JoinHandle<()>>> {
-    let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
-        std::thread::Builder::new().name(name.into()).stack_size(256 * 1024).spawn(run)
-    };
+    let builder = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(256 * 1024);
     let group = Arc::clone(&inner.shared.group);
     let period = (settings.durability == Durability::Periodic).then_some(PERIOD);
-    let mut threads = vec![spawn("barriers", Box::new(move || group.run(period)))?];
+    let mut threads = vec![builder("barriers").spawn(move || group.run(period))?];
     if let Some(every) = settings.background {
         let inner = Arc::clone(inner);
-        threads.push(spawn("sweeper", Box::new(move || inner.background(every)))?);
+        threads.push(builder("sweeper").spawn(move || inner.background(every))?);
     }
     Ok(threads)
 }

@@ -28,7 +28,6 @@ pub(super) struct ShardContext {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) group: Arc<BarrierGroup>,
     pub(super) names: Arc<dyn Syncable>,
-    /// The next segment's number.
     pub(super) ids: AtomicU32,
     /// Pages of cache for each index.
     pub(super) pages: usize,
@@ -38,7 +37,6 @@ pub(super) struct Segment {
     pub(super) head: SegmentHeader,
     file: Option<Arc<dyn DiskFile>>,
     pub(super) length: u64,
-    /// Shares that live here.
     pub(super) live: u64,
     /// Bytes of their content.
     pub(super) live_bytes: u64,
@@ -82,11 +80,10 @@ pub(super) struct Shard {
 
 impl Shard {
     pub(super) fn new(number: u8, shared: Arc<ShardContext>) -> io::Result<Shard> {
-        let index = empty_index(number, &shared)?;
         Ok(Shard {
+            index: empty_index(number, &shared)?,
             number,
             shared,
-            index,
             segments: HashMap::new(),
             active: HashMap::new(),
             opened: VecDeque::new(),
@@ -98,7 +95,6 @@ impl Shard {
         })
     }
 
-    /// Releases the disk space of an empty index.
     pub(super) fn shrink(&mut self) -> io::Result<()> {
         if self.segments.is_empty() && self.index.entries() == 0 && self.index.bytes() > 64 * 1024 {
             self.index = empty_index(self.number, &self.shared)?;
@@ -116,7 +112,6 @@ impl Shard {
         }
     }
 
-    /// A share that is to be looked at by now.
     pub(super) fn take_due(&mut self, now: StoreTime) -> Option<Key> {
         while let Some(Reverse((due, key))) = self.due.peek().copied().filter(|Reverse((due, _))| *due <= now) {
             self.due.pop();
@@ -142,6 +137,11 @@ impl Shard {
         Ok(None)
     }
 
+    /// Returns whether the index names the record of a share at this place.
+    pub(super) fn is_current(&mut self, key: &Key, location: Location) -> io::Result<bool> {
+        Ok(self.index.find(key.hash())?.iter().any(|place| place == location))
+    }
+
     /// The record at a place; None when it is not sound there.
     pub(super) fn read(&mut self, location: Location) -> io::Result<Option<LocatedShare>> {
         let Some(segment) = self.segments.get(&location.segment) else { return Ok(None) };
@@ -149,16 +149,13 @@ impl Shard {
         let file = self.file(location.segment)?;
         self.buffer.resize(MAX_RECORD, 0);
         let mut filled = file.read_at(&mut self.buffer[..GUESS], place.at)?;
-        if let Some(length) = record_length(&self.buffer[..filled]).filter(|length| *length > filled && filled == GUESS)
-        {
+        let length = record_length(&self.buffer[..filled]);
+        if let Some(length) = length.filter(|length| *length > filled && filled == GUESS) {
             filled += file.read_at(&mut self.buffer[GUESS..length], place.at + GUESS as u64)?;
         }
         let Some(record) = decode(&self.buffer[..filled], place) else {
-            tracing::error!(
-                segment = location.segment,
-                at = location.at,
-                "a record is damaged; its share is not served"
-            );
+            let Location { segment, at } = location;
+            tracing::error!(segment, at, "a record is damaged; its share is not served");
             return Ok(None);
         };
         let capsule = match record.content {
@@ -207,8 +204,7 @@ impl Shard {
         Ok(location)
     }
 
-    /// Appends the new state of a share to its segment. The reply must wait for the barrier
-    /// `noted`.
+    /// Appends the new state of a share to its segment. The reply waits for the barrier `noted`.
     pub(super) fn change(
         &mut self,
         found: &LocatedShare,
@@ -226,13 +222,11 @@ impl Shard {
         if self.segments.get(&home).is_some_and(|segment| segment.length > END) {
             return self.change_in_new_segment(found, before);
         }
-        let location = match self.append(home, &found.key, &found.share, content) {
-            Err(error) if is_full(&error) && files::give_up_reserve(&*self.shared.disk) => {
-                self.append(home, &found.key, &found.share, content)
-            }
-            other => other,
-        };
-        let location = location?;
+        let mut written = self.append(home, &found.key, &found.share, content);
+        if written.as_ref().is_err_and(is_full) && files::give_up_reserve(&*self.shared.disk) {
+            written = self.append(home, &found.key, &found.share, content);
+        }
+        let location = written?;
         self.update_index(&found.key, found.location, Some(location))?;
         if before.live() && !found.share.live() {
             self.count(home, before, false);
@@ -261,8 +255,7 @@ impl Shard {
         }
     }
 
-    /// Latches the store: disk and index differ, and only a restart rebuilds the index (Store rule
-    /// 9).
+    /// Latches the store (Store rule 9): disk and index differ until a restart rebuilds the index.
     fn latch_index_error(&self, error: io::Error) -> StoreError {
         let why = format!("the index failed: {error}");
         self.shared.group.latch(why.clone());
@@ -372,10 +365,10 @@ impl Shard {
         }
     }
 
-    pub(super) fn forget(&mut self, id: u32) -> Option<Segment> {
+    pub(super) fn forget(&mut self, id: u32) {
         self.opened.retain(|open| *open != id);
         self.active.retain(|_, active| *active != id);
-        self.segments.remove(&id)
+        self.segments.remove(&id);
     }
 }
 
@@ -388,7 +381,7 @@ pub(super) fn name(id: u32) -> String {
     format!("segment-{id:08x}")
 }
 
-/// Bytes of a record with its content and without anything claimed.
+/// Bytes of a record with its content and without claims.
 fn whole_length(share: &Share) -> u64 {
     let payload = if share.payload.is_some() { 56 } else { 0 };
     (FIXED + payload + 2 * usize::from(share.claims.allowed) + share.capsule_bytes as usize).next_multiple_of(8) as u64
