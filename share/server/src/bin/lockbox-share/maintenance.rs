@@ -31,8 +31,7 @@ enum Finding {
     Fault(String),
 }
 
-/// Prints one line for each thing looked at. Errors: when something would keep the daemon from
-/// serving.
+/// Prints one line per check. Errors: when a fault would keep the daemon from serving.
 #[allow(clippy::print_stdout)] // the result
 pub(crate) fn diagnose(arguments: &Doctor) -> Result<(), String> {
     let state = &arguments.state_dir;

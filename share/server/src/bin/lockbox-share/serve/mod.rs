@@ -18,6 +18,8 @@ use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
 use lockbox_share::store::{Durability, Periods, ShareStore};
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
 use lockbox_share_protocol::link_scope::LinkScope;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 use zeroize::Zeroizing;
 
 use self::options::settings;
@@ -27,53 +29,39 @@ pub(crate) use options::Serve;
 const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
 
 pub(crate) fn run(arguments: &Serve) -> Result<(), String> {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("LOCKBOX_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_env("LOCKBOX_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let descriptors = raise_descriptors();
-    let signals = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| format!("cannot wait for signals: {error}"))?;
+    let failed = |error: std::io::Error| format!("cannot wait for signals: {error}");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     // Before the daemon answers: a signal that comes early must not end it without its flush.
-    let mut stop = signals.block_on(async { Signals::new() })?;
+    let signals = runtime.enter();
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    drop(signals);
     let (running, creators) = start(arguments, descriptors)?;
     announce(&running, creators);
     notify("READY=1");
-    signals.block_on(stop.next());
+    runtime.block_on(async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    });
     notify("STOPPING=1");
     tracing::info!("stopping");
     running.stop()
 }
 
-struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Signals, String> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let caught = |kind| signal(kind).map_err(|error| format!("cannot wait for signals: {error}"));
-        Ok(Signals { terminate: caught(SignalKind::terminate())?, interrupt: caught(SignalKind::interrupt())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
-}
-
 fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, CreatorPolicy), String> {
+    let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let workers = arguments.workers.unwrap_or_else(processors);
     let mut tcp = Vec::new();
     for address in addresses(&arguments.listen, SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)))? {
         tcp.push((server::listen_tcp(address, workers)?, None));
     }
-    let admin: Vec<String> = arguments.metrics_listen.iter().cloned().collect();
-    let admin = addresses(&admin, SocketAddr::from(([127, 0, 0, 1], ADMIN_PORT)))?.first().copied();
+    let admin = arguments.metrics_listen.as_slice();
+    let admin = addresses(admin, SocketAddr::from(([127, 0, 0, 1], ADMIN_PORT)))?.first().copied();
     if let (Some(certificate), Some(key)) = (&arguments.tls_cert, &arguments.tls_key) {
         let acceptor = server::tls_acceptor(certificate, key)?;
         for address in &arguments.tls_listen {
@@ -86,16 +74,13 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, Creato
         Some(path) => Some(path.clone()),
         None => Some(runtime_directory()?.join(SOCKET_NAME)),
     };
-    let refused = |path: &Path| {
-        let path = path.display().to_string();
-        move |error: std::io::Error| format!("cannot listen on {path}: {error}")
-    };
-    let unix = unix.map(|path| UnixSocket::bind(&path).map_err(refused(&path))).transpose()?;
+    let refused = |path: &Path, error: std::io::Error| format!("cannot listen on {}: {error}", path.display());
+    let unix = unix.map(|path| UnixSocket::bind(&path).map_err(|error| refused(&path, error))).transpose()?;
     let proxies = match &arguments.proxy_socket {
         None => None,
         Some(path) => {
             let users = arguments.proxy_user.iter().map(|user| number_of(user)).collect::<Result<Vec<_>, _>>()?;
-            Some((UnixSocket::bind_for_all(path).map_err(refused(path))?, users))
+            Some((UnixSocket::bind_for_all(path).map_err(|error| refused(path, error))?, users))
         }
     };
     let (store, spool) = open_store(arguments)?;
@@ -158,14 +143,13 @@ fn somebody_may(creators: CreatorPolicy, has_socket: bool, open: &[SocketAddr]) 
         }
 }
 
-/// Prints one `name=value` line per listener and one for the creator policy, for people and for
-/// programs that start the daemon.
+/// Prints `name=value` lines of listeners and creator policy, for people and parent processes.
 fn announce(running: &RunningServer, creators: CreatorPolicy) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
-    let scheme = |is_tls| if is_tls { "https" } else { "http" };
-    let mut lines: Vec<String> =
-        running.tcp.iter().map(|(address, is_tls)| format!("{}={address}", scheme(*is_tls))).collect();
+    let name = |is_tls: &bool| if *is_tls { "https" } else { "http" };
+    let tcp = running.tcp.iter().map(|(address, is_tls)| format!("{}={address}", name(is_tls)));
+    let mut lines: Vec<String> = tcp.collect();
     lines.extend(running.unix().map(|path| format!("unix={}", path.display())));
     lines.extend(running.proxies().map(|path| format!("proxies={}", path.display())));
     lines.extend(running.admin.map(|address| format!("metrics={address}")));
@@ -176,7 +160,7 @@ fn announce(running: &RunningServer, creators: CreatorPolicy) {
     };
     lines.push(format!("creators={creators}"));
     lines.push("ready=1".into());
-    // Nobody may be listening, which is no reason not to serve.
+    // No program may be listening, which is no reason not to serve.
     let _ = writeln!(out, "{}", lines.join("\n"));
     let _ = out.flush();
 }
@@ -201,20 +185,16 @@ fn open_store(arguments: &Serve) -> Result<Stores, String> {
     };
     let store = SegmentStore::open(state, &settings).map_err(|error| error.to_string())?;
     let spool = store.spool().cloned().ok_or("the store has no spool")?;
-    let store: Arc<dyn ShareStore> = Arc::new(store);
-    Ok((store, spool))
+    Ok((Arc::new(store), spool))
 }
 
 fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<Stores, String> {
-    let password = arguments
-        .store_password_file
-        .as_ref()
-        .map(|path| {
-            let text = std::fs::read_to_string(path).map(Zeroizing::new);
-            let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-            Ok::<_, String>(Zeroizing::new(text.trim_end_matches('\n').to_owned()))
-        })
-        .transpose()?;
+    let mut password = None;
+    if let Some(path) = &arguments.store_password_file {
+        let text = std::fs::read_to_string(path).map(Zeroizing::new);
+        let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        password = Some(Zeroizing::new(text.trim_end_matches('\n').to_owned()));
+    }
     let settings = ValkeySettings {
         url: url.to_owned(),
         password,
@@ -228,12 +208,10 @@ fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<S
     let spool = Spool::open_shared(&directory, arguments.spool_size)
         .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
     store.sweep_in_background(spool.clone()).map_err(|error| error.to_string())?;
-    let store: Arc<dyn ShareStore> = Arc::new(store);
-    Ok((store, spool))
+    Ok((Arc::new(store), spool))
 }
 
-/// Every connection takes a descriptor, and the usual soft limit is 1,024. How many there may be
-/// now.
+/// Raises and returns the limit of descriptors: a connection takes one, and 1,024 are usual.
 fn raise_descriptors() -> usize {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return USUAL_DESCRIPTORS };
@@ -273,13 +251,7 @@ pub(crate) fn close_inherited() {
     }
 }
 
-/// As many as this process may run on.
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}
-
-/// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID`, which must be this user's
-/// alone.
+/// `$XDG_RUNTIME_DIR`, else `/run` for root, else `/tmp/lockbox-UID`, private to this user.
 pub(crate) fn runtime_directory() -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
         && path.is_absolute()
@@ -292,14 +264,13 @@ pub(crate) fn runtime_directory() -> Result<PathBuf, String> {
         return Ok(PathBuf::from("/run"));
     }
     let path = PathBuf::from(format!("/tmp/lockbox-{uid}"));
-    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(format!("cannot create {}: {error}", path.display()));
-        }
-        _ => {}
+    if let Err(error) = std::fs::DirBuilder::new().mode(0o700).create(&path)
+        && error.kind() != std::io::ErrorKind::AlreadyExists
+    {
+        return Err(format!("cannot create {}: {error}", path.display()));
     }
-    // Anybody may make a name in /tmp first: a directory of somebody else, or a link to one, is not
-    // taken.
+    // Any user may make a name in /tmp first: another user's directory, or a link to one, is
+    // refused.
     let metadata =
         std::fs::symlink_metadata(&path).map_err(|error| format!("cannot inspect {}: {error}", path.display()))?;
     if !metadata.is_dir() || metadata.uid() != uid.as_raw() || metadata.mode() & 0o077 != 0 {

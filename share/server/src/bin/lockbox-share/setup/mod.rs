@@ -59,7 +59,8 @@ pub(crate) enum Proxy {
 /// Asks for missing values, shows and writes the files, and prints the next steps. Errors: when a
 /// value is missing and there is no terminal, or a file cannot be written or is left unchanged.
 pub(crate) fn run(arguments: &Setup) -> Result<(), String> {
-    setup(arguments, &mut Terminal::new())
+    let is_interactive = io::stdin().is_terminal() && io::stdout().is_terminal();
+    setup(arguments, &mut Terminal { is_interactive })
 }
 
 fn setup(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<(), String> {
@@ -107,14 +108,8 @@ fn plan(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<SetupPlan, St
     let proxy = match arguments.proxy {
         Some(proxy) => proxy,
         None => {
-            let there = |path: &str| arguments.root.join(path).exists();
-            let usual = if there("etc/caddy") {
-                "caddy"
-            } else if there("etc/nginx") {
-                "nginx"
-            } else {
-                "none"
-            };
+            let is_there = |name: &&str| arguments.root.join("etc").join(name).exists();
+            let usual = ["caddy", "nginx"].into_iter().find(is_there).unwrap_or("none");
             let question = "Reverse proxy in front of the daemon: nginx, caddy, or none for its own HTTPS";
             let said = person.ask(question, Some(usual), "--proxy", &|text| Proxy::from_str(text, true).map(drop))?;
             Proxy::from_str(&said, true)?
@@ -133,10 +128,9 @@ fn plan(arguments: &Setup, person: &mut dyn SetupDialog) -> Result<SetupPlan, St
     Ok(SetupPlan { name, proxy, proxy_user, tls, program })
 }
 
-/// User of the distributions' packages: nginx runs as www-data in Debian and its derivatives, as
-/// nginx in others.
+/// User of the distributions' packages: nginx runs as www-data in Debian, as nginx in others.
 fn usual_user(proxy: Proxy, root: &Path) -> String {
-    let users = std::fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
+    let users = fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
     let is_there = |name: &str| users.lines().any(|line| line.split(':').next() == Some(name));
     match proxy {
         Proxy::Caddy => "caddy",
@@ -149,10 +143,10 @@ fn usual_user(proxy: Proxy, root: &Path) -> String {
 /// A user's name that no unit takes for more.
 fn user_name(text: &str) -> Result<String, String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-    match !text.is_empty() && !text.starts_with('-') && text.bytes().all(is_plain) {
-        true => Ok(text.to_owned()),
-        false => Err("the name of a user is expected, such as www-data".into()),
+    if text.is_empty() || text.starts_with('-') || !text.bytes().all(is_plain) {
+        return Err("the name of a user is expected, such as www-data".into());
     }
+    Ok(text.to_owned())
 }
 
 /// Where certbot and most others that get certificates put them.
@@ -222,10 +216,6 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn new() -> Terminal {
-        Terminal { is_interactive: io::stdin().is_terminal() && io::stdout().is_terminal() }
-    }
-
     fn answer(&mut self, question: &str) -> Result<String, String> {
         let failed = |error: io::Error| format!("cannot ask: {error}");
         let mut out = io::stdout().lock();
@@ -251,9 +241,8 @@ impl SetupDialog for Terminal {
         check: &dyn Fn(&str) -> Result<(), String>,
     ) -> Result<String, String> {
         if !self.is_interactive {
-            return usual
-                .map(str::to_owned)
-                .ok_or_else(|| format!("{option} is required when not running on a terminal"));
+            let missing = || format!("{option} is required when not running on a terminal");
+            return usual.map(str::to_owned).ok_or_else(missing);
         }
         let question = usual.map_or_else(|| question.to_owned(), |usual| format!("{question} [{usual}]"));
         loop {
@@ -320,19 +309,14 @@ impl SetupPlan {
             let text = UNIT.replace(PACKAGED, &self.program.display().to_string());
             files.push(SetupFile { path: format!("etc/systemd/system/{UNIT_NAME}").into(), text });
         }
-        files.push(SetupFile {
-            path: format!("etc/systemd/system/{UNIT_NAME}.d/setup.conf").into(),
-            text: self.drop_in(),
-        });
-        match (&self.proxy, &self.tls) {
-            (Proxy::Nginx, Some(tls)) => {
-                files.push(SetupFile { path: "etc/nginx/conf.d/lockbox-share.conf".into(), text: self.nginx(tls) });
-            }
-            (Proxy::Caddy, _) => {
-                files.push(SetupFile { path: "etc/caddy/lockbox-share.caddy".into(), text: self.caddy() })
-            }
-            _ => {}
-        }
+        let path = format!("etc/systemd/system/{UNIT_NAME}.d/setup.conf").into();
+        files.push(SetupFile { path, text: self.drop_in() });
+        let (path, text) = match (&self.proxy, &self.tls) {
+            (Proxy::Nginx, Some(tls)) => ("etc/nginx/conf.d/lockbox-share.conf", self.nginx(tls)),
+            (Proxy::Caddy, _) => ("etc/caddy/lockbox-share.caddy", self.caddy()),
+            _ => return files,
+        };
+        files.push(SetupFile { path: path.into(), text });
         files
     }
 
@@ -478,8 +462,8 @@ enum FileStatus {
 }
 
 impl SetupFile {
-    /// Shows the planned file and its status. Errors: when the existing file cannot be read, or is
-    /// not a regular file.
+    /// Shows the planned file and its status. Errors: when the existing file is not readable or
+    /// regular.
     fn show(&self, root: &Path, person: &mut dyn SetupDialog) -> Result<FileStatus, String> {
         let path = root.join(&self.path);
         let outcome = match path.symlink_metadata() {
@@ -506,8 +490,7 @@ impl SetupFile {
         Ok(outcome)
     }
 
-    /// Replaces the file atomically. Errors: when the host fails; the existing file is unchanged
-    /// then.
+    /// Replaces the file atomically. Errors: the host's; the existing file is unchanged then.
     fn write(&self, root: &Path) -> Result<(), String> {
         let path = root.join(&self.path);
         let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
@@ -520,14 +503,14 @@ impl SetupFile {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        let mut options = std::fs::File::options();
+        let mut options = fs::File::options();
         let opened = options.write(true).create_new(true).mode(0o644).open(&partial).map_err(failed)?;
         // Whatever the umask is: proxies read it as users of their own.
         opened.set_permissions(fs::Permissions::from_mode(0o644)).map_err(failed)?;
         let written = (&opened).write_all(self.text.as_bytes()).and_then(|()| opened.sync_all());
         let placed = written.and_then(|()| fs::rename(&partial, &path));
         placed.inspect_err(|_| drop(fs::remove_file(&partial))).map_err(failed)?;
-        std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+        fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
     }
 }
 
