@@ -86,11 +86,10 @@ pub(super) fn event_loop() -> Result<tokio::runtime::Runtime, String> {
 pub(super) fn sample(address: SocketAddr, messages: &Messages) -> Result<Sample, String> {
     event_loop()?.block_on(async {
         let mut client_connection = BenchClient::new(address, false);
-        let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
-        client_connection.ask(messages.create(false).as_bytes()).await.map_err(silent)?;
+        client_connection.ask(messages.create(false).as_bytes()).await?;
         let created = client_connection.answer.clone();
         let handle = handles_in(&created).next().ok_or("the daemon made no share")?;
-        client_connection.ask(messages.claim(&handle, 0, false).as_bytes()).await.map_err(silent)?;
+        client_connection.ask(messages.claim(&handle, 0, false).as_bytes()).await?;
         Ok(Sample { created, claimed: client_connection.answer })
     })
 }
@@ -105,8 +104,7 @@ pub(super) fn preload(address: SocketAddr, messages: &Messages, shares: u64) -> 
         let mut connection = BenchClient::new(address, true);
         let mut handles = Vec::new();
         for _ in 0..count {
-            let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
-            connection.ask(create.as_bytes()).await.map_err(silent)?;
+            connection.ask(create.as_bytes()).await?;
             handles.push(handles_in(&connection.answer).next().ok_or("the daemon made no share")?);
         }
         Ok::<_, String>(handles)
@@ -179,24 +177,19 @@ async fn ask_on(load: Arc<Load>, next: Arc<AtomicU64>, failed: Arc<AtomicU64>) -
             }
             None => Instant::now(),
         };
+        let claim = |handle: &str| load.messages.claim(handle, number, load.keep_alive);
         let done = match load.workload {
             Workload::Share => client_connection.succeeds(create.as_bytes()).await,
             Workload::Get => client_connection.succeeds(get.as_bytes()).await,
             Workload::Fetch => match load.handles.get(usize::try_from(number).unwrap_or(usize::MAX)) {
-                Some(handle) => {
-                    client_connection.succeeds(load.messages.claim(handle, number, load.keep_alive).as_bytes()).await
-                }
+                Some(handle) => client_connection.succeeds(claim(handle).as_bytes()).await,
                 None => false,
             },
             Workload::Flow => {
                 let made = client_connection.succeeds(create.as_bytes()).await;
                 let handle = handles_in(&client_connection.answer).next();
                 match handle.filter(|_| made) {
-                    Some(handle) => {
-                        client_connection
-                            .succeeds(load.messages.claim(&handle, number, load.keep_alive).as_bytes())
-                            .await
-                    }
+                    Some(handle) => client_connection.succeeds(claim(&handle).as_bytes()).await,
                     None => false,
                 }
             }
@@ -223,7 +216,8 @@ impl BenchClient {
     }
 
     pub(super) fn body(&self) -> &[u8] {
-        split(&self.answer).map_or(&[], |(_, body)| body)
+        let end = self.answer.windows(4).position(|window| window == b"\r\n\r\n");
+        end.map_or(&[], |end| &self.answer[end + 4..])
     }
 
     async fn succeeds(&mut self, request: &[u8]) -> bool {
@@ -231,9 +225,12 @@ impl BenchClient {
         done && (self.answer.starts_with(b"HTTP/1.1 200") || self.answer.starts_with(b"HTTP/1.1 201"))
     }
 
-    /// Sends a request, and reads the answer: to the end of the connection, or to its length on one
-    /// that is kept.
-    pub(super) async fn ask(&mut self, request: &[u8]) -> std::io::Result<()> {
+    /// Sends a request, and reads the answer to its end or, with keep-alive, to its length.
+    pub(super) async fn ask(&mut self, request: &[u8]) -> Result<(), String> {
+        self.exchange(request).await.map_err(|error| format!("the daemon does not answer: {error}"))
+    }
+
+    async fn exchange(&mut self, request: &[u8]) -> std::io::Result<()> {
         let mut stream = match self.stream.take() {
             Some(stream) => stream,
             None => {
@@ -256,18 +253,14 @@ impl BenchClient {
     }
 }
 
-fn is_whole(answer: &[u8]) -> bool {
-    let Some((head, body)) = split(answer) else { return false };
-    let head = std::str::from_utf8(head).unwrap_or_default();
-    let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse::<usize>().ok());
-    body.len() >= length.unwrap_or(0)
-}
-
-/// Splits a response into its head and the body received so far; `None` while the head is
-/// incomplete.
-fn split(answer: &[u8]) -> Option<(&[u8], &[u8])> {
-    let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
-    Some((&answer[..end], &answer[end + 4..]))
+/// Returns whether head and body of a message have arrived; `content-length` is in lower case.
+pub(super) fn is_whole(request: &[u8]) -> bool {
+    let Some(end) = request.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
+    const NAME: &[u8] = b"content-length: ";
+    let Some(at) = request[..end].windows(NAME.len()).position(|window| window == NAME) else { return true };
+    let digits = request[at + NAME.len()..end].iter().take_while(|byte| byte.is_ascii_digit());
+    let length = digits.fold(0usize, |sum, digit| sum.saturating_mul(10).saturating_add(usize::from(digit - b'0')));
+    request.len() - end - 4 >= length
 }
 
 /// Proof of all shares: its value does not change the daemon's work.

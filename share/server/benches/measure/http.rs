@@ -13,7 +13,7 @@ use lockbox_share_protocol::message::{ClaimReply, CreateReply, Lease, UploadRepl
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::client::{self, BenchClient, Load, LoadResult, Messages, Workload, age_file, event_loop};
+use super::client::{self, BenchClient, Load, LoadResult, Messages, Workload, age_file, event_loop, is_whole};
 use super::{Mode, StateDirectory, processor_seconds, processors};
 
 /// Options of the measurements
@@ -112,11 +112,8 @@ impl CpuResult {
 fn measure(server: &Server, load: Load) -> Result<CpuResult, String> {
     let (server_before, client_before) = (server.cpu(), processor_seconds());
     let measured = client::run(load)?;
-    Ok(CpuResult {
-        measured,
-        server_cpu: server.cpu() - server_before,
-        client_cpu: processor_seconds() - client_before,
-    })
+    let (server_cpu, client_cpu) = (server.cpu() - server_before, processor_seconds() - client_before);
+    Ok(CpuResult { measured, server_cpu, client_cpu })
 }
 
 fn report(
@@ -189,31 +186,22 @@ pub(super) fn run_range(arguments: &BenchRange) -> Result<(), String> {
     let messages = Messages::new(64)?;
     let ciphertext = age_file((arguments.file_mib << 20) as usize);
     let size = ciphertext.len() as u64;
-    let connections = arguments.concurrency.clamp(1, MOST);
+    let connections = arguments.concurrency.clamp(1, MOST) as u64;
     let (done, seconds, server, client) = event_loop()?.block_on(async {
         let (created, lease) = offer(&daemon, &messages, &ciphertext).await?;
         let (server, client, began) = (daemon.cpu(), processor_seconds(), Instant::now());
-        let share = |place: usize| {
-            arguments.requests / connections as u64
-                + u64::from((place as u64) < arguments.requests % connections as u64)
+        // Not to the last byte, which would complete the download.
+        let last = size - 1 - arguments.range_bytes;
+        let range = |number: u64| {
+            let start = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % last;
+            Messages::range(created.handle, &lease, start, arguments.range_bytes)
         };
         let tasks: Vec<_> = (0..connections)
             .map(|place| {
-                // Not to the last byte, which would complete the download.
-                let last = size - 1 - arguments.range_bytes;
-                let requests: Vec<String> = (0..64u64)
-                    .map(|number| {
-                        let start =
-                            (number * connections as u64 + place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % last;
-                        Messages::range(created.handle, &lease, start, arguments.range_bytes)
-                    })
-                    .collect();
-                tokio::spawn(ranges(
-                    BenchClient::new(daemon.address, true),
-                    requests,
-                    share(place),
-                    arguments.range_bytes,
-                ))
+                let requests = (0..64).map(|number| range(number * connections + place)).collect();
+                let count = arguments.requests / connections + u64::from(place < arguments.requests % connections);
+                let client_connection = BenchClient::new(daemon.address, true);
+                tokio::spawn(ranges(client_connection, requests, count, arguments.range_bytes))
             })
             .collect();
         let mut done = 0;
@@ -238,13 +226,12 @@ pub(super) fn run_range(arguments: &BenchRange) -> Result<(), String> {
 /// Uploads, shares and claims.
 async fn offer(daemon: &Server, messages: &Messages, ciphertext: &[u8]) -> Result<(CreateReply, Lease), String> {
     let mut client_connection = BenchClient::new(daemon.address, true);
-    let silent = |error: std::io::Error| format!("the daemon does not answer: {error}");
     let text = |error: serde_json::Error| format!("the daemon's response is malformed: {error}");
-    client_connection.ask(&messages.upload(ciphertext)).await.map_err(silent)?;
+    client_connection.ask(&messages.upload(ciphertext)).await?;
     let uploaded: UploadReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
-    client_connection.ask(messages.create_of(uploaded)?.as_bytes()).await.map_err(silent)?;
+    client_connection.ask(messages.create_of(uploaded)?.as_bytes()).await?;
     let created: CreateReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
-    client_connection.ask(messages.claim(&created.handle.to_string(), 0, true).as_bytes()).await.map_err(silent)?;
+    client_connection.ask(messages.claim(&created.handle.to_string(), 0, true).as_bytes()).await?;
     let claimed: ClaimReply = serde_json::from_slice(client_connection.body()).map_err(text)?;
     Ok((created, claimed.lease.ok_or("the daemon gave no lease")?))
 }
@@ -257,13 +244,10 @@ async fn ranges(
     bytes: u64,
 ) -> Result<u64, String> {
     for request in requests.iter().cycle().take(usize::try_from(count).unwrap_or(usize::MAX)) {
-        client_connection
-            .ask(request.as_bytes())
-            .await
-            .map_err(|error| format!("the daemon does not answer: {error}"))?;
-        if !client_connection.answer.starts_with(b"HTTP/1.1 206") || client_connection.body().len() as u64 != bytes {
-            let head = String::from_utf8_lossy(&client_connection.answer[..client_connection.answer.len().min(200)])
-                .into_owned();
+        client_connection.ask(request.as_bytes()).await?;
+        let answer = &client_connection.answer;
+        if !answer.starts_with(b"HTTP/1.1 206") || client_connection.body().len() as u64 != bytes {
+            let head = String::from_utf8_lossy(&answer[..answer.len().min(200)]);
             return Err(format!("the daemon does not answer with the range: {head}"));
         }
     }
@@ -300,13 +284,11 @@ impl Server {
                 _ => {}
             }
         }
-        match address {
-            Some(address) => Ok(Server { child, address }),
-            None => {
-                let _ = child.wait();
-                Err("the server ended before it was ready".into())
-            }
-        }
+        let Some(address) = address else {
+            let _ = child.wait();
+            return Err("the server ended before it was ready".into());
+        };
+        Ok(Server { child, address })
     }
 
     /// Seconds of processor time that the process has used.
@@ -368,15 +350,4 @@ async fn answer_one(mut stream: TcpStream, answer: &'static [u8]) -> io::Result<
     }
     stream.write_all(answer).await?;
     stream.shutdown().await
-}
-
-/// Returns whether head and body of the one request have arrived. The client writes
-/// `content-length` in lower case.
-pub(super) fn is_whole(request: &[u8]) -> bool {
-    let Some(end) = request.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
-    const NAME: &[u8] = b"content-length: ";
-    let Some(at) = request[..end].windows(NAME.len()).position(|window| window == NAME) else { return true };
-    let digits = request[at + NAME.len()..end].iter().take_while(|byte| byte.is_ascii_digit());
-    let length = digits.fold(0usize, |sum, digit| sum.saturating_mul(10).saturating_add(usize::from(digit - b'0')));
-    request.len() - end - 4 >= length
 }

@@ -7,7 +7,7 @@
 mod client;
 mod http;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -19,8 +19,7 @@ use bytes::Bytes;
 use clap::{Args, Parser, ValueEnum};
 use lockbox_share::store::segments::{SegmentSettings, SegmentStore};
 use lockbox_share::store::{
-    ClaimGrant, Durability, NewShare, PendingReply, Result, ShareStore, ShareTimes, StoreError, StoreMaintenance,
-    random_handle,
+    Durability, NewShare, PendingReply, Result, ShareStore, ShareTimes, StoreError, StoreMaintenance, random_handle,
 };
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::token::{Auth, ClaimId, Handle, Verifier};
@@ -80,12 +79,11 @@ fn run(bench: &Bench) -> std::result::Result<(), String> {
     }
 }
 
-/// Runs each measurement to its end and compares the counts with the requested ones; the measured
-/// rates are not judged.
+/// Runs each measurement to its end and compares its counts with the options; rates are not judged.
 fn check_counts() -> std::result::Result<(), String> {
-    assert!(http::is_whole(b"GET / HTTP/1.1\r\n\r\n") && !http::is_whole(b"GET / HTTP/1.1\r\n"));
+    assert!(client::is_whole(b"GET / HTTP/1.1\r\n\r\n") && !client::is_whole(b"GET / HTTP/1.1\r\n"));
     let post = b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc";
-    assert!(http::is_whole(post) && !http::is_whole(&post[..post.len() - 1]));
+    assert!(client::is_whole(post) && !client::is_whole(&post[..post.len() - 1]));
     for (kind, more) in [
         ("http", &["--payload-bytes", "100"][..]),
         ("http-fetch", &["--preload-shares", "200"]),
@@ -192,14 +190,9 @@ fn run_store(arguments: &BenchStore) -> std::result::Result<(), String> {
         return Err("--share-code-digits leaves too few handles for so many shares".into());
     }
     let directory = StateDirectory::new(arguments.state_dir.as_deref())?;
-    measure(arguments, &directory.path)
-}
-
-fn measure(arguments: &BenchStore, directory: &Path) -> std::result::Result<(), String> {
     let settings = SegmentSettings { durability: arguments.durability.into(), ..SegmentSettings::default() };
-    let store = SegmentStore::open(directory, &settings).map_err(|e| e.to_string())?;
-    let threads = arguments.threads.unwrap_or_else(processors);
-    let threads = threads.clamp(1, arguments.concurrency);
+    let store = SegmentStore::open(&directory.path, &settings).map_err(|e| e.to_string())?;
+    let threads = arguments.threads.unwrap_or_else(processors).clamp(1, arguments.concurrency);
     let part = Part { store: &store, arguments, threads };
     let failed = |error: StoreError| error.to_string();
     print("durability", arguments.durability.word());
@@ -268,7 +261,7 @@ impl Part<'_> {
             for number in range {
                 let (handle, pending) = self.deposit(number, &capsule)?;
                 handles.push((number, handle));
-                under_way.add((number, handle), pending)?;
+                under_way.add(handle, pending)?;
             }
             let mut taken = under_way.finish()?;
             handles.retain(|(_, handle)| !taken.contains(handle));
@@ -290,8 +283,7 @@ impl Part<'_> {
         self.each(created.len() as u64, |range, slots| {
             let mut under_way = UnderWay::new(slots);
             for (number, handle) in &created[range.start as usize..range.end as usize] {
-                let pending: PendingReply<ClaimGrant> = self.store.claim(*handle, &auth(*number), claim_id(*number));
-                under_way.add((*number, *handle), pending)?;
+                under_way.add(*handle, self.store.claim(*handle, &auth(*number), claim_id(*number)))?;
             }
             under_way.finish().map(|_| ())
         })?;
@@ -354,45 +346,39 @@ impl Part<'_> {
 
 /// Requests of one thread that wait for their answer, oldest first.
 struct UnderWay<T> {
-    pending: std::collections::VecDeque<((u64, Handle), PendingReply<T>)>,
+    pending: VecDeque<(Handle, PendingReply<T>)>,
     slots: usize,
     taken: Vec<Handle>,
 }
 
 impl<T: Unpin> UnderWay<T> {
     fn new(slots: usize) -> Self {
-        UnderWay { pending: std::collections::VecDeque::with_capacity(slots), slots, taken: Vec::new() }
+        UnderWay { pending: VecDeque::with_capacity(slots), slots, taken: Vec::new() }
     }
 
-    fn add(&mut self, which: (u64, Handle), mut pending: PendingReply<T>) -> Result<()> {
+    fn add(&mut self, handle: Handle, mut pending: PendingReply<T>) -> Result<()> {
         // Most answers are ready at once when no barrier is waited for.
         let mut context = Context::from_waker(Waker::noop());
         if let Poll::Ready(answer) = std::pin::Pin::new(&mut pending).poll(&mut context) {
-            return self.answered(which.1, answer);
+            return self.answered(handle, answer);
         }
-        self.pending.push_back((which, pending));
+        self.pending.push_back((handle, pending));
         if self.pending.len() >= self.slots { self.wait_for_oldest() } else { Ok(()) }
     }
 
     fn wait_for_oldest(&mut self) -> Result<()> {
         match self.pending.pop_front() {
-            Some(((_, handle), pending)) => {
-                let answer = pending.wait();
-                self.answered(handle, answer)
-            }
+            Some((handle, pending)) => self.answered(handle, pending.wait()),
             None => Ok(()),
         }
     }
 
     fn answered(&mut self, handle: Handle, answer: Result<T>) -> Result<()> {
         match answer {
-            Ok(_) => Ok(()),
-            Err(StoreError::Taken) => {
-                self.taken.push(handle);
-                Ok(())
-            }
-            Err(error) => Err(error),
+            Err(StoreError::Taken) => self.taken.push(handle),
+            other => drop(other?),
         }
+        Ok(())
     }
 
     /// Waits for all, and gives the handles that were taken before.
