@@ -9,7 +9,6 @@ use std::{iter, thread};
 
 use age::stream::StreamReader;
 use lockbox_share_protocol::api::ShareEndpoint;
-use lockbox_share_protocol::capsule::Capsule;
 use lockbox_share_protocol::token::{Digest, Handle, LeaseToken};
 use sha2::{Digest as _, Sha256};
 use ureq::http::{StatusCode, header};
@@ -154,14 +153,6 @@ impl Seek for Download<'_> {
     }
 }
 
-/// Description of the content, and the content when the capsule holds it.
-pub(crate) fn open_capsule(secret: &Secret, capsule: &Capsule) -> Result<(Meta, Zeroizing<Vec<u8>>)> {
-    let plain =
-        age::decrypt(&secret.identity()?, capsule.sealed()).map(Zeroizing::new).map_err(|error| damaged(&error))?;
-    let (meta, content) = Meta::decode(&plain)?;
-    Ok((meta, Zeroizing::new(content.to_vec())))
-}
-
 pub(crate) fn verify_content(meta: &Meta, content: &[u8]) -> Result<()> {
     verify_digest(meta, content.len() as u64, Sha256::new_with_prefix(content))
 }
@@ -234,7 +225,7 @@ impl<'a> ContentDecryptor<'a> {
     }
 }
 
-fn damaged(error: &age::DecryptError) -> Error {
+pub(crate) fn damaged(error: &age::DecryptError) -> Error {
     match error {
         age::DecryptError::NoMatchingKeys => Error::Damaged("it was encrypted for another link".into()),
         other => Error::Damaged(other.to_string()),

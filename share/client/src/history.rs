@@ -140,7 +140,7 @@ impl ShareHistory {
         Ok(self.file.owners.len() - 1)
     }
 
-    /// Adds a share, and removes those that ended more than a week before `now`.
+    /// Adds a share, and removes shares that ended more than a week before `created_at`.
     ///
     /// # Errors
     /// When it cannot be saved.

@@ -329,14 +329,16 @@ impl<'a> AcceptedClaim<'a> {
 
     /// The description, and the content when it is in the capsule.
     fn open_capsule(&self) -> Result<(Meta, Zeroizing<Vec<u8>>)> {
-        let (meta, content) = download::open_capsule(self.link.secret(), &self.capsule)?;
+        let plain = age::decrypt(&self.link.secret().identity()?, self.capsule.sealed()).map(Zeroizing::new);
+        let plain = plain.map_err(|error| download::damaged(&error))?;
+        let (meta, content) = Meta::decode(&plain)?;
         // What is sealed is longer than its content. No room is kept for what a sender only says.
         if let ContentLocation::Spooled { size, .. } = self.capsule.content()
             && meta.size > size
         {
             return Err(Error::Damaged(format!("{size} bytes cannot hold the {} of its description", meta.size)));
         }
-        Ok((meta, content))
+        Ok((meta, Zeroizing::new(content.to_vec())))
     }
 
     fn download<'b>(&'b self, size: u64, digest: Digest, progress: &'b dyn Fn(u64)) -> Result<Download<'b>> {

@@ -174,7 +174,7 @@ pub fn fetch(client: &ShareClient, owner: &OwnerToken, handle: Handle) -> Result
     client.get(&ShareEndpoint::Info.path(handle), Some(&owner.to_text())).map_err(map_unknown)
 }
 
-/// Waits until a share is newer than `version` or in another state than `state`, or for `seconds`.
+/// Waits until a share is newer than `last` or in another state, or for `seconds`.
 ///
 /// # Errors
 /// As for [`fetch`].

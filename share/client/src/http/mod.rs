@@ -324,14 +324,11 @@ fn header_value(text: &str) -> Result<header::HeaderValue> {
 /// Returns whether the connection failed before a request was sent.
 fn is_before_connection(error: &ureq::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NetworkUnreachable, NotFound, PermissionDenied};
+    // `NotFound` and `PermissionDenied` are about the path of a Unix socket.
+    let is_refusal = |kind| matches!(kind, ConnectionRefused | NetworkUnreachable | NotFound | PermissionDenied);
     match error {
         ureq::Error::HostNotFound | ureq::Error::Timeout(ureq::Timeout::Resolve) => true,
-        // `NotFound` and `PermissionDenied` are about the path of a Unix socket.
-        ureq::Error::Io(io)
-            if matches!(io.kind(), ConnectionRefused | NetworkUnreachable | NotFound | PermissionDenied) =>
-        {
-            true
-        }
+        ureq::Error::Io(error) if is_refusal(error.kind()) => true,
         other => is_untrusted(other),
     }
 }
