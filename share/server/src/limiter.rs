@@ -138,7 +138,9 @@ impl Limiter {
         if self.is_unlimited(client) {
             return Ok(());
         }
-        if self.misses_left(now) == 0 {
+        // The budget of a minute has no whole miss left.
+        let missed = self.misses.lock().saturating_sub(now);
+        if 60_000_000u64.saturating_sub(missed) < self.miss_interval() {
             let owed = self.with_bucket(client, |slot| slot.full_at.saturating_sub(now));
             if owed > self.depth() / u64::from(MISS_COST) / 2 {
                 return Err(RateLimited(Duration::from_micros(owed)));
@@ -182,12 +184,6 @@ impl Limiter {
 
     fn miss_interval(&self) -> u64 {
         60_000_000 / u64::from(self.rates.misses_per_minute.max(1))
-    }
-
-    /// Misses that the budget of a minute still has.
-    fn misses_left(&self, now: u64) -> u64 {
-        let owed = self.misses.lock().saturating_sub(now);
-        60_000_000u64.saturating_sub(owed) / self.miss_interval()
     }
 
     /// Runs `change` on the client's bucket, which is full if it was not known.

@@ -233,6 +233,8 @@ fn connections(age_head: &str) -> Vec<Vec<u8>> {
     };
     let of_share = "/v1/shares/1482719382210";
     let owner = format!("authorization: Bearer {long}\r\n");
+    let range = format!("range: bytes=5-\r\nif-range: \"x\"\r\nauthorization: Bearer {short}\r\n");
+    let forwarded = format!("{owner}x-forwarded-for: 192.0.2.7\r\n");
     let json = "content-type: application/json\r\n";
     let claim = format!(r#"{{"handle":"1482719382210","auth":"{long}","claim":"{short}"}}"#);
     let sealed = format!("{age_head}{}", "x".repeat(40));
@@ -243,22 +245,12 @@ fn connections(age_head: &str) -> Vec<Vec<u8>> {
     );
     let texts = [
         [ask("GET", "/v1/limits", "", ""), ask("HEAD", "/s/1482719382210", "", "")].concat(),
-        ask(
-            "GET",
-            &format!("{of_share}/ciphertext"),
-            &format!("range: bytes=5-\r\nif-range: \"x\"\r\nauthorization: Bearer {short}\r\n"),
-            "",
-        ),
+        ask("GET", &format!("{of_share}/ciphertext"), &range, ""),
         ask("POST", "/v1/claim", json, &claim),
         [ask("POST", &format!("{of_share}/revoke"), &owner, ""), ask("OPTIONS", "/v1/uploads", "", "")].concat(),
         upload,
         ask("POST", "/v1/batch/info", &format!("{owner}{json}"), r#"{"items":["1482719382210"]}"#),
-        ask(
-            "GET",
-            &format!("{of_share}/watch?version=3&wait=0"),
-            &format!("{owner}x-forwarded-for: 192.0.2.7\r\n"),
-            "",
-        ),
+        ask("GET", &format!("{of_share}/watch?version=3&wait=0"), &forwarded, ""),
     ];
     texts.iter().enumerate().map(|(number, text)| [&[number as u8][..], text.as_bytes()].concat()).collect()
 }

@@ -29,7 +29,6 @@ use bytes::Bytes;
 use lockbox_share_protocol::api::DEFAULT_PORT;
 use lockbox_share_protocol::message::{ErrorCode, Limits, MAX_BATCH, MAX_CLAIMS};
 use lockbox_share_protocol::token::Handle;
-use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore};
 
 use self::admission::{ConcurrencyLimit, ConnectionSlot, ConnectionSlots};
@@ -274,10 +273,6 @@ impl ShareNotifier {
     fn slot(&self, handle: Handle) -> &NotifierSlot {
         // Handles are random, so their own digits spread them.
         &self.0[handle.number() as usize % SLOTS]
-    }
-
-    fn next(&self, handle: Handle) -> Notified<'_> {
-        self.slot(handle).changed.notified()
     }
 
     fn changed(&self, handle: Handle) {

@@ -116,7 +116,7 @@ pub(super) async fn watch(
     };
     let end = tokio::time::Instant::now() + Duration::from_secs(wait);
     loop {
-        let change = daemon.notifier.next(handle);
+        let change = daemon.notifier.slot(handle).changed.notified();
         tokio::pin!(change);
         // From here on a change wakes this watcher, also one between the question and the wait.
         change.as_mut().enable();
