@@ -447,9 +447,7 @@ impl SegmentEngine {
         loop {
             {
                 let mut stopped = self.stopped.lock();
-                if !*stopped {
-                    self.wake.wait_for(&mut stopped, every);
-                }
+                self.wake.wait_while_for(&mut stopped, |stopped| !*stopped, every);
                 if *stopped {
                     return;
                 }

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use zeroize::Zeroizing;
 
 use self::pipeline::{
-    Decide, DurabilityMethod, Request, SECRET, ValkeyEngine, durability_method, open, payload_name, share_name,
+    Decide, DurabilityMethod, Request, SECRET, ValkeyEngine, connect, durability_method, payload_name, share_name,
     shared_secret, unavailable,
 };
 use super::barrier_group::PendingReply;
@@ -68,7 +68,7 @@ impl ValkeyStore {
             info = info.set_redis_settings(with_password);
         }
         let client = redis::Client::open(info).map_err(unavailable)?;
-        let mut connection = open(&client)?;
+        let mut connection = connect(&client).map_err(unavailable)?;
         let durability_method = match settings.durability {
             Durability::Commit => durability_method(&mut connection)?,
             Durability::None | Durability::Periodic => DurabilityMethod::Nothing,
@@ -194,9 +194,7 @@ impl ValkeyEngine {
         loop {
             {
                 let mut queue = self.queue.lock();
-                if !queue.stopped {
-                    self.ended.wait_for(&mut queue, SPOOL_SWEEP);
-                }
+                self.ended.wait_while_for(&mut queue, |queue| !queue.stopped, SPOOL_SWEEP);
                 if queue.stopped {
                     return;
                 }
@@ -214,7 +212,7 @@ impl ValkeyEngine {
         if ids.is_empty() {
             return Ok(());
         }
-        let mut connection = open(&self.client)?;
+        let mut connection = connect(&self.client).map_err(unavailable)?;
         // A server that came back empty, or another one, needs no payload at all: that is no reason
         // to remove them.
         let secret: Option<Vec<u8>> = redis::cmd("GET").arg(SECRET).query(&mut connection).map_err(unavailable)?;

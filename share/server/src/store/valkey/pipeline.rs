@@ -56,9 +56,7 @@ impl ValkeyEngine {
         loop {
             let mut jobs: Jobs = {
                 let mut queue = self.queue.lock();
-                while queue.jobs.is_empty() && !queue.stopped {
-                    self.wanted.wait(&mut queue);
-                }
+                self.wanted.wait_while(&mut queue, |queue| queue.jobs.is_empty() && !queue.stopped);
                 if queue.jobs.is_empty() {
                     return;
                 }
@@ -257,10 +255,6 @@ pub(super) fn connect(client: &redis::Client) -> RedisResult<redis::Connection> 
     connection.set_read_timeout(Some(TIMEOUT * 2))?;
     connection.set_write_timeout(Some(TIMEOUT))?;
     Ok(connection)
-}
-
-pub(super) fn open(client: &redis::Client) -> Result<redis::Connection> {
-    connect(client).map_err(unavailable)
 }
 
 pub(super) fn unavailable(error: RedisError) -> StoreError {
