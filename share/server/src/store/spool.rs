@@ -266,9 +266,9 @@ fn is_older(path: &Path, age: Duration) -> bool {
     modified.is_ok_and(|modified| SystemTime::now().duration_since(modified).is_ok_and(|old| old >= age))
 }
 
-fn id_of(name: &str) -> Option<[u8; 16]> {
-    let number = u128::from_str_radix(name, 16).ok().filter(|_| name.len() == 32)?;
-    Some(number.to_be_bytes())
+fn id_of(text: &str) -> Option<[u8; 16]> {
+    let id = u128::from_str_radix(text, 16).ok()?.to_be_bytes();
+    (name(&id) == text).then_some(id)
 }
 
 #[cfg(test)]
@@ -375,13 +375,16 @@ mod tests {
         fs::create_dir(place("cron")).unwrap();
         fs::write(place("letters"), "precious").unwrap();
         fs::write(place("film.part"), "precious").unwrap();
+        let (upper, signed) = ("A".repeat(32), format!("+{}", "1".repeat(31)));
+        fs::write(place(&upper), "precious").unwrap();
+        fs::write(place(&signed), "precious").unwrap();
         std::os::unix::fs::symlink("../mail", place("mail")).unwrap();
         let spool = Spool::open(directory.path(), 1000).unwrap();
         assert_eq!(spool.bytes(), 0);
         let orphan = deposit(&spool, &[1; 20]);
         spool.retain(&HashSet::new()).unwrap();
         assert!(spool.read(&orphan).is_err());
-        let left = ["cron", "letters", "film.part", "mail"];
+        let left = ["cron", "letters", "film.part", "mail", &upper, &signed];
         assert!(left.iter().all(|name| place(name).symlink_metadata().is_ok()));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), left.len());
     }
