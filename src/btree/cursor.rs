@@ -93,7 +93,7 @@ pub(super) fn fences_before(
     })
 }
 
-pub(super) fn leaf(store: &NodeStore, child: &Child, bounds: Bounds, key: Key) -> Result<Arc<Node>> {
+fn leaf(store: &NodeStore, child: &Child, bounds: Bounds, key: Key) -> Result<Arc<Node>> {
     match child {
         Child::Resident(node) => leaf_below(store, node, key),
         Child::Stored(pointer) => leaf_below(store, &store.load(pointer, bounds)?, key),
@@ -110,7 +110,7 @@ fn leaf_below(store: &NodeStore, node: &Arc<Node>, key: Key) -> Result<Arc<Node>
     }
 }
 
-pub(super) fn scan_leaf(leaf: &Leaf, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<ControlFlow<()>> {
+fn scan_leaf(leaf: &Leaf, from: Key, to: Key, f: &mut ScanVisitor<'_>) -> Result<ControlFlow<()>> {
     for position in leaf.count_below(from)..leaf.len() {
         let (key, value) = leaf.entry(position);
         if key >= to {
@@ -149,7 +149,7 @@ pub(super) fn scan(
 }
 
 /// Returns the node, or `None` after reporting a damaged one to `lost`.
-pub(super) fn load_or_skip(
+fn load_or_skip(
     store: &NodeStore,
     child: &Child,
     bounds: Bounds,
@@ -193,8 +193,8 @@ impl Tree {
     /// every node read costs a round trip, and reads all of them except leaves. Requests at most
     /// [`MAX_PREFETCH`] nodes per level.
     pub(crate) fn prefetch(&self, store: &NodeStore, ranges: &[(Key, Key)]) -> Result<()> {
-        let Some(root) = self.root.as_ref().filter(|_| store.is_remote()) else { return Ok(()) };
-        let mut nodes = vec![(root.clone(), Bounds::root(self.id as u8, self.level))];
+        let Some((root, bounds)) = self.root().filter(|_| store.pages.is_remote()) else { return Ok(()) };
+        let mut nodes = vec![(root.clone(), bounds)];
         for _ in 0..self.level {
             let mut below = Vec::new();
             for (child, bounds) in nodes {
@@ -226,11 +226,7 @@ pub(super) fn visit_pages(
     f: &mut dyn FnMut(&Pointer, u8) -> Result<()>,
     lost: &mut LostVisitor<'_>,
 ) -> Result<()> {
-    let pointer = match child {
-        Child::Stored(pointer) => Some(pointer),
-        Child::Resident(node) => node.stored.get(),
-    };
-    if let Some(pointer) = pointer {
+    if let Some(pointer) = child.pointer() {
         f(pointer, bounds.level)?;
     }
     let Some(node) = load_or_skip(store, child, bounds, lost)? else { return Ok(()) };
@@ -323,11 +319,11 @@ impl Tree {
         key: Key,
         f: impl FnOnce(&Leaf, Key) -> Result<R>,
     ) -> Result<Option<R>> {
-        let Some(root) = &self.root else { return Ok(None) };
+        let Some((root, bounds)) = self.root() else { return Ok(None) };
         let node = match finger.leaf_of(key) {
             Some(leaf) => leaf,
             None => {
-                let leaf = leaf(store, root, Bounds::root(self.id as u8, self.level), key)?;
+                let leaf = leaf(store, root, bounds, key)?;
                 finger.remember(&leaf);
                 leaf
             }

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use super::node::{Body, Bounds, Node};
 use super::{Child, NodeStore, ScanVisitor, Tree, cursor};
 use crate::error::Result;
-use crate::format::{Generation, Key, Pointer};
+use crate::format::{Generation, Key};
 
 /// Callback for a key with different values, with the older and the newer value.
 pub(crate) type DifferenceVisitor<'a> = dyn FnMut(Key, Option<&[u8]>, Option<&[u8]>) -> Result<ControlFlow<()>> + 'a;
@@ -69,9 +69,11 @@ impl DifferenceWalk<'_> {
     pub(crate) fn resume(&mut self, store: &NodeStore, f: &mut DifferenceVisitor<'_>) -> Result<()> {
         let DifferenceWalk { old, new } = self;
         loop {
-            let (Some(one), Some(other)) = (old.next(), new.next()) else { break };
-            match (one, other) {
-                (WalkItem::Entry(leaf, position), WalkItem::Entry(other_leaf, other_position)) => {
+            let flow = match (old.next(), new.next()) {
+                (None, None) => return Ok(()),
+                (Some(one), None) => old.open_or_visit(store, one, &mut |key, value| f(key, Some(value), None))?,
+                (None, Some(other)) => new.open_or_visit(store, other, &mut |key, value| f(key, None, Some(value)))?,
+                (Some(WalkItem::Entry(leaf, position)), Some(WalkItem::Entry(other_leaf, other_position))) => {
                     let (key, value) = entry(&leaf, position);
                     let (other_key, other_value) = entry(&other_leaf, other_position);
                     let order = key.cmp(&other_key);
@@ -87,48 +89,33 @@ impl DifferenceWalk<'_> {
                     if order != Ordering::Less {
                         new.advance();
                     }
-                    if flow.is_break() {
-                        return Ok(());
-                    }
+                    flow
                 }
-                (one, other) => {
+                (Some(one), Some(other)) => {
                     // Entries sort below all node levels.
                     let first = one.lower().cmp(&other.lower()).then_with(|| other.height().cmp(&one.height()));
                     match first {
                         Ordering::Equal if one.is_shared_with(&other) => {
                             old.advance();
                             new.advance();
+                            ControlFlow::Continue(())
                         }
                         Ordering::Equal => {
                             old.open(store, one)?;
                             new.open(store, other)?;
+                            ControlFlow::Continue(())
                         }
-                        Ordering::Less => {
-                            if old.open_or_visit(store, one, &mut |key, value| f(key, Some(value), None))?.is_break() {
-                                return Ok(());
-                            }
-                        }
+                        Ordering::Less => old.open_or_visit(store, one, &mut |key, value| f(key, Some(value), None))?,
                         Ordering::Greater => {
-                            if new.open_or_visit(store, other, &mut |key, value| f(key, None, Some(value)))?.is_break()
-                            {
-                                return Ok(());
-                            }
+                            new.open_or_visit(store, other, &mut |key, value| f(key, None, Some(value)))?
                         }
                     }
                 }
-            }
-        }
-        while let Some(item) = old.next() {
-            if old.open_or_visit(store, item, &mut |key, value| f(key, Some(value), None))?.is_break() {
+            };
+            if flow.is_break() {
                 return Ok(());
             }
         }
-        while let Some(item) = new.next() {
-            if new.open_or_visit(store, item, &mut |key, value| f(key, None, Some(value)))?.is_break() {
-                return Ok(());
-            }
-        }
-        Ok(())
     }
 }
 
@@ -161,15 +148,8 @@ impl WalkItem {
         }
         match (one, other) {
             (Child::Resident(one), Child::Resident(other)) if Arc::ptr_eq(one, other) => true,
-            (one, other) => pointer(one).is_some_and(|one| Some(one) == pointer(other)),
+            (one, other) => one.pointer().is_some_and(|pointer| Some(pointer) == other.pointer()),
         }
-    }
-}
-
-fn pointer(child: &Child) -> Option<Pointer> {
-    match child {
-        Child::Stored(pointer) => Some(*pointer),
-        Child::Resident(node) => node.stored.get().copied(),
     }
 }
 
@@ -190,8 +170,7 @@ struct TreeWalk<'t> {
 
 impl<'t> TreeWalk<'t> {
     fn of(tree: &'t Tree) -> TreeWalk<'t> {
-        let root = tree.root.as_ref().map(|root| (root, Bounds::root(tree.id as u8, tree.level)));
-        TreeWalk { root, open: Vec::new() }
+        TreeWalk { root: tree.root(), open: Vec::new() }
     }
 
     fn next(&mut self) -> Option<WalkItem> {
@@ -221,10 +200,7 @@ impl<'t> TreeWalk<'t> {
     /// Replaces `item`, the next one, by its children or entries.
     fn open(&mut self, store: &NodeStore, item: WalkItem) -> Result<()> {
         let WalkItem::Below(child, bounds) = item else { return Ok(()) };
-        let node = match child {
-            Child::Resident(node) => node,
-            Child::Stored(pointer) => store.load(&pointer, bounds)?,
-        };
+        let node = child.load(store, bounds)?;
         self.advance();
         self.open.push((node, 0));
         Ok(())
@@ -256,9 +232,9 @@ impl Tree {
     /// Calls `f` with the key ranges in which this version may differ from its ancestor of
     /// generation `since`. The end `Key::MAX` of a range is the end of the tree.
     pub(crate) fn changed_since(&self, store: &NodeStore, since: Generation, f: &mut RangeVisitor<'_>) -> Result<()> {
-        let Some(root) = &self.root else { return f(Key::MIN, Key::MAX) };
+        let Some((root, bounds)) = self.root() else { return f(Key::MIN, Key::MAX) };
         let mut walk = NewerWalk { store, since, open: None, f };
-        walk.visit(root, Bounds::root(self.id as u8, self.level))?;
+        walk.visit(root, bounds)?;
         walk.open.take().map_or(Ok(()), |(from, to)| (walk.f)(from, to))
     }
 }
@@ -266,11 +242,7 @@ impl Tree {
 impl NewerWalk<'_, '_> {
     /// Returns whether the child is newer than `since`; unwritten nodes always are.
     fn is_newer(&self, child: &Child) -> bool {
-        let stored = match child {
-            Child::Stored(pointer) => Some(pointer.generation),
-            Child::Resident(node) => node.stored.get().map(|pointer| pointer.generation),
-        };
-        stored.is_none_or(|generation| generation > self.since)
+        child.pointer().is_none_or(|pointer| pointer.generation > self.since)
     }
 
     fn visit(&mut self, child: &Child, bounds: Bounds) -> Result<()> {

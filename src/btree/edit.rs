@@ -19,88 +19,99 @@ struct Editor<'a> {
     edits: &'a mut Edits,
 }
 
-pub(super) fn insert(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Key, value: &[u8]) -> Result<bool> {
-    if value.len() > MAX_VALUE {
-        return Err(Error::invalid(format!("tree value too long: bytes={}", value.len())));
-    }
-    if key == Key::MAX {
-        return Err(Error::invalid("the greatest key is only a fence"));
-    }
-    let mut editor = Editor { store, edits };
-    let bounds = Bounds::root(tree.id as u8, tree.level);
-    let Some(root) = &mut tree.root else {
-        let mut leaf = Leaf::default();
-        leaf.put(key, value);
-        tree.root = Some(editor.new_child(Node::new(editor.edits.generation, bounds, Body::Leaf(leaf))));
-        return Ok(false);
-    };
-    let root = editor.editable(root, bounds)?;
-    let (existed, right) = editor.insert(root, key, value)?;
-    if let Some((middle, right)) = right {
-        if tree.level == MAX_LEVEL {
-            return Err(Error::NoSpace(format!("tree is too high: tree={} level={}", bounds.tree, tree.level)));
+impl Tree {
+    /// Inserts or replaces an entry; returns whether the key existed. After an error the tree may
+    /// be partly changed: the caller discards it.
+    pub(crate) fn insert(&mut self, store: &NodeStore, edits: &mut Edits, key: Key, value: &[u8]) -> Result<bool> {
+        if value.len() > MAX_VALUE {
+            return Err(Error::invalid(format!("tree value too long: bytes={}", value.len())));
         }
-        tree.level += 1;
-        if let Some(left) = tree.root.take() {
-            let body = Body::Internal(vec![(Key::MIN, left), (middle, right)]);
-            let bounds = Bounds::root(bounds.tree, tree.level);
-            tree.root = Some(editor.new_child(Node::new(editor.edits.generation, bounds, body)));
+        if key == Key::MAX {
+            return Err(Error::invalid("the greatest key is only a fence"));
         }
+        let mut editor = Editor { store, edits };
+        let bounds = self.root_bounds();
+        let Some(root) = &mut self.root else {
+            let mut leaf = Leaf::default();
+            leaf.put(key, value);
+            self.root = Some(editor.new_child(Node::new(editor.edits.generation, bounds, Body::Leaf(leaf))));
+            return Ok(false);
+        };
+        let root = editor.editable(root, bounds)?;
+        let (existed, right) = editor.insert(root, key, value)?;
+        if let Some((middle, right)) = right {
+            if self.level == MAX_LEVEL {
+                return Err(Error::NoSpace(format!("tree is too high: tree={} level={}", bounds.tree, self.level)));
+            }
+            self.level += 1;
+            if let Some(left) = self.root.take() {
+                let body = Body::Internal(vec![(Key::MIN, left), (middle, right)]);
+                let bounds = Bounds::root(bounds.tree, self.level);
+                self.root = Some(editor.new_child(Node::new(editor.edits.generation, bounds, body)));
+            }
+        }
+        Ok(existed)
     }
-    Ok(existed)
-}
 
-pub(super) fn remove(tree: &mut Tree, store: &NodeStore, edits: &mut Edits, key: Key) -> Result<bool> {
-    // A missing key must not dirty its path.
-    if tree.get(store, key, |_| Ok(()))?.is_none() {
-        return Ok(false);
+    /// Removes an entry; returns whether the key existed. After an error the tree may be partly
+    /// changed: the caller discards it.
+    pub(crate) fn remove(&mut self, store: &NodeStore, edits: &mut Edits, key: Key) -> Result<bool> {
+        // A missing key must not dirty its path.
+        if self.get(store, key, |_| Ok(()))?.is_none() {
+            return Ok(false);
+        }
+        let mut editor = Editor { store, edits };
+        let bounds = self.root_bounds();
+        let Some(root) = &mut self.root else { return Ok(false) };
+        let node = editor.editable(root, bounds)?;
+        editor.remove(node, key)?;
+        if node.is_empty() {
+            // TREE-5: an empty tree has no node at all.
+            editor.edits.dirtied -= 1;
+            *self = Tree::empty(self.id);
+            return Ok(true);
+        }
+        while let Some(Child::Resident(node)) = &self.root {
+            let Body::Internal(children) = &node.body else { break };
+            let [(_, only)] = children.as_slice() else { break };
+            let only = only.clone();
+            editor.retire(Arc::clone(node));
+            self.root = Some(only);
+            self.level -= 1;
+        }
+        Ok(true)
     }
-    let mut editor = Editor { store, edits };
-    let Some(root) = &mut tree.root else { return Ok(false) };
-    let node = editor.editable(root, Bounds::root(tree.id as u8, tree.level))?;
-    editor.remove(node, key)?;
-    if node.is_empty() {
-        // TREE-5: an empty tree has no node at all.
-        editor.edits.dirtied -= 1;
-        *tree = Tree::empty(tree.id);
-        return Ok(true);
-    }
-    while let Some(Child::Resident(node)) = &tree.root {
-        let Body::Internal(children) = &node.body else { break };
-        let [(_, only)] = children.as_slice() else { break };
-        let only = only.clone();
-        editor.retire(Arc::clone(node));
-        tree.root = Some(only);
-        tree.level -= 1;
-    }
-    Ok(true)
-}
 
-pub(super) fn overlay(
-    tree: &mut Tree,
-    store: &NodeStore,
-    edits: &mut Edits,
-    key: Key,
-    value: Option<&[u8]>,
-) -> Result<()> {
-    let mut editor = Editor { store, edits };
-    let bounds = Bounds::root(tree.id as u8, tree.level);
-    let Some(root) = &mut tree.root else {
-        return value.map_or(Ok(()), |value| insert(tree, store, edits, key, value).map(drop));
-    };
-    let leaf = editor.descend(root, bounds, key)?;
-    match value {
-        // All nodes of the path are in memory now.
-        Some(value) => {
-            insert(tree, store, edits, key, value)?;
+    /// Applies a log record (`None` removes it) to a read-only tree that no commit will write; it
+    /// may contain empty leaves afterwards. On `Damaged` the record is not applied and nothing else
+    /// has changed, but from then on the keys of the damaged leaf are unavailable, even if the
+    /// medium could read the node again: it would return values from before the record.
+    pub(crate) fn overlay(
+        &mut self,
+        store: &NodeStore,
+        edits: &mut Edits,
+        key: Key,
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        let mut editor = Editor { store, edits };
+        let bounds = self.root_bounds();
+        let Some(root) = &mut self.root else {
+            return value.map_or(Ok(()), |value| self.insert(store, edits, key, value).map(drop));
+        };
+        let leaf = editor.descend(root, bounds, key)?;
+        match value {
+            // All nodes of the path are in memory now.
+            Some(value) => {
+                self.insert(store, edits, key, value)?;
+            }
+            // The leaf stays in place even if empty: the neighbour that would take its range may be
+            // lost.
+            None => {
+                leaf.remove(key);
+            }
         }
-        // The leaf stays in place even if empty: the neighbour that would take its range may be
-        // lost.
-        None => {
-            leaf.remove(key);
-        }
+        Ok(())
     }
-    Ok(())
 }
 
 impl Editor<'_> {
@@ -232,8 +243,8 @@ impl Editor<'_> {
         let last = (slot + 1).min(children.len() - 1);
         for left in first..last {
             let Body::Internal(children) = &node.body else { return Ok(()) };
-            let a = self.load(&children[left].1, node.child_bounds(children, left))?;
-            let b = self.load(&children[left + 1].1, node.child_bounds(children, left + 1))?;
+            let a = children[left].1.load(self.store, node.child_bounds(children, left))?;
+            let b = children[left + 1].1.load(self.store, node.child_bounds(children, left + 1))?;
             if a.encoded_size() + b.encoded_size() - NODE_HEAD > MAX_MERGED {
                 continue;
             }
@@ -272,13 +283,6 @@ impl Editor<'_> {
         // TREE-2: copied if another version shares it. It belongs to the open transaction, so
         // nothing is superseded.
         Ok(Arc::make_mut(node))
-    }
-
-    fn load(&self, child: &Child, bounds: Bounds) -> Result<Arc<Node>> {
-        match child {
-            Child::Resident(node) => Ok(Arc::clone(node)),
-            Child::Stored(pointer) => self.store.load(pointer, bounds),
-        }
     }
 
     fn new_child(&mut self, node: Node) -> Child {

@@ -46,6 +46,23 @@ pub(crate) enum Child {
     Resident(Arc<Node>),
 }
 
+impl Child {
+    /// Returns the pointer of the stored node; `None` for one that no commit has written yet.
+    fn pointer(&self) -> Option<&Pointer> {
+        match self {
+            Child::Stored(pointer) => Some(pointer),
+            Child::Resident(node) => node.stored.get(),
+        }
+    }
+
+    fn load(&self, store: &NodeStore, bounds: Bounds) -> Result<Arc<Node>> {
+        match self {
+            Child::Stored(pointer) => store.load(pointer, bounds),
+            Child::Resident(node) => Ok(Arc::clone(node)),
+        }
+    }
+}
+
 /// Callback for the entries of a scan; stops it by breaking.
 pub(crate) type ScanVisitor<'a> = dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>> + 'a;
 
@@ -131,10 +148,8 @@ impl Tree {
         key: Key,
         f: &mut dyn FnMut(Key) -> ControlFlow<()>,
     ) -> Result<()> {
-        match &self.root {
-            None => Ok(()),
-            Some(root) => cursor::fences_before(store, root, Bounds::root(self.id as u8, self.level), key, f).map(drop),
-        }
+        let Some((root, bounds)) = self.root() else { return Ok(()) };
+        cursor::fences_before(store, root, bounds, key, f).map(drop)
     }
 
     /// Calls `f` with every entry in `[from, to)` in ascending order until it breaks.
@@ -152,36 +167,8 @@ impl Tree {
         f: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
         lost: &mut LostVisitor<'_>,
     ) -> Result<()> {
-        match &self.root {
-            None => Ok(()),
-            Some(root) => cursor::scan_surviving(store, root, Bounds::root(self.id as u8, self.level), f, lost),
-        }
-    }
-
-    /// Inserts or replaces an entry; returns whether the key existed. After an error the tree may
-    /// be partly changed: the caller discards it.
-    pub(crate) fn insert(&mut self, store: &NodeStore, edits: &mut Edits, key: Key, value: &[u8]) -> Result<bool> {
-        edit::insert(self, store, edits, key, value)
-    }
-
-    /// Removes an entry; returns whether the key existed. After an error the tree may be partly
-    /// changed: the caller discards it.
-    pub(crate) fn remove(&mut self, store: &NodeStore, edits: &mut Edits, key: Key) -> Result<bool> {
-        edit::remove(self, store, edits, key)
-    }
-
-    /// Applies a log record (`None` removes it) to a read-only tree that no commit will write; it
-    /// may contain empty leaves afterwards. On `Damaged` the record is not applied and nothing else
-    /// has changed, but from then on the keys of the damaged leaf are unavailable, even if the
-    /// medium could read the node again: it would return values from before the record.
-    pub(crate) fn overlay(
-        &mut self,
-        store: &NodeStore,
-        edits: &mut Edits,
-        key: Key,
-        value: Option<&[u8]>,
-    ) -> Result<()> {
-        edit::overlay(self, store, edits, key, value)
+        let Some((root, bounds)) = self.root() else { return Ok(()) };
+        cursor::scan_surviving(store, root, bounds, f, lost)
     }
 
     /// Writes every resident node that is not stored yet, children first, through `write(level,
@@ -223,20 +210,32 @@ impl Tree {
         f: &mut dyn FnMut(&Pointer, u8) -> Result<()>,
         lost: &mut LostVisitor<'_>,
     ) -> Result<()> {
-        match &self.root {
-            None => Ok(()),
-            Some(root) => cursor::visit_pages(store, root, Bounds::root(self.id as u8, self.level), f, lost),
-        }
+        let Some((root, bounds)) = self.root() else { return Ok(()) };
+        cursor::visit_pages(store, root, bounds, f, lost)
+    }
+
+    fn root(&self) -> Option<(&Child, Bounds)> {
+        Some((self.root.as_ref()?, self.root_bounds()))
+    }
+
+    fn root_bounds(&self) -> Bounds {
+        Bounds::root(self.id as u8, self.level)
     }
 
     fn with_root<R>(&self, store: &NodeStore, f: impl FnOnce(&Node) -> Result<R>) -> Result<Option<R>> {
-        let Some(root) = &self.root else { return Ok(None) };
-        cursor::with_node(store, root, Bounds::root(self.id as u8, self.level), f).map(Some)
+        self.root().map(|(root, bounds)| cursor::with_node(store, root, bounds, f)).transpose()
     }
 }
 
+/// Source of encoded nodes.
 trait NodePages: Send + Sync {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>>;
+
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    fn prefetch_nodes(&self, _pointers: &mut dyn Iterator<Item = &Pointer>) {}
 }
 
 impl NodePages for Pager {
@@ -251,29 +250,30 @@ impl NodePages for Pager {
         }
         Ok(page.into_body())
     }
-}
 
-enum Source {
-    Pager(Arc<Pager>),
-    #[cfg(test)]
-    Pages(Arc<dyn NodePages>),
+    fn is_remote(&self) -> bool {
+        Pager::is_remote(self)
+    }
+
+    fn prefetch_nodes(&self, pointers: &mut dyn Iterator<Item = &Pointer>) {
+        self.prefetch_pages(pointers);
+    }
 }
 
 /// Loader and cache of stored nodes.
 pub(crate) struct NodeStore {
-    source: Source,
+    pages: Arc<dyn NodePages>,
     /// Stored nodes only; nodes changed by a transaction are not cached here.
     nodes: ShardedCache<Pointer, Arc<Node>>,
 }
 
 impl NodeStore {
     pub(crate) fn new(pager: Arc<Pager>, budget: usize) -> NodeStore {
-        NodeStore { source: Source::Pager(pager), nodes: ShardedCache::new(budget) }
+        NodeStore::from_pages(pager, budget)
     }
 
-    #[cfg(test)]
     fn from_pages(pages: Arc<dyn NodePages>, budget: usize) -> NodeStore {
-        NodeStore { source: Source::Pages(pages), nodes: ShardedCache::new(budget) }
+        NodeStore { pages, nodes: ShardedCache::new(budget) }
     }
 
     /// Evicts a node whose page was freed; its address may be reused under another generation.
@@ -295,25 +295,14 @@ impl NodeStore {
         self.nodes.bytes()
     }
 
-    fn is_remote(&self) -> bool {
-        match &self.source {
-            Source::Pager(pager) => pager.is_remote(),
-            #[cfg(test)]
-            Source::Pages(_) => false,
-        }
-    }
-
     /// Prefetches nodes from remote storage, except those in memory.
     fn prefetch<'a>(&self, children: impl Iterator<Item = &'a Child>) {
-        match &self.source {
-            Source::Pager(pager) if pager.is_remote() => {
-                let stored = children.filter_map(|child| match child {
-                    Child::Stored(pointer) => Some(pointer),
-                    Child::Resident(_) => None,
-                });
-                pager.prefetch_pages(stored.filter(|pointer| !self.nodes.has(pointer)));
-            }
-            _ => {}
+        if self.pages.is_remote() {
+            let missing = |child: &'a Child| match child {
+                Child::Stored(pointer) if !self.nodes.has(pointer) => Some(pointer),
+                _ => None,
+            };
+            self.pages.prefetch_nodes(&mut children.filter_map(missing));
         }
     }
 
@@ -324,12 +313,7 @@ impl NodeStore {
             return Ok(node);
         }
         // Two threads that miss at the same time both load; the later one replaces an equal node.
-        let bytes = match &self.source {
-            Source::Pager(pager) => pager.read_node(pointer)?,
-            #[cfg(test)]
-            Source::Pages(pages) => pages.read_node(pointer)?,
-        };
-        let node = decode(&bytes, pointer)?;
+        let node = decode(&self.pages.read_node(pointer)?, pointer)?;
         check_bounds(&node, pointer, bounds)?;
         let node = Arc::new(node);
         self.cache_node(pointer, &node);
@@ -354,9 +338,7 @@ fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
             Body::Internal(entries.into_iter().map(|(key, child)| (key, Child::Stored(child))).collect())
         }
     };
-    let bounds =
-        Bounds { tree: view.head.tree, level: view.head.level, lower: view.head.lower, upper: view.head.upper };
-    let mut node = Node::new(pointer.generation, bounds, body);
+    let mut node = Node::new(pointer.generation, view.head, body);
     node.stored = OnceLock::from(*pointer);
     Ok(node)
 }

@@ -35,13 +35,7 @@ pub(super) enum Body {
 }
 
 /// Tree, level and fences that a parent requires of a child.
-#[derive(Clone, Copy)]
-pub(super) struct Bounds {
-    pub(super) tree: u8,
-    pub(super) level: u8,
-    pub(super) lower: Key,
-    pub(super) upper: Key,
-}
+pub(super) type Bounds = NodeHead;
 
 impl Bounds {
     pub(super) fn root(tree: u8, level: u8) -> Bounds {
@@ -62,10 +56,6 @@ impl Node {
 
     pub(super) fn bounds(&self) -> Bounds {
         Bounds { tree: self.tree, level: self.level, lower: self.lower, upper: self.upper }
-    }
-
-    pub(super) fn head(&self) -> NodeHead {
-        NodeHead { level: self.level, tree: self.tree, lower: self.lower, upper: self.upper }
     }
 
     pub(super) fn encoded_size(&self) -> usize {
@@ -157,10 +147,11 @@ impl Node {
     /// Encodes a leaf, or an internal node whose children are at `pointers`.
     pub(super) fn encode(&self, pointers: &[Pointer]) -> Vec<u8> {
         match &self.body {
-            Body::Leaf(leaf) => node::encode_leaf(&self.head(), leaf.iter()),
-            Body::Internal(children) => {
-                node::encode_internal(&self.head(), children.iter().map(|child| child.0).zip(pointers.iter().copied()))
-            }
+            Body::Leaf(leaf) => node::encode_leaf(&self.bounds(), leaf.iter()),
+            Body::Internal(children) => node::encode_internal(
+                &self.bounds(),
+                children.iter().map(|child| child.0).zip(pointers.iter().copied()),
+            ),
         }
     }
 }
