@@ -246,7 +246,7 @@ impl NodePages for Pager {
         let (tree, level) = (page.prologue.owner, page.prologue.position);
         match page.body() {
             [own_level, own_tree, ..] if (u64::from(*own_tree), u64::from(*own_level)) == (tree, level) => {}
-            _ => return Err(mismatch_error("node does not match its prologue", pointer)),
+            _ => return Err(pointer.damaged("node does not match its prologue")),
         }
         Ok(page.into_body())
     }
@@ -329,7 +329,7 @@ impl NodeStore {
 
 fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
     let view = encoding::decode(bytes).map_err(|error| match error {
-        Error::Damaged(detail) => mismatch_error(&detail, pointer),
+        Error::Damaged(detail) => pointer.damaged(detail),
         other => other,
     })?;
     let body = match view.entries {
@@ -346,23 +346,18 @@ fn decode(bytes: &[u8], pointer: &Pointer) -> Result<Node> {
 /// Verifies TREE-4, and the part of TREE-5 that a node alone cannot show: only a root may be an
 /// empty leaf.
 fn check_bounds(node: &Node, pointer: &Pointer, bounds: Bounds) -> Result<()> {
-    if node.tree != bounds.tree {
-        return Err(mismatch_error("tree node belongs to another tree", pointer));
-    }
-    if node.level != bounds.level {
-        return Err(mismatch_error("tree node has another level than its parent says", pointer));
-    }
-    if (node.lower, node.upper) != (bounds.lower, bounds.upper) {
-        return Err(mismatch_error("tree node has other fences than its parent says", pointer));
-    }
-    if node.is_empty() && (bounds.lower, bounds.upper) != (Key::MIN, Key::MAX) {
-        return Err(mismatch_error("tree node is empty", pointer));
-    }
-    Ok(())
-}
-
-fn mismatch_error(detail: &str, pointer: &Pointer) -> Error {
-    Error::damaged(format!("{detail}: block={} generation={}", pointer.run.address, pointer.generation.0))
+    let flaw = if node.tree != bounds.tree {
+        "tree node belongs to another tree"
+    } else if node.level != bounds.level {
+        "tree node has another level than its parent says"
+    } else if (node.lower, node.upper) != (bounds.lower, bounds.upper) {
+        "tree node has other fences than its parent says"
+    } else if node.is_empty() && (bounds.lower, bounds.upper) != (Key::MIN, Key::MAX) {
+        "tree node is empty"
+    } else {
+        return Ok(());
+    };
+    Err(pointer.damaged(flaw))
 }
 
 // ---- writing ----

@@ -1,5 +1,8 @@
 //! Ids, units, geometry and limits shared by all layers (specification sections 1, 2, 5.2 and 6).
 
+use std::fmt;
+
+use crate::error::Error;
 pub(crate) use crate::error::Timestamp;
 
 /// Block size in bytes, the unit of allocation.
@@ -142,6 +145,11 @@ impl Pointer {
 
     pub(crate) fn is_null(&self) -> bool {
         self.run.blocks == 0
+    }
+
+    /// Returns the error of a damaged page: its flaw, block and generation.
+    pub(crate) fn damaged(&self, flaw: impl fmt::Display) -> Error {
+        Error::damaged(format!("{flaw}: block={} generation={}", self.run.address, self.generation.0))
     }
 }
 

@@ -22,6 +22,9 @@ use crate::format::{
 /// Offset of the sealed body or head: after nonce, sealed prologue and its tag.
 const MAIN: usize = NONCE + PROLOGUE + TAG;
 
+const NOT_AUTHENTIC: &str = "page failed authentication";
+pub(crate) const WRONG_KIND: &str = "page of another kind";
+
 /// Seals and opens the pages and commit records of one archive.
 pub(crate) struct PageCipher {
     pages: XaesKey,
@@ -129,37 +132,50 @@ impl PageStart {
 }
 
 /// Associated data: label || version u32 || archive id || block address u64 || prologue plaintext
-/// (48, except for the prologue itself) || chunk u8 (for chunks).
+/// (48, except for the prologue itself) || chunk u8 (for chunks). Of a log entry: the same up to
+/// the address || head plaintext (64, for the body).
 struct Aad {
-    bytes: [u8; 96],
+    bytes: [u8; 111],
     length: usize,
 }
 
 impl Aad {
-    fn of_prologue(archive: &ArchiveId, address: u64) -> Aad {
-        let mut aad = Aad { bytes: [0; 96], length: 0 };
-        aad.put(b"lockbox/v1/prologue");
-        aad.put_location(archive, address);
+    fn new(label: &[u8], archive: &ArchiveId, address: u64) -> Aad {
+        let mut aad = Aad { bytes: [0; 111], length: 0 };
+        aad.put(label);
+        aad.put(&FORMAT_VERSION.to_le_bytes());
+        aad.put(archive);
+        aad.put(&address.to_le_bytes());
         aad
+    }
+
+    fn of_prologue(archive: &ArchiveId, address: u64) -> Aad {
+        Aad::new(b"lockbox/v1/prologue", archive, address)
     }
 
     /// Builds the associated data of the message that the pointer's tag authenticates.
     fn of_main(kind: PageKind, archive: &ArchiveId, address: u64, prologue: &[u8; PROLOGUE]) -> Aad {
         let data = matches!(kind, PageKind::Data | PageKind::Packed);
-        let mut aad = Aad { bytes: [0; 96], length: 0 };
-        aad.put(if data { b"lockbox/v1/head" } else { b"lockbox/v1/body" });
-        aad.put_location(archive, address);
+        let mut aad = Aad::new(if data { b"lockbox/v1/head" } else { b"lockbox/v1/body" }, archive, address);
         aad.put(prologue);
         aad
     }
 
     /// Builds the associated data of chunk 0; `set_chunk` changes the chunk number.
     fn of_chunks(archive: &ArchiveId, address: u64, prologue: &[u8; PROLOGUE]) -> Aad {
-        let mut aad = Aad { bytes: [0; 96], length: 0 };
-        aad.put(b"lockbox/v1/cell");
-        aad.put_location(archive, address);
+        let mut aad = Aad::new(b"lockbox/v1/cell", archive, address);
         aad.put(prologue);
         aad.put(&[0]);
+        aad
+    }
+
+    fn of_entry_head(archive: &ArchiveId, address: u64) -> Aad {
+        Aad::new(b"lockbox/v1/log/head", archive, address)
+    }
+
+    fn of_entry_body(archive: &ArchiveId, address: u64, head: &[u8; ENTRY_HEAD]) -> Aad {
+        let mut aad = Aad::new(b"lockbox/v1/log/body", archive, address);
+        aad.put(head);
         aad
     }
 
@@ -172,24 +188,9 @@ impl Aad {
         self.length += part.len();
     }
 
-    fn put_location(&mut self, archive: &ArchiveId, address: u64) {
-        put_location(&mut self.bytes[self.length..], archive, address);
-        self.length += PLACE;
-    }
-
     fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
-}
-
-/// Length of version, archive id and block address in bytes.
-const PLACE: usize = 28;
-
-/// Writes version u32 || archive id || block address u64 to the start of `out`.
-pub(super) fn put_location(out: &mut [u8], archive: &ArchiveId, address: u64) {
-    out[..4].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
-    out[4..20].copy_from_slice(archive);
-    out[20..PLACE].copy_from_slice(&address.to_le_bytes());
 }
 
 /// Builds `lockbox/v1/commit` || version u32 || archive id || slot index u8.
@@ -224,20 +225,11 @@ impl PageCipher {
         PageCipher { log: None, ..self }
     }
 
-    /// Returns the key of log entries; `None` for an archive without a log.
-    pub(super) fn log(&self) -> Option<&XaesKey> {
-        self.log.as_ref()
-    }
-
     pub(crate) fn has_log(&self) -> bool {
         self.log.is_some()
     }
 
-    pub(super) fn archive(&self) -> &ArchiveId {
-        &self.archive
-    }
-
-    pub(super) fn nonce(&self) -> Result<[u8; NONCE]> {
+    fn nonce(&self) -> Result<[u8; NONCE]> {
         let mut nonce = [0; NONCE];
         self.environment.fill_random(&mut nonce)?;
         Ok(nonce)
@@ -301,16 +293,13 @@ impl PageCipher {
     /// that differs from the pointer.
     pub(crate) fn open_start(&self, pointer: &Pointer, bytes: &[u8]) -> Result<PageStart> {
         let Run { address, blocks } = pointer.run;
-        let place = format_args!("block={address} generation={}", pointer.generation.0);
-        let page_start = self.open_start_at(address, bytes, |_| authentication_error(pointer))?;
-        if u64::from(page_start.prologue.blocks) != blocks {
-            return Err(Error::damaged(format!(
-                "page has {} blocks, not {blocks}: {place}",
-                page_start.prologue.blocks
-            )));
+        let page_start = self.open_start_at(address, bytes, |_| pointer.damaged(NOT_AUTHENTIC))?;
+        let prologue = &page_start.prologue;
+        if u64::from(prologue.blocks) != blocks {
+            return Err(pointer.damaged(format_args!("page has {} blocks, not {blocks}", prologue.blocks)));
         }
-        if page_start.prologue.generation != pointer.generation {
-            return Err(Error::damaged(format!("page is of generation {}: {place}", page_start.prologue.generation.0)));
+        if prologue.generation != pointer.generation {
+            return Err(pointer.damaged(format_args!("page is of generation {}", prologue.generation.0)));
         }
         Ok(page_start)
     }
@@ -332,15 +321,11 @@ impl PageCipher {
         let end = page_start.main_end() - TAG;
         let tag: Tag = array_at(bytes, end);
         if tag != pointer.tag {
-            let Run { address, .. } = pointer.run;
-            return Err(Error::damaged(format!(
-                "page has another tag than its pointer: block={address} generation={}",
-                pointer.generation.0
-            )));
+            return Err(pointer.damaged("page has another tag than its pointer"));
         }
         let aad = Aad::of_main(page_start.prologue.kind, &self.archive, pointer.run.address, &page_start.plain);
         let main = &mut bytes[MAIN..end];
-        page_start.key.open_body(aad.bytes(), main, &tag).map_err(|_| authentication_error(pointer))?;
+        page_start.key.open_body(aad.bytes(), main, &tag).map_err(|_| pointer.damaged(NOT_AUTHENTIC))?;
         Ok(main)
     }
 
@@ -349,14 +334,11 @@ impl PageCipher {
     /// not a data page, or fields are inconsistent.
     pub(crate) fn open_head(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<DataHead> {
         if !page_start.prologue.has_chunks() {
-            return Err(wrong_kind_error(pointer));
+            return Err(pointer.damaged(WRONG_KIND));
         }
-        if bytes.len() < page_start.main_end() {
-            return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
-        }
-        let nonce = array_at(bytes, 0);
         let mut table = self.open_table(pointer, page_start, bytes)?;
         table.items = Vec::new();
+        let nonce = array_at(bytes, 0);
         Ok(DataHead { nonce, prologue: page_start.plain, table, first: page_start.main_end() })
     }
 
@@ -368,13 +350,13 @@ impl PageCipher {
         page_start: &PageStart,
         bytes: &mut [u8],
     ) -> Result<Vec<PackedItem>> {
-        if bytes.len() < page_start.main_end() {
-            return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
-        }
         Ok(self.open_table(pointer, page_start, bytes)?.items)
     }
 
     fn open_table(&self, pointer: &Pointer, page_start: &PageStart, bytes: &mut [u8]) -> Result<ChunkTable> {
+        if bytes.len() < page_start.main_end() {
+            return Err(Error::damaged(format!("data head ends early: block={}", pointer.run.address)));
+        }
         let prologue = page_start.prologue;
         let head = self.open_main(pointer, page_start, bytes)?;
         let table = decode_chunk_table(head, prologue.stored_length, prologue.plain_length)?;
@@ -414,11 +396,8 @@ impl PageCipher {
             };
             aad.set_chunk(chunk);
             key.open_chunk(chunk, aad.bytes(), stored, &entry.tag).map_err(|_| {
-                let Run { address, .. } = pointer.run;
-                let generation = pointer.generation.0;
-                Error::damaged(format!(
-                    "page failed authentication: block={address} generation={generation} chunk={chunk}"
-                ))
+                let (block, generation) = (pointer.run.address, pointer.generation.0);
+                Error::damaged(format!("{NOT_AUTHENTIC}: block={block} generation={generation} chunk={chunk}"))
             })?;
             bytes = rest;
         }
@@ -428,11 +407,9 @@ impl PageCipher {
     /// Opens a whole page read from `pointer.run`, including padding and every chunk, and verifies
     /// it against the pointer. Errors: same as [`PageCipher::open_start`].
     pub(crate) fn open(&self, pointer: &Pointer, mut bytes: Vec<u8>) -> Result<OpenedPage> {
-        let Run { address, blocks } = pointer.run;
-        let place = format_args!("block={address} generation={}", pointer.generation.0);
-        let length = bytes.len();
+        let (length, blocks) = (bytes.len(), pointer.run.blocks);
         if length as u64 != pointer.run.bytes() || length <= PAGE_OVERHEAD {
-            return Err(Error::damaged(format!("page has {length} bytes instead of {blocks} blocks: {place}")));
+            return Err(pointer.damaged(format_args!("page has {length} bytes instead of {blocks} blocks")));
         }
         let page_start = self.open_start(pointer, &bytes)?;
         let prologue = page_start.prologue;
@@ -445,10 +422,10 @@ impl PageCipher {
         }
         let body = self.open_main(pointer, &page_start, &mut bytes)?;
         let (stored, padding) = body.split_at_checked(prologue.stored_length as usize).ok_or_else(|| {
-            Error::damaged(format!("stored length {} exceeds the page: {place}", prologue.stored_length))
+            pointer.damaged(format_args!("stored length {} exceeds the page", prologue.stored_length))
         })?;
         if padding.iter().any(|&byte| byte != 0) {
-            return Err(Error::damaged(format!("page has padding that is not zero: {place}")));
+            return Err(pointer.damaged("page has padding that is not zero"));
         }
         if !prologue.compressed {
             let body = MAIN..MAIN + stored.len();
@@ -456,11 +433,11 @@ impl PageCipher {
         }
         let plain_length = prologue.plain_length as usize;
         if plain_length > NODE_CAPACITY {
-            return Err(Error::damaged(format!("node of {plain_length} bytes: {place}")));
+            return Err(pointer.damaged(format_args!("node of {plain_length} bytes")));
         }
         let mut buffer = vec![0; plain_length];
         decompress(stored, &mut buffer)
-            .map_err(|error| Error::damaged(format!("node does not decompress: {error}: {place}")))?;
+            .map_err(|error| pointer.damaged(format_args!("node does not decompress: {error}")))?;
         Ok(OpenedPage { prologue, body: 0..buffer.len(), buffer, table: None })
     }
 
@@ -498,26 +475,14 @@ impl PageCipher {
     }
 }
 
-fn authentication_error(pointer: &Pointer) -> Error {
-    let Run { address, .. } = pointer.run;
-    Error::damaged(format!("page failed authentication: block={address} generation={}", pointer.generation.0))
-}
-
 /// Returns the unverified tag that a pointer to the page with this prologue would have; for
 /// scanners, which have no pointer.
 pub(crate) fn claimed_tag(prologue: &Prologue, bytes: &[u8]) -> Option<Tag> {
     bytes.get(MAIN + prologue.main_length()..)?.first_chunk().copied()
 }
 
-pub(crate) fn wrong_kind_error(pointer: &Pointer) -> Error {
-    let Run { address, .. } = pointer.run;
-    Error::damaged(format!("page of another kind: block={address} generation={}", pointer.generation.0))
-}
-
 /// Offset of the body: after nonce, sealed head and its tag.
 const BODY: usize = NONCE + ENTRY_HEAD + TAG;
-/// Length of the associated data of a head: label 19, version 4, archive 16, block 8.
-const ENTRY_PLACE: usize = 47;
 
 pub(crate) struct SealedEntry {
     pub(crate) tag: Tag,
@@ -531,24 +496,9 @@ pub(crate) struct EntryStart {
     key: PageKey,
 }
 
-fn head_aad(cipher: &PageCipher, address: u64) -> [u8; ENTRY_PLACE] {
-    let mut aad = [0; ENTRY_PLACE];
-    aad[..19].copy_from_slice(b"lockbox/v1/log/head");
-    put_location(&mut aad[19..], cipher.archive(), address);
-    aad
-}
-
-fn body_aad(cipher: &PageCipher, address: u64, head: &[u8; ENTRY_HEAD]) -> [u8; ENTRY_PLACE + ENTRY_HEAD] {
-    let mut aad = [0; ENTRY_PLACE + ENTRY_HEAD];
-    aad[..19].copy_from_slice(b"lockbox/v1/log/body");
-    put_location(&mut aad[19..], cipher.archive(), address);
-    aad[ENTRY_PLACE..].copy_from_slice(head);
-    aad
-}
-
 impl PageCipher {
     fn log_key(&self) -> Result<&XaesKey> {
-        self.log().ok_or_else(|| Error::invalid("the archive has no log"))
+        self.log.as_ref().ok_or_else(|| Error::invalid("the archive has no log"))
     }
 
     /// Seals an entry for the blocks from `address` on; `head` has their number and the length of
@@ -575,11 +525,11 @@ impl PageCipher {
         let mut bytes = Vec::with_capacity(BODY + room + TAG);
         bytes.extend_from_slice(&nonce);
         bytes.extend_from_slice(plain);
-        let tag = key.seal_prologue(&head_aad(self, address), &mut bytes[NONCE..]);
+        let tag = key.seal_prologue(Aad::of_entry_head(&self.archive, address).bytes(), &mut bytes[NONCE..]);
         bytes.extend_from_slice(&tag);
         bytes.extend_from_slice(body);
         bytes.resize(BODY + room, 0);
-        let tag = key.seal_body(&body_aad(self, address, plain), &mut bytes[BODY..]);
+        let tag = key.seal_body(Aad::of_entry_body(&self.archive, address, plain).bytes(), &mut bytes[BODY..]);
         bytes.extend_from_slice(&tag);
         Ok(SealedEntry { tag, bytes })
     }
@@ -591,7 +541,7 @@ impl PageCipher {
         let key = self.log_key()?.page_key(&array_at(bytes, 0));
         let mut plain: [u8; ENTRY_HEAD] = array_at(bytes, NONCE);
         let tag = array_at(bytes, NONCE + ENTRY_HEAD);
-        if key.open_prologue(&head_aad(self, address), &mut plain, &tag).is_err() {
+        if key.open_prologue(Aad::of_entry_head(&self.archive, address).bytes(), &mut plain, &tag).is_err() {
             return Ok(None);
         }
         let head = EntryHead::decode(&plain)?;
@@ -611,8 +561,8 @@ impl PageCipher {
     ) -> Result<Option<(Vec<u8>, Tag)>> {
         let end = BODY + entry_capacity(start.head.blocks.into());
         let tag: Tag = array_at(&bytes, end);
-        let aad = body_aad(self, address, &start.plain);
-        if start.key.open_body(&aad, &mut bytes[BODY..end], &tag).is_err() {
+        let aad = Aad::of_entry_body(&self.archive, address, &start.plain);
+        if start.key.open_body(aad.bytes(), &mut bytes[BODY..end], &tag).is_err() {
             return Ok(None);
         }
         let stored = BODY + start.head.length as usize;

@@ -11,7 +11,7 @@ use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::find_frame_compressed_size;
 
 pub(crate) use cipher::{
-    DataHead, EntryStart, OpenedPage, PageCipher, SealedPage, claimed_tag, plain_chunk, wrong_kind_error,
+    DataHead, EntryStart, OpenedPage, PageCipher, SealedPage, WRONG_KIND, claimed_tag, plain_chunk,
 };
 
 use crate::format::page::{PackedItem, PageKind, head_length};

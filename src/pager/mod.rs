@@ -19,7 +19,7 @@ use crate::format::log::{EntryHead, LOG_BLOCKS, LogEntry, LogMark};
 use crate::format::page::PageKind;
 use crate::format::record::{CommitRecord, RECORD_PLAIN};
 use crate::format::{BLOCK, Generation, LOG, Pointer, RING_SLOTS, Run, Tag, reserved, slot_block};
-use crate::frame::{DataHead, EntryStart, OpenedPage, PageCipher, PlainPage, SealedPage, wrong_kind_error};
+use crate::frame::{DataHead, EntryStart, OpenedPage, PageCipher, PlainPage, SealedPage, WRONG_KIND};
 use crate::storage::Storage;
 
 /// Unsynced bytes, excluding batches in flight, that an fsync of a small file may have to wait for.
@@ -114,7 +114,7 @@ impl Pager {
     pub(crate) fn read_page(&self, pointer: &Pointer, kind: PageKind) -> Result<OpenedPage> {
         let opened = self.open_page(pointer)?;
         if opened.prologue.kind != kind {
-            return Err(wrong_kind_error(pointer));
+            return Err(pointer.damaged(WRONG_KIND));
         }
         Ok(opened)
     }

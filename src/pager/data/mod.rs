@@ -41,7 +41,7 @@ impl Pager {
         let table = &head.table;
         let (mut at, mut remaining) = (start as usize, out);
         if at + remaining.len() > table.plain_length as usize {
-            return Err(extent_beyond_page(pointer));
+            return Err(pointer.damaged("extent reaches beyond its page"));
         }
         let end = at + remaining.len();
         let size = table.chunk_size as usize;
@@ -292,13 +292,6 @@ fn estimated_range(bytes: u64, start: u32, length: u32) -> Range<u64> {
         (u64::from(start) / chunk * chunk, (u64::from(start) + u64::from(length)).next_multiple_of(chunk));
     let to = (place(end) + slack).min(bytes);
     place(first).saturating_sub(slack).min(to)..to
-}
-
-fn extent_beyond_page(pointer: &Pointer) -> Error {
-    Error::damaged(format!(
-        "extent reaches beyond its page: block={} generation={}",
-        pointer.run.address, pointer.generation.0
-    ))
 }
 
 #[cfg(test)]
