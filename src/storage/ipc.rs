@@ -51,22 +51,13 @@ struct SocketPool {
     whole: usize,
 }
 
-struct Request {
-    order: u32,
-    count: u32,
-    first: u64,
-    second: u64,
-}
-
-impl Request {
-    fn bytes(&self) -> [u8; REQUEST_BYTES] {
-        let mut head = [0; REQUEST_BYTES];
-        head[..4].copy_from_slice(&self.order.to_le_bytes());
-        head[4..8].copy_from_slice(&self.count.to_le_bytes());
-        head[8..16].copy_from_slice(&self.first.to_le_bytes());
-        head[16..].copy_from_slice(&self.second.to_le_bytes());
-        head
-    }
+fn encode_request(order: u32, count: usize, first: u64, second: u64) -> [u8; REQUEST_BYTES] {
+    let mut head = [0; REQUEST_BYTES];
+    head[..4].copy_from_slice(&order.to_le_bytes());
+    head[4..8].copy_from_slice(&(count as u32).to_le_bytes()); // at most MAX_TRANSFER
+    head[8..16].copy_from_slice(&first.to_le_bytes());
+    head[16..].copy_from_slice(&second.to_le_bytes());
+    head
 }
 
 impl IpcStorage {
@@ -80,7 +71,7 @@ impl IpcStorage {
         let length = AtomicU64::new(0);
         let borrowed = IpcStorage { length, writable, ordered: false, idle, returned: Condvar::new(), keeper: None };
         let mut length = [0; 8];
-        borrowed.ask(&Request { order: LENGTH, count: 0, first: 0, second: 0 }, &[], &mut length)?;
+        borrowed.ask(encode_request(LENGTH, 0, 0, 0), &[], &mut length)?;
         borrowed.length.store(u64::from_le_bytes(length), Ordering::Release);
         Ok(borrowed)
     }
@@ -96,9 +87,9 @@ impl IpcStorage {
         self
     }
 
-    fn ask(&self, request: &Request, data: &[u8], out: &mut [u8]) -> Result<()> {
+    fn ask(&self, request: [u8; REQUEST_BYTES], data: &[u8], out: &mut [u8]) -> Result<()> {
         self.with_socket(|mut socket| {
-            socket.write_all(&request.bytes())?;
+            socket.write_all(&request)?;
             socket.write_all(data)?;
             let mut head = [0; ANSWER_BYTES];
             socket.read_exact(&mut head)?;
@@ -149,7 +140,7 @@ impl IpcStorage {
     }
 
     fn order(&self, order: u32, first: u64, second: u64) -> Result<()> {
-        self.ask(&Request { order, count: 0, first, second }, &[], &mut [])
+        self.ask(encode_request(order, 0, first, second), &[], &mut [])
     }
 
     fn check_writable(&self) -> Result<()> {
@@ -169,7 +160,7 @@ impl Storage for IpcStorage {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         for (number, part) in (0..).zip(out.chunks_mut(MAX_TRANSFER as usize)) {
             let first = offset + number * u64::from(MAX_TRANSFER);
-            self.ask(&Request { order: READ, count: part.len() as u32, first, second: 0 }, &[], part)?;
+            self.ask(encode_request(READ, part.len(), first, 0), &[], part)?;
         }
         Ok(())
     }
@@ -182,15 +173,15 @@ impl Storage for IpcStorage {
     /// Sent without a response. The read that follows usually uses the same socket, so the server
     /// handles both in one wakeup.
     fn will_need(&self, offset: u64, length: u64) {
-        let said = Request { order: NEED, count: 0, first: offset, second: length }.bytes();
-        let _ = self.with_socket(|mut socket| socket.write_all(&said).map(Ok));
+        let request = encode_request(NEED, 0, offset, length);
+        let _ = self.with_socket(|mut socket| socket.write_all(&request).map(Ok));
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check_writable()?;
         for (number, part) in (0..).zip(data.chunks(MAX_TRANSFER as usize)) {
             let first = offset + number * u64::from(MAX_TRANSFER);
-            self.ask(&Request { order: WRITE, count: part.len() as u32, first, second: 0 }, part, &mut [])?;
+            self.ask(encode_request(WRITE, part.len(), first, 0), part, &mut [])?;
             self.grown(first + part.len() as u64);
         }
         Ok(())
@@ -223,7 +214,7 @@ impl Storage for IpcStorage {
     fn pending_upload_bytes(&self) -> Result<u64> {
         let mut bytes = [0; 8];
         if self.writable {
-            self.ask(&Request { order: PENDING_UPLOAD, count: 0, first: 0, second: 0 }, &[], &mut bytes)?;
+            self.ask(encode_request(PENDING_UPLOAD, 0, 0, 0), &[], &mut bytes)?;
         }
         Ok(u64::from_le_bytes(bytes))
     }

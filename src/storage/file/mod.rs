@@ -85,6 +85,17 @@ impl FileName {
 }
 
 impl FileStorage {
+    fn new(file: File, path: &Path, name: Option<FileName>, mode: LockMode, length: u64) -> FileStorage {
+        FileStorage {
+            file,
+            path: path.into(),
+            name,
+            read_only: mode == LockMode::Shared,
+            min_length: AtomicU64::new(length),
+            ballast: AtomicBool::new(false),
+        }
+    }
+
     /// Creates a new file with mode 0600 (refusing an existing one) and locks it for writing.
     pub(crate) fn create(entry: &HostEntry) -> Result<FileStorage> {
         let path = entry.path();
@@ -99,14 +110,7 @@ impl FileStorage {
             _ => Error::io(format!("creating {}", path.display()), source),
         })?;
         match lock(&file, LockMode::Exclusive, path) {
-            Ok(()) => Ok(FileStorage {
-                file,
-                path: path.into(),
-                name: Some(name),
-                read_only: false,
-                min_length: AtomicU64::new(0),
-                ballast: AtomicBool::new(false),
-            }),
+            Ok(()) => Ok(FileStorage::new(file, path, Some(name), LockMode::Exclusive, 0)),
             // Another process opened and locked the new file: it now belongs to that process.
             Err(error @ Error::InUse(_)) => Err(error),
             Err(error) => {
@@ -147,17 +151,7 @@ impl FileStorage {
             // the lock would be on a file without a name.
             let opened = metadata(&file, path)?;
             match name().map(FileName::of).and_then(|name| Ok((name.refers_to(&file)?, name))) {
-                Ok((true, name)) => {
-                    let min_length = AtomicU64::new(opened.len());
-                    return Ok(FileStorage {
-                        file,
-                        path: path.into(),
-                        name: Some(name),
-                        read_only: mode == LockMode::Shared,
-                        min_length,
-                        ballast: AtomicBool::new(false),
-                    });
-                }
+                Ok((true, name)) => return Ok(FileStorage::new(file, path, Some(name), mode, opened.len())),
                 Ok((false, _)) => {}
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => return Err(looking_up(path, source)),
@@ -178,15 +172,8 @@ impl FileStorage {
         if !flags.contains(OFlags::RDWR) {
             return Err(Error::ReadOnly(format!("{} was not opened for writing", path.display())));
         }
-        let min_length = AtomicU64::new(metadata(&file, path)?.len());
-        Ok(FileStorage {
-            file,
-            path: path.into(),
-            name: None,
-            read_only: false,
-            min_length,
-            ballast: AtomicBool::new(false),
-        })
+        let length = metadata(&file, path)?.len();
+        Ok(FileStorage::new(file, path, None, LockMode::Exclusive, length))
     }
 
     /// Returns whether no process holds a lock that conflicts with `mode`. Another process may take
@@ -525,26 +512,17 @@ impl Storage for FileStorage {
 
     fn check_identity(&self) -> Result<()> {
         self.check_not_truncated()?;
-        let opened = metadata(&self.file, &self.path)?;
-        let Some(name) = &self.name else {
-            return match opened.nlink() {
-                0 => Err(Error::damaged(format!("{} was removed", self.path.display()))),
-                _ => Ok(()),
-            };
+        let has_name = metadata(&self.file, &self.path)?.nlink() > 0;
+        let lost = match self.name.as_ref().map(|name| name.refers_to(&self.file)) {
+            Some(Ok(true)) => return Ok(()),
+            Some(Ok(false)) => "was replaced by another file",
+            Some(Err(source)) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(looking_up(&self.path, source));
+            }
+            Some(Err(_)) | None => "was removed",
         };
-        match name.refers_to(&self.file) {
-            // After a rename the file still has a name, and its data can be found.
-            Ok(false) if opened.nlink() == 0 => {
-                return Err(Error::damaged(format!("{} was replaced by another file", self.path.display())));
-            }
-            Err(source) if source.kind() == io::ErrorKind::NotFound && opened.nlink() == 0 => {
-                return Err(Error::damaged(format!("{} was removed", self.path.display())));
-            }
-            Ok(_) => {}
-            Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(looking_up(&self.path, source)),
-        }
-        Ok(())
+        // After a rename the file still has a name, and its data can be found.
+        if has_name { Ok(()) } else { Err(Error::damaged(format!("{} {lost}", self.path.display()))) }
     }
 
     fn owner(&self) -> Result<Option<u32>> {
