@@ -60,7 +60,7 @@ impl Pager {
     /// Turns off the log line of the first failure. For storage other than the archive, such as a
     /// backup: its caller reports the failure, and the log is that of the archive.
     pub(crate) fn without_error_log(self) -> Pager {
-        Pager { sticky_error: StickyError::without_log(), ..self }
+        Pager { sticky_error: StickyError { is_unlogged: true, ..StickyError::default() }, ..self }
     }
 
     pub(crate) fn storage(&self) -> &Arc<dyn Storage> {
@@ -151,7 +151,7 @@ impl Pager {
     /// as unsynced; see [`Self::write_page`].
     pub(crate) fn write_data_page(&self, page: &SealedPage) -> Result<()> {
         self.write_page(page)?;
-        self.unsynced.count(page.pointer.run.bytes());
+        self.unsynced.bytes.fetch_add(page.pointer.run.bytes(), Ordering::Relaxed);
         Ok(())
     }
 
@@ -194,7 +194,8 @@ impl Pager {
 
     /// Waits until all earlier writes are durable; a failure sets the sticky error.
     pub(crate) fn barrier(&self) -> Result<()> {
-        self.unsynced.reset();
+        // The barrier covers all counted bytes.
+        self.unsynced.bytes.store(0, Ordering::Relaxed);
         self.sticky_error.check()?;
         self.storage.barrier().map_err(|e| self.sticky_error.record("making writes durable", e))
     }
@@ -237,15 +238,6 @@ struct UnsyncedBytes {
 }
 
 impl UnsyncedBytes {
-    /// Resets the count before a barrier that covers all counted bytes.
-    fn reset(&self) {
-        self.bytes.store(0, Ordering::Relaxed);
-    }
-
-    fn count(&self, bytes: u64) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
     /// Issues an early barrier when the limit is exceeded.
     fn limit(&self, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
         let sum = self.bytes.load(Ordering::Relaxed);
@@ -454,10 +446,6 @@ pub(crate) struct StickyError {
 }
 
 impl StickyError {
-    pub(crate) fn without_log() -> StickyError {
-        StickyError { is_unlogged: true, ..StickyError::default() }
-    }
-
     /// Errors: `WriteFailed` with the first failure, for every later writer.
     pub(crate) fn check(&self) -> Result<()> {
         match self.reason.get() {

@@ -119,9 +119,7 @@ impl SpaceMap {
     /// Returns the last unloaded region that may hold a page when everything after it is free. It
     /// must be loaded before the tail is truncated.
     pub(crate) fn unloaded_tail_region(&self) -> Option<u64> {
-        let mut number = self.total.div_ceil(REGION_BLOCKS);
-        while number > 0 {
-            number -= 1;
+        for number in (0..self.total.div_ceil(REGION_BLOCKS)).rev() {
             let Some(region) = self.regions.get(&number) else { return Some(number) };
             let blocks = (self.total - region.base()).min(REGION_BLOCKS);
             if any(&region.busy, 0, blocks) {
@@ -151,23 +149,11 @@ impl SpaceMap {
         let keep_groups = self.reserved + self.commit_groups() + RESERVE_GROUPS;
         // Truncation must not take reserved groups: count the groups after the cut.
         let mut cut = end.max(MIN_BLOCKS).next_multiple_of(4);
-        let groups_after = |map: &SpaceMap, from: u64| -> u64 {
-            map.regions
-                .values()
-                .flat_map(|r| {
-                    Region::runs(|w| !r.busy[w] & r.backed[w])
-                        .into_iter()
-                        .map(|(s, l)| (r.base() + s, l))
-                        .collect::<Vec<_>>()
-                })
-                .filter(|(s, l)| s + l > from)
-                .map(|(s, l)| {
-                    let start = s.max(from);
-                    ((s + l) / 4).saturating_sub(start.div_ceil(4))
-                })
-                .sum()
-        };
-        let left = self.groups.saturating_sub(groups_after(self, cut));
+        let free = |r: &Region| Region::runs(|w| !r.busy[w] & r.backed[w]);
+        let runs = self.regions.values().flat_map(|r| free(r).into_iter().map(move |(s, l)| (r.base() + s, l)));
+        let after = runs.filter(|(s, l)| s + l > cut);
+        let groups_after: u64 = after.map(|(s, l)| ((s + l) / 4).saturating_sub(s.max(cut).div_ceil(4))).sum();
+        let left = self.groups.saturating_sub(groups_after);
         if left < keep_groups {
             cut = (cut + (keep_groups - left) * 4).min(self.total);
         }

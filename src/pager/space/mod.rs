@@ -61,6 +61,7 @@ pub(crate) enum Headroom {
     Nothing,
 }
 
+#[derive(Default)]
 pub(crate) struct SpaceMap {
     total: u64,
     used_blocks: u64,
@@ -119,24 +120,10 @@ impl SpaceMap {
         SpaceMap {
             total,
             used_blocks,
-            used_loaded: 0,
-            regions: BTreeMap::new(),
-            with_free_groups: BTreeSet::new(),
-            unapplied: HashMap::new(),
-            pending_frees: VecDeque::new(),
-            unscanned: BTreeSet::new(),
-            groups: 0,
-            reserved: 0,
-            changed: 0,
-            checkpointing: false,
-            list_entries: 0,
-            erasing: 0,
             sweep: sweep.then_some(0),
-            host_full: false,
             limit: u64::MAX,
-            fresh: 0,
-            next_node: 0,
             reserved_by_layout: reserved,
+            ..SpaceMap::default()
         }
     }
 
@@ -172,12 +159,16 @@ impl SpaceMap {
     /// Adds the lists of a recovered commit, oldest commit first, before any region is loaded.
     pub(crate) fn recover_lists(&mut self, allocated: impl Iterator<Item = Run>, freed: impl Iterator<Item = Run>) {
         let lists = allocated.map(|run| (true, run)).chain(freed.map(|run| (false, run)));
-        for (number, entry) in lists.flat_map(|(set, run)| {
-            split_by_region(run)
-                .map(move |(number, start, end)| (number, (set, Run::new(number * REGION_BLOCKS + start, end - start))))
-        }) {
-            self.unapplied.entry(number).or_default().push(entry);
+        for (set, run) in lists {
+            for (number, start, end) in split_by_region(run) {
+                self.add_unapplied(number, start, end, set);
+            }
         }
+    }
+
+    fn add_unapplied(&mut self, number: u64, start: u64, end: u64, set: bool) {
+        let run = Run::new(number * REGION_BLOCKS + start, end - start);
+        self.unapplied.entry(number).or_default().push((set, run));
     }
 
     /// Adds the blocks that the newest recovered commit freed; they stay pending until the next
@@ -377,10 +368,7 @@ impl SpaceMap {
             }
             self.host_full = true;
         }
-        match self.next_unloaded() {
-            Some(number) => Ok(Err(AllocationFailure::Load(number))),
-            None => Ok(Err(AllocationFailure::Full)),
-        }
+        Ok(Err(self.next_unloaded().map_or(AllocationFailure::Full, AllocationFailure::Load)))
     }
 
     fn next_unloaded(&self) -> Option<u64> {
@@ -411,8 +399,7 @@ impl SpaceMap {
         for number in numbers {
             let Some(region) = self.regions.get_mut(&number) else { continue };
             let Some((start, length)) = region.first_hole() else { continue };
-            let end = start + length;
-            let end = end.min(start + (missing * 4).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1));
+            let end = start + length.min((missing * 4).clamp(GROW_BLOCKS.0, GROW_BLOCKS.1));
             match storage.allocate((region.base() + start) * BLOCK, (end - start) * BLOCK) {
                 Ok(()) => {}
                 Err(crate::Error::NoSpace(_)) => return Ok(false),
@@ -468,11 +455,8 @@ impl SpaceMap {
                     let reserved = self.reserved_by_layout;
                     self.total += step;
                     for (number, start, end) in split_by_region(Run::new(old, step)) {
-                        let total = self.total;
-                        let region = self
-                            .regions
-                            .entry(number)
-                            .or_insert_with(|| Box::new(Region::new(number, total, reserved)));
+                        let new = || Box::new(Region::new(number, self.total, reserved));
+                        let region = self.regions.entry(number).or_insert_with(new);
                         fill(&mut region.busy, start, end, false);
                         fill(&mut region.backed, start, end, true);
                         // A forcibly truncated file has pages of the map past its end.
@@ -594,8 +578,7 @@ impl SpaceMap {
                 self.changed += u64::from(!region.changed);
                 region.changed = true;
             } else {
-                let entry = (used, Run::new(number * REGION_BLOCKS + start, end - start));
-                self.unapplied.entry(number).or_default().push(entry);
+                self.add_unapplied(number, start, end, used);
             }
         }
     }
