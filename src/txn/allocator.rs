@@ -107,14 +107,8 @@ pub(super) fn keep_of(essential: bool) -> Headroom {
     if essential { Headroom::Lists } else { Headroom::Reserve }
 }
 
-/// A checkpoint that is about to be written.
-pub(super) struct Begun {
-    pub(super) promised: u64,
-    /// The checkpoint before it.
-    pub(super) base: Arc<Tree>,
-    /// The regions that differ from that.
-    pub(super) regions: Vec<(u64, RegionBits)>,
-}
+/// Bits of the used blocks of regions, by number.
+pub(super) type Regions = Vec<(u64, RegionBits)>;
 
 /// Space map with its loader, and the return path of free blocks.
 pub(crate) struct Allocator {
@@ -333,16 +327,15 @@ impl Allocator {
         self.medium.versions.set_durable(record);
     }
 
-    /// Takes the changed regions for a checkpoint (SPACE-4) and reserves the space to write them;
-    /// returns None when there is too little space.
-    pub(super) fn begin_checkpoint(&self) -> Result<Option<Begun>> {
+    /// Takes the regions that differ from the newest checkpoint for the next one (SPACE-4) and
+    /// promises the groups to write them; returns None when there are too few.
+    pub(super) fn begin_checkpoint(&self) -> Result<Option<(u64, Regions)>> {
         let Some(promised) = self.space.lock().reserve_checkpoint() else { return Ok(None) };
         let pending = self.space.lock().unapplied_regions();
         for number in pending {
             self.load_region(number)?;
         }
-        let regions = self.space.lock().take_checkpoint();
-        Ok(Some(Begun { promised, base: self.tree(), regions }))
+        Ok(Some((promised, self.space.lock().take_checkpoint())))
     }
 
     pub(super) fn end_checkpoint(&self, tree: Tree) {
@@ -354,12 +347,7 @@ impl Allocator {
 
     /// Undoes a checkpoint that no record names: marks its regions as changed again, and gives back
     /// its pages and the rest of its promise. None of its regions was evicted meanwhile.
-    pub(super) fn undo_checkpoint(
-        &self,
-        regions: Vec<(u64, RegionBits)>,
-        pages: Vec<Run>,
-        promised: u64,
-    ) -> Result<()> {
+    pub(super) fn undo_checkpoint(&self, regions: Regions, pages: Vec<Run>, promised: u64) -> Result<()> {
         let sequence = self.medium.versions.sequence();
         let mut space = self.space.lock();
         for (number, bits) in &regions {

@@ -195,20 +195,23 @@ impl Auditor<'_> {
     }
 
     fn walk_nodes(&self, tree: &Tree, id: TreeId, total: u64, census: &mut Census) -> Result<()> {
-        let mut lost = Vec::new();
-        tree.visit_pages(
-            &self.medium.store,
-            &mut |pointer, _| {
-                census.mark(pointer.run, total);
-                Ok(())
-            },
-            &mut |node| {
-                lost.push(node);
-                Ok(())
-            },
-        )?;
+        let lost = self.visit_nodes(tree, &mut |pointer| census.mark(pointer.run, total))?;
         lost.iter().for_each(|node| census.lose(id, node));
         Ok(())
+    }
+
+    /// Calls `f` with the pointer of every node; returns the nodes that cannot be read.
+    fn visit_nodes(&self, tree: &Tree, f: &mut dyn FnMut(&Pointer)) -> Result<Vec<LostNode>> {
+        let mut lost = Vec::new();
+        let visit = &mut |pointer: &Pointer, _| {
+            f(pointer);
+            Ok(())
+        };
+        tree.visit_pages(&self.medium.store, visit, &mut |node| {
+            lost.push(node);
+            Ok(())
+        })?;
+        Ok(lost)
     }
 
     /// Everything but the space tree itself.
@@ -379,22 +382,14 @@ impl Auditor<'_> {
                 continue;
             }
             let tree = snapshot_tree(&snapshot);
-            let (mut shown, mut lost, mut torn) = (HashSet::new(), Vec::new(), Vec::new());
+            let (mut shown, mut torn) = (HashSet::new(), Vec::new());
             // Entries younger than the snapshot claims to be go to no dead list when they leave the
             // live tree.
             let mut younger = None;
-            tree.visit_pages(
-                &self.medium.store,
-                &mut |pointer, _| {
-                    shown.insert(pointer.run);
-                    younger = younger.or((pointer.generation > snapshot.generation).then_some(pointer.run.address));
-                    Ok(())
-                },
-                &mut |node| {
-                    lost.push(node);
-                    Ok(())
-                },
-            )?;
+            let lost = self.visit_nodes(&tree, &mut |pointer| {
+                shown.insert(pointer.run);
+                younger = younger.or((pointer.generation > snapshot.generation).then_some(pointer.run.address));
+            })?;
             let whole = lost.is_empty();
             for node in lost {
                 let text = format!("records of snapshot {id} cannot be read: {}", node.error);
@@ -420,10 +415,8 @@ impl Auditor<'_> {
                 census.find(find(Severity::Wrong, text).at_block(block));
             }
             if known(last_ino(&tree, &self.medium.store))?.is_some_and(|ino| ino >= self.state.counters.next_ino) {
-                census.find(find(
-                    Severity::Wrong,
-                    format!("snapshot {id} shows an inode number that was not yet given out"),
-                ));
+                let text = format!("snapshot {id} shows an inode number that was not yet given out");
+                census.find(find(Severity::Wrong, text));
             }
             for block in torn {
                 let text = format!("snapshot {id} shows a page that others know by another tag: block={block}");
@@ -479,17 +472,9 @@ impl Auditor<'_> {
         // The old map's own pages are given up; they wait like everything that the next commit
         // replaces.
         let mut old = Vec::new();
-        self.allocator.give_up_map().visit_pages(
-            &self.medium.store,
-            &mut |pointer, _| {
-                old.push(pointer.run);
-                Ok(())
-            },
-            &mut |node| {
-                tracing::warn!("the old space map is not whole: {}", node.error);
-                Ok(())
-            },
-        )?;
+        for node in self.visit_nodes(&self.allocator.give_up_map(), &mut |pointer| old.push(pointer.run))? {
+            tracing::warn!("the old space map is not whole: {}", node.error);
+        }
         // Blocks that a record or the old map itself gives as free are free only where no tree has
         // a page.
         let (allocator, durable, total) = (self.allocator, self.medium.versions.durable(), self.allocator.total());

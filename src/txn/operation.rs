@@ -197,7 +197,7 @@ impl Operation<'_> {
     /// Applies the records and the counters to tree 1, and derives their effect on pages (LOG-2).
     /// Idempotent. Errors: `Damaged` where a record has no place, or does not decode: no writer
     /// continues with a part of them.
-    pub(super) fn replay(&mut self, logged: &LoggedRecords) -> Result<()> {
+    pub(super) fn replay(&mut self, logged: &Logged) -> Result<()> {
         self.needs_commit();
         self.count(logged);
         let mut released: Vec<(Pointer, Generation)> = Vec::new();
@@ -228,7 +228,7 @@ impl Operation<'_> {
 
     /// Like [`Self::replay`], for read-only volumes. Skips records of a damaged node; that node is
     /// lost with all its records (LOG-6).
-    pub(super) fn replay_read_only(&mut self, logged: &LoggedRecords) -> Result<()> {
+    pub(super) fn replay_read_only(&mut self, logged: &Logged) -> Result<()> {
         self.count(logged);
         let mut damage = Vec::new();
         for (key, value) in &logged.records {
@@ -243,7 +243,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    fn count(&mut self, logged: &LoggedRecords) {
+    fn count(&mut self, logged: &Logged) {
         self.changed = true;
         self.counters.next_ino = self.counters.next_ino.max(logged.next_ino);
         self.counters.inodes = logged.inodes;
@@ -577,47 +577,29 @@ impl Changes {
     }
 }
 
+/// Entries of the log after a record; their records, the later over the earlier ones, and the
+/// counters of the last.
 pub(crate) struct Logged {
     pub(crate) entries: Vec<LogEntry>,
-    pub(super) records: LoggedRecords,
+    pub(super) records: BTreeMap<Key, Option<Vec<u8>>>,
+    pub(super) next_ino: u64,
+    inodes: u64,
 }
 
 impl Logged {
     /// None without an entry.
     pub(super) fn of(entries: Vec<LogEntry>) -> Option<Logged> {
-        (!entries.is_empty()).then(|| Logged { records: LoggedRecords::of(&entries), entries })
-    }
-
-    pub(super) fn next_ino(&self) -> u64 {
-        self.records.next_ino
+        let LogEntry { next_ino, inodes, .. } = *entries.last()?;
+        let mut records = BTreeMap::new();
+        for entry in &entries {
+            records.extend(entry.records.iter().cloned());
+        }
+        Some(Logged { entries, records, next_ino, inodes })
     }
 
     /// Greatest inode number that a record has; 0 without any.
     pub(super) fn last_ino(&self) -> u64 {
-        let there = self.records.records.iter().rev().find(|(_, value)| value.is_some());
+        let there = self.records.iter().rev().find(|(_, value)| value.is_some());
         there.map_or(0, |(key, _)| key.object)
-    }
-}
-
-/// The records of several entries, the later over the earlier ones, and the counters of the last.
-#[derive(Default)]
-pub(super) struct LoggedRecords {
-    pub(super) records: BTreeMap<Key, Option<Vec<u8>>>,
-    pub(super) next_ino: u64,
-    pub(super) inodes: u64,
-}
-
-impl LoggedRecords {
-    fn of(entries: &[LogEntry]) -> LoggedRecords {
-        let mut all = LoggedRecords::default();
-        for entry in entries {
-            all.records.extend(entry.records.iter().cloned());
-            (all.next_ino, all.inodes) = (entry.next_ino, entry.inodes);
-        }
-        all
-    }
-
-    pub(super) fn len(&self) -> u64 {
-        self.records.len() as u64
     }
 }

@@ -33,6 +33,20 @@ pub(super) struct Recovered {
     pub(super) next_generation: Generation,
     /// The newest record, when it was left out.
     rejected: Option<Generation>,
+    /// Without its line.
+    pub(super) opened: OpenedRecord,
+    /// Log entries after the record, and the last valid one.
+    pub(super) logged: Laid,
+}
+
+/// Facts about the record that a volume opened.
+#[derive(Default)]
+pub(super) struct OpenedRecord {
+    /// The record and its predecessors in the ring, newest first.
+    pub(super) line: Vec<Mark>,
+    /// Pending log mark of each of these records.
+    pub(super) carried: Vec<Option<LogMark>>,
+    pub(super) log: Option<OpenedLog>,
     /// A sentence when the newest record was left out, or an entry of the log is lost or
     /// incomplete.
     pub(super) fallback: Option<String>,
@@ -41,9 +55,6 @@ pub(super) struct Recovered {
     pub(super) lost: Option<String>,
     /// Pages that the record lists and that do not open. Only readers go on then.
     pub(super) lost_pages: Vec<LostPage>,
-    /// Log entries after the record, and the last valid one.
-    pub(super) logged: Laid,
-    pub(super) log: Option<OpenedLog>,
 }
 
 /// Generations left for the session that opens: more than it can use, so that counting never
@@ -150,25 +161,13 @@ pub(super) fn choose(pager: &Pager, writable: bool, seen: Option<&Mark>) -> Resu
         return Err(Error::damaged(format!("commit number is too great to go on from: {generation}")));
     }
     let next_generation = newest.record.generation.next();
-    let generation_of_newest = newest.record.generation;
     let recovered = |chosen: AuthenticRecord, ring: Vec<AuthenticRecord>, fallback: Option<String>| {
-        let LogFindings { laid, log, lost, torn } = read_log(pager, &chosen, generation_of_newest, writable)?;
+        let LogFindings { laid, log, lost, torn } = read_log(pager, &chosen, Generation(generation), writable)?;
         let told = [fallback, lost.clone(), torn];
         let fallback = told.into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
-        let AuthenticRecord { record, tag, .. } = chosen;
-        let lost_pages = Vec::new();
-        Ok(Recovered {
-            record,
-            tag,
-            ring,
-            next_generation,
-            rejected: None,
-            fallback,
-            lost,
-            lost_pages,
-            logged: laid,
-            log,
-        })
+        let AuthenticRecord { record, tag } = chosen;
+        let opened = OpenedRecord { log, fallback, lost, ..OpenedRecord::default() };
+        Ok(Recovered { record, tag, ring, next_generation, rejected: None, opened, logged: laid })
     };
     let flaw = if together { cut_short(pager, &newest.record)? } else { flaw_of(pager, &newest.record, writable)? };
     let Some(flaw) = flaw else { return recovered(newest, ring, None) };
@@ -176,40 +175,38 @@ pub(super) fn choose(pager: &Pager, writable: bool, seen: Option<&Mark>) -> Resu
     // 10.1 rule 7: this is damage, never to be undone. A reader continues with the newest record
     // all the same. A writer does not: until the next commit is durable, all pages that this one
     // replaced are still whole (TXN-1), and may be the only copy of lost content.
-    let damaged = |sentence: String, flaw: Flaw| -> Result<(String, Vec<LostPage>)> {
-        match flaw {
-            Flaw::Pages { lost, .. } if !writable => {
-                let sentence =
-                    format!("{sentence}; these pages' content is missing, and nothing can be added to the archive");
-                tracing::warn!("{sentence}");
-                Ok((sentence, lost))
-            }
+    let go_on = |sentence: String, flaw: Flaw, newest, ring| -> Result<Recovered> {
+        let lost_pages = match flaw {
+            Flaw::Pages { lost, .. } if !writable => lost,
             Flaw::Pages { .. } => {
-                Err(Error::damaged(format!("{sentence}; it can be read, checked and rescued, but not written to")))
+                let sentence = format!("{sentence}; it can be read, checked and rescued, but not written to");
+                return Err(Error::damaged(sentence));
             }
-            Flaw::Short(_) => Err(Error::damaged(sentence)),
-        }
-    };
-    let go_on = |(sentence, lost_pages): (String, Vec<LostPage>), newest, ring| -> Result<Recovered> {
-        Ok(Recovered { lost_pages, ..recovered(newest, ring, Some(sentence))? })
+            Flaw::Short(_) => return Err(Error::damaged(sentence)),
+        };
+        let sentence = format!("{sentence}; these pages' content is missing, and nothing can be added to the archive");
+        tracing::warn!("{sentence}");
+        let mut recovered = recovered(newest, ring, Some(sentence))?;
+        recovered.opened.lost_pages = lost_pages;
+        Ok(recovered)
     };
     let remembered = seen.is_some_and(|seen| seen.tag == newest.tag && seen.generation == newest.record.generation);
     let record = &newest.record;
     if together || record.two_barrier || record.closed || remembered || is_extended(pager, &newest)? {
-        return go_on(damaged(format!("commit {generation} was durable, but {reason}"), flaw)?, newest, ring);
+        return go_on(format!("commit {generation} was durable, but {reason}"), flaw, newest, ring);
     }
     if matches!(flaw, Flaw::Pages { unread: true, .. }) {
-        return go_on(damaged(format!("commit {generation} cannot be read whole: {reason}"), flaw)?, newest, ring);
+        return go_on(format!("commit {generation} cannot be read whole: {reason}"), flaw, newest, ring);
     }
     let before = ring.iter().rev().nth(1).filter(|r| r.tag == newest.record.previous_tag).cloned();
     let Some(before) = before else {
         let sentence = format!("commit {generation} is incomplete ({reason}) and its predecessor is missing");
-        return go_on(damaged(sentence, flaw)?, newest, ring);
+        return go_on(sentence, flaw, newest, ring);
     };
     if let Some(other) = flaw_of(pager, &before.record, writable)? {
         let (number, reason) = (before.record.generation.0, other.reason());
         let sentence = format!("commit {number} was durable, but {reason} (commit {generation} is incomplete)");
-        return go_on(damaged(sentence, flaw)?, newest, ring);
+        return go_on(sentence, flaw, newest, ring);
     }
     let fallback = left_out(&newest.record, &before.record, &reason);
     tracing::warn!("{fallback}");
@@ -320,7 +317,7 @@ impl Recovered {
 
     /// The next inode number, by the record and the log after it.
     pub(super) fn next_ino(&self) -> u64 {
-        self.record.next_ino.max(self.logged.as_ref().map_or(0, |(logged, _)| logged.next_ino()))
+        self.record.next_ino.max(self.logged.as_ref().map_or(0, |(logged, _)| logged.next_ino))
     }
 
     /// Returns the chosen record and its predecessors in the ring, newest first, each with its

@@ -121,8 +121,8 @@ impl SpaceWaiter {
     }
 
     /// Promises groups for data that comes in addition.
-    pub(super) fn reserve(&self, groups: u64) -> Result<Reservation> {
-        if !self.have_room(&|| self.allocator.reserve(groups, keep_of(false)))? {
+    pub(super) fn reserve(&self, groups: u64, essential: bool) -> Result<Reservation> {
+        if !self.have_room(&|| self.allocator.reserve(groups, keep_of(essential)))? {
             return Err(Error::NoSpace("the archive cannot grow".into()));
         }
         Ok(self.allocator.reserved(groups))

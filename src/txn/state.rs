@@ -52,6 +52,34 @@ pub(crate) struct Counters {
     pub(crate) origin: Option<BackupOrigin>,
 }
 
+impl Counters {
+    fn of_record(record: &CommitRecord) -> Counters {
+        Counters {
+            next_ino: record.next_ino,
+            inodes: record.inodes,
+            next_dead: record.next_dead,
+            next_snapshot: record.next_snapshot,
+            newest_snapshot: record.newest_snapshot,
+            newest_snapshot_id: record.newest_snapshot_id,
+            origin: record.origin,
+        }
+    }
+
+    /// Returns a record with these counters and nothing else.
+    pub(super) fn to_record(self) -> CommitRecord {
+        CommitRecord {
+            next_ino: self.next_ino,
+            inodes: self.inodes,
+            next_dead: self.next_dead,
+            next_snapshot: self.next_snapshot,
+            newest_snapshot: self.newest_snapshot,
+            newest_snapshot_id: self.newest_snapshot_id,
+            origin: self.origin,
+            ..CommitRecord::default()
+        }
+    }
+}
+
 /// One published version; holding it pins every block that it can see.
 pub(crate) struct State {
     pub(crate) trees: Trees,
@@ -70,15 +98,7 @@ impl State {
                 snapshots: tree(TreeId::Snapshots),
                 history: tree(TreeId::History),
             },
-            counters: Counters {
-                next_ino: record.next_ino,
-                inodes: record.inodes,
-                next_dead: record.next_dead,
-                next_snapshot: record.next_snapshot,
-                newest_snapshot: record.newest_snapshot,
-                newest_snapshot_id: record.newest_snapshot_id,
-                origin: record.origin,
-            },
+            counters: Counters::of_record(record),
             sequence: 1,
         }
     }

@@ -62,6 +62,7 @@ pub(crate) trait VolumeOwner: Send + Sync {
 }
 
 /// Changes of operations since the last freeze.
+#[derive(Default)]
 struct Open {
     generation: Generation,
     next_sequence: u64,
@@ -116,11 +117,7 @@ impl Writer {
             open: Mutex::new(Open {
                 generation: medium.versions.open_generation(),
                 next_sequence: medium.versions.sequence() + 1,
-                born: HashMap::new(),
-                freed: Vec::new(),
-                superseded: Vec::new(),
-                changed: false,
-                unlogged: Changes::default(),
+                ..Open::default()
             }),
             medium,
             allocator,

@@ -201,7 +201,7 @@ impl GroupCommit {
             }
             queue.running = true;
             self.wait_for_callers(&mut queue);
-            let (mut served, mut took) = (0, std::time::Duration::ZERO);
+            let (mut served, mut took) = (0, Duration::ZERO);
             let result = self.lead(&mut queue, |chain, callers| {
                 let began = self.medium.environment.now();
                 let made = self.run_commit(purpose, chain);
@@ -221,11 +221,7 @@ impl GroupCommit {
 
     /// Waits for the commit in flight, then runs `f` as the only leader.
     pub(in crate::txn) fn as_leader<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
-        let mut queue = self.queue.lock();
-        while queue.running {
-            self.wait(&mut queue);
-        }
-        queue.running = true;
+        let mut queue = self.begin_running();
         self.lead(&mut queue, |chain, _| {
             self.record.finish_refused(chain)?;
             Ok((f(chain)?, CommitOutcome::Commit))
@@ -274,17 +270,23 @@ impl GroupCommit {
     /// Waits for the commit in flight, then runs `f` without a leader. It makes nothing durable:
     /// callers that wait for a commit keep waiting.
     pub(in crate::txn) fn between_commits<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
-        let mut queue = self.queue.lock();
-        while queue.running {
-            self.wait(&mut queue);
-        }
-        queue.running = true;
+        let mut queue = self.begin_running();
         let mut chain = queue.chain.clone();
         let result = MutexGuard::unlocked(&mut queue, || f(&mut chain));
         queue.chain = chain;
         queue.running = false;
         self.done.notify_all();
         result
+    }
+
+    /// Waits for the commit in flight, and keeps others from beginning one.
+    fn begin_running(&self) -> MutexGuard<'_, Queue> {
+        let mut queue = self.queue.lock();
+        while queue.running {
+            self.wait(&mut queue);
+        }
+        queue.running = true;
+        queue
     }
 
     fn wait(&self, queue: &mut MutexGuard<'_, Queue>) {
@@ -460,23 +462,6 @@ struct LogReservation {
     pieces: u64,
 }
 
-impl LogReservation {
-    /// Reserves space for `pieces` more; returns whether there is enough.
-    fn promise(&mut self, allocator: &Arc<Allocator>, pieces: u64, essential: bool) -> Result<bool> {
-        let held = self.held.as_ref().map_or(0, Reservation::groups);
-        // In steps, so that the file need not grow with each entry.
-        let wanted = (STEP + GROUPS_PER_PIECE * (self.pieces + pieces)).next_multiple_of(STEP);
-        if wanted > held {
-            if !allocator.reserve(wanted - held, keep_of(essential))? {
-                return Ok(false);
-            }
-            allocator.reserved(wanted - held).join(&mut self.held);
-        }
-        self.pieces += pieces;
-        Ok(true)
-    }
-}
-
 impl GroupCommit {
     /// Writes an entry of all published and dirty changes, and waits for its barrier. Returns false
     /// when a commit is needed: there is no log or no space in it, or a change that log entries
@@ -528,7 +513,18 @@ impl GroupCommit {
     /// Reserves space for `pieces` more (LOG-5); returns whether there is enough. The next commit
     /// releases it.
     pub(in crate::txn) fn promise_nodes(&self, pieces: u64, essential: bool) -> Result<bool> {
-        self.nodes.lock().promise(&self.allocator, pieces, essential)
+        let mut nodes = self.nodes.lock();
+        let held = nodes.held.as_ref().map_or(0, Reservation::groups);
+        // In steps, so that the file need not grow with each entry.
+        let wanted = (STEP + GROUPS_PER_PIECE * (nodes.pieces + pieces)).next_multiple_of(STEP);
+        if wanted > held {
+            if !self.allocator.reserve(wanted - held, keep_of(essential))? {
+                return Ok(false);
+            }
+            self.allocator.reserved(wanted - held).join(&mut nodes.held);
+        }
+        nodes.pieces += pieces;
+        Ok(true)
     }
 
     /// Returns the place after it.

@@ -11,12 +11,12 @@ use crate::error::{Error, Result};
 use crate::format::log::LogMark;
 use crate::format::page::PageKind;
 use crate::format::record::{CommitRecord, DeltaList, Root, Roots};
-use crate::format::space::{self, RegionBits};
+use crate::format::space;
 use crate::format::values::HistoryValue;
-use crate::format::{Generation, Key, LOG, Pointer, Run, SessionId, Tag, TreeId, kind};
-use crate::frame::{self, PlainPage};
+use crate::format::{Generation, Key, LOG, Run, SessionId, Tag, TreeId, kind};
+use crate::frame;
 use crate::pager::Pager;
-use crate::txn::allocator::Allocator;
+use crate::txn::allocator::{Allocator, Regions};
 use crate::txn::state::{State, Trees, VolumeContext};
 use crate::txn::writer::{Frozen, LIST_PAGE_ENTRIES, Writer};
 
@@ -232,14 +232,7 @@ impl RecordWriter {
             header_sequence: self.header_sequence,
             time: self.pages.medium.environment.now(),
             total_blocks: self.pages.allocator.total(),
-            next_ino: state.counters.next_ino,
-            inodes: state.counters.inodes,
-            next_dead: state.counters.next_dead,
-            next_snapshot: state.counters.next_snapshot,
-            newest_snapshot: state.counters.newest_snapshot,
-            newest_snapshot_id: state.counters.newest_snapshot_id,
-            origin: state.counters.origin,
-            ..CommitRecord::default()
+            ..state.counters.to_record()
         }
     }
 }
@@ -285,22 +278,6 @@ impl ReservedPages {
             }
         })
     }
-
-    /// Writes a page of at most four blocks; calls `taken` before the write, so that a partly
-    /// written page is known.
-    fn write(
-        &self,
-        page: &PlainPage<'_>,
-        generation: Generation,
-        from_reserved: u64,
-        taken: &mut dyn FnMut(Run, Tag),
-    ) -> Result<Pointer> {
-        let run = self.allocator.allocate_node(page.blocks(), from_reserved)?;
-        let sealed = self.medium.pager.seal(page, run, generation)?;
-        taken(sealed.pointer.run, sealed.pointer.tag);
-        self.medium.pager.write_page(&sealed)?;
-        Ok(sealed.pointer)
-    }
 }
 
 // ---- checkpoint ----
@@ -319,7 +296,7 @@ struct Checkpoint {
     /// Groups left of its promise.
     promised: u64,
     /// The regions that it wrote, which differ from the checkpoint before.
-    regions: Vec<(u64, RegionBits)>,
+    regions: Regions,
 }
 
 impl Checkpoint {
@@ -338,17 +315,17 @@ impl Checkpoint {
         if !wanted || matches!(purpose, CommitReason::Truncate | CommitReason::Close) {
             return Ok(None);
         }
-        let Some(begun) = pages.allocator.begin_checkpoint()? else { return Ok(None) };
+        let Some((promised, regions)) = pages.allocator.begin_checkpoint()? else { return Ok(None) };
         let mut made = Checkpoint {
-            tree: (*begun.base).clone(),
+            tree: (*pages.allocator.tree()).clone(),
             root: Root::default(),
             allocated: Vec::new(),
             freed: Vec::new(),
-            promised: begun.promised,
-            regions: begun.regions,
+            promised,
+            regions,
         };
         let written = made.write(pages, generation);
-        made.promised = begun.promised.saturating_sub(made.allocated.len() as u64);
+        made.promised = promised.saturating_sub(made.allocated.len() as u64);
         let fits = CommitRecord::lists_fit(made.allocated.len(), made.freed.len() + chain.list_pages.len());
         match written {
             Ok(()) if !empty || fits => {
@@ -397,24 +374,21 @@ fn write_lists(
 ) -> Result<(Vec<Run>, Vec<Run>)> {
     let allocated: Vec<Run> = std::mem::take(&mut record.allocated).into_iter().map(|(run, _)| run).collect();
     let freed = std::mem::take(&mut record.freed);
-    let mut lists: Vec<DeltaList> = allocated
-        .chunks(LIST_PAGE_ENTRIES)
-        .map(|part| DeltaList { next: Pointer::NULL, allocated: part.to_vec(), freed: Vec::new() })
-        .chain(freed.chunks(LIST_PAGE_ENTRIES).map(|part| DeltaList {
-            next: Pointer::NULL,
-            allocated: Vec::new(),
-            freed: part.to_vec(),
-        }))
-        .collect();
+    let of_allocated = |part: &[Run]| DeltaList { allocated: part.to_vec(), ..DeltaList::default() };
+    let of_freed = |part: &[Run]| DeltaList { freed: part.to_vec(), ..DeltaList::default() };
+    let lists = allocated.chunks(LIST_PAGE_ENTRIES).map(of_allocated);
+    let mut lists: Vec<DeltaList> = lists.chain(freed.chunks(LIST_PAGE_ENTRIES).map(of_freed)).collect();
     while let Some(mut list) = lists.pop() {
         list.next = record.delta_list;
         let page = frame::delta_page(list.encode());
         let from_promised = (*promised).min(1);
-        let listed = &mut record.allocated;
-        let pointer = pages.write(&page, record.generation, from_promised, &mut |run, tag| {
-            listed.push((run, tag));
-            *promised -= from_promised;
-        })?;
+        let run = pages.allocator.allocate_node(page.blocks(), from_promised)?;
+        let sealed = pages.medium.pager.seal(&page, run, record.generation)?;
+        let pointer = sealed.pointer;
+        // Before the write, so that a partly written page is known.
+        record.allocated.push((run, pointer.tag));
+        *promised -= from_promised;
+        pages.medium.pager.write_page(&sealed)?;
         record.delta_list = pointer;
         record.used_blocks = record.used_blocks.saturating_add(pointer.run.blocks);
         next.list_pages.push(pointer.run);

@@ -25,7 +25,7 @@ use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::format::record::{BackupOrigin, CommitRecord};
 use crate::format::values::{HistoryValue, SnapshotValue};
-use crate::format::{BLOCK, Generation, Key, MIN_BLOCKS, Pointer, TreeId};
+use crate::format::{Generation, Key, Pointer, TreeId};
 use crate::frame::PageCipher;
 use crate::storage::Storage;
 use crate::txn::ancestry::{Ancestry, Mark};
@@ -208,16 +208,7 @@ impl Volume {
         environment: Arc<dyn Environment>,
         header_sequence: u64,
     ) -> Result<Arc<Volume>> {
-        let counters = pinned.counters();
-        let record = CommitRecord {
-            next_ino: counters.next_ino,
-            inodes: counters.inodes,
-            next_dead: counters.next_dead,
-            next_snapshot: counters.next_snapshot,
-            origin: counters.origin,
-            total_blocks: storage.len()?.max(MIN_BLOCKS * BLOCK) / BLOCK,
-            ..CommitRecord::default()
-        };
+        let record = pinned.counters().to_record();
         let next = pinned.origin.generation.next();
         let volume = Volume::begin(storage, self.cipher(), environment, header_sequence, record, next)?;
         volume.committer.set_chain(CommitTail { tag: pinned.origin.tag, ..CommitTail::default() });

@@ -27,18 +27,17 @@ use super::writer::StalePages;
 use crate::btree::NodeStore;
 use crate::env::Environment;
 use crate::error::{CacheStats, Error, LogStats, Result, SnapshotStats};
-use crate::format::log::LogMark;
 use crate::format::record::{BackupOrigin, CommitRecord};
 use crate::format::{BLOCK, Generation, Key, Tag};
 use crate::pager::Pager;
 use crate::pager::space::SpaceMap;
 use crate::txn::allocator::{Allocator, Reservation, groups_for, keep_of};
-use crate::txn::ancestry::{Ancestry, Durable, EntryMark, History, Mark, OpenedLog};
+use crate::txn::ancestry::{Ancestry, Durable, EntryMark, History, Mark};
 use crate::txn::audit::{Audit, Auditor};
 use crate::txn::commit::{CommitReason, CommitTail, CommitTicket, GroupCommit, Session};
 use crate::txn::findings::Finding;
 use crate::txn::operation::Operation;
-use crate::txn::recovery::{self, LostPage};
+use crate::txn::recovery::{self, LostPage, OpenedRecord};
 use crate::txn::space_wait::SpaceWaiter;
 use crate::txn::state::{Counters, State, Versions, View, VolumeContext};
 use crate::txn::writer::{VolumeOwner, Writer};
@@ -60,18 +59,7 @@ struct Start {
     space: SpaceMap,
     memory: u64,
     session: Session,
-    /// A sentence when recovery left out the newest record and took the one before, or left out an
-    /// entry of the log.
-    fallback: Option<String>,
-    /// A sentence when something is lost that the log proves to have been durable.
-    lost: Option<String>,
-    /// Pages that the newest record lists and that do not open; a reader reads from that record all
-    /// the same.
-    lost_pages: Vec<LostPage>,
-    /// The opened record and its predecessors in the ring, newest first, each with its pending log
-    /// mark.
-    line: Vec<(Mark, Option<LogMark>)>,
-    log: Option<OpenedLog>,
+    opened: OpenedRecord,
 }
 
 pub(crate) struct Volume {
@@ -87,13 +75,7 @@ pub(crate) struct Volume {
     medium: Arc<VolumeContext>,
     /// Second of the last background erase.
     last_erase: Mutex<i64>,
-    fallback: Option<String>,
-    lost: Option<String>,
-    lost_pages: Vec<LostPage>,
-    line: Vec<Mark>,
-    /// Pending log mark of each of these records.
-    carried: Vec<Option<LogMark>>,
-    opened_log: Option<OpenedLog>,
+    opened: OpenedRecord,
     /// Origin of the backup as of opening.
     origin: Option<BackupOrigin>,
     /// Next inode number that the archive had when it was opened, before numbers were left out.
@@ -114,8 +96,7 @@ const FREED_SHARE: u64 = 32;
 
 impl Volume {
     fn assemble(pager: Arc<Pager>, environment: Arc<dyn Environment>, start: Start) -> Volume {
-        let Start { record, next_generation, space, memory, session, fallback, lost, lost_pages, line, log } = start;
-        let (line, carried) = line.into_iter().unzip();
+        let Start { record, next_generation, space, memory, session, opened } = start;
         let recorded_ino = record.next_ino;
         let medium = Arc::new(VolumeContext {
             store: NodeStore::new(pager.clone(), (memory / 4) as usize),
@@ -136,12 +117,7 @@ impl Volume {
             allocator,
             medium,
             last_erase: Mutex::new(0),
-            fallback,
-            lost,
-            lost_pages,
-            line,
-            carried,
-            opened_log: log,
+            opened,
             origin: None,
             recorded_ino,
             logged: Mutex::default(),
@@ -216,19 +192,19 @@ impl Volume {
     /// Returns a sentence when something is lost that the log proves to have been durable: an
     /// entry, or the record that entries extend.
     pub(crate) fn lost(&self) -> Option<&str> {
-        self.lost.as_deref()
+        self.opened.lost.as_deref()
     }
 
     /// Pages that the newest record lists and that do not open; it is read from all the same
     /// (specification 10.1 rule 7).
     pub(crate) fn lost_pages(&self) -> &[LostPage] {
-        &self.lost_pages
+        &self.opened.lost_pages
     }
 
     /// A sentence when recovery left the newest record out and took the one before, left out
     /// entries of the log, or found pages of the record lost.
     pub(crate) fn fallback(&self) -> Option<String> {
-        self.fallback.clone()
+        self.opened.fallback.clone()
     }
 
     /// Returns the reason why writing has stopped.
@@ -283,7 +259,7 @@ impl Volume {
     pub(crate) fn reserve_data(&self, bytes: u64, pages: u64) -> Result<Reservation> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
-        self.space_waiter.reserve(groups_for(bytes, pages))
+        self.space_waiter.reserve(groups_for(bytes, pages), false)
     }
 
     /// Like [`Self::reserve_data`] for data that was accepted before, which may use the reserve of
@@ -291,10 +267,7 @@ impl Volume {
     pub(crate) fn reserve_accepted(&self, groups: u64) -> Result<Reservation> {
         self.committer.check_writable()?;
         self.committer.open_session()?;
-        if !self.space_waiter.have_room(&|| self.allocator.reserve(groups, keep_of(true)))? {
-            return Err(Error::NoSpace("the archive cannot grow".into()));
-        }
-        Ok(self.allocator.reserved(groups))
+        self.space_waiter.reserve(groups, true)
     }
 
     /// Reserves groups of four blocks if they are available without a commit; callable under the
@@ -393,7 +366,7 @@ impl Volume {
 
     /// The record that was chosen when the archive was opened.
     pub(crate) fn opened_at(&self) -> Option<Mark> {
-        self.line.first().copied()
+        self.opened.line.first().copied()
     }
 
     pub(crate) fn descent_from(&self, seen: &Mark) -> Result<Ancestry> {
@@ -407,7 +380,7 @@ impl Volume {
 
     /// Returns the number of valid log entries found on opening.
     pub(crate) fn opened_entries(&self) -> usize {
-        self.opened_log.as_ref().map_or(0, |log| log.tags.len())
+        self.opened.log.as_ref().map_or(0, |log| log.tags.len())
     }
 
     pub(crate) fn trail(&self, mark: Mark, most: usize) -> Result<Vec<Mark>> {
@@ -416,9 +389,9 @@ impl Volume {
 
     fn past<'a>(&'a self, state: &'a State) -> History<'a> {
         History {
-            line: &self.line,
-            carried: &self.carried,
-            log: self.opened_log.as_ref(),
+            line: &self.opened.line,
+            carried: &self.opened.carried,
+            log: self.opened.log.as_ref(),
             history: &state.trees.history,
             store: &self.medium.store,
         }

@@ -15,7 +15,7 @@ use crate::txn::ancestry::Mark;
 use crate::txn::commit::{CommitTail, LogState, Session};
 use crate::txn::findings::Finding;
 use crate::txn::operation::{Logged, Operation};
-use crate::txn::recovery;
+use crate::txn::recovery::{self, OpenedRecord};
 use crate::txn::state::{State, View};
 
 /// Memory while an archive is made: nothing is read back.
@@ -34,14 +34,7 @@ impl Volume {
         environment: Arc<dyn Environment>,
         header_sequence: u64,
     ) -> Result<Arc<Volume>> {
-        let length = storage.len()?.max(MIN_BLOCKS * BLOCK);
-        let record = CommitRecord {
-            next_ino: 1,
-            next_dead: 1,
-            next_snapshot: 1,
-            total_blocks: length / BLOCK,
-            ..CommitRecord::default()
-        };
+        let record = CommitRecord { next_ino: 1, next_dead: 1, next_snapshot: 1, ..CommitRecord::default() };
         Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
     }
 
@@ -54,9 +47,7 @@ impl Volume {
         environment: Arc<dyn Environment>,
         header_sequence: u64,
     ) -> Result<Arc<Volume>> {
-        let total_blocks = storage.len()?.max(MIN_BLOCKS * BLOCK) / BLOCK;
-        let counters = CommitRecord { next_ino: 1 << 46, next_dead: 1, next_snapshot: 1, ..CommitRecord::default() };
-        let record = CommitRecord { total_blocks, ..counters };
+        let record = CommitRecord { next_ino: 1 << 46, next_dead: 1, next_snapshot: 1, ..CommitRecord::default() };
         Volume::begin(storage, cipher, environment, header_sequence, record, Generation(1))
     }
 
@@ -75,7 +66,6 @@ impl Volume {
             next_ino: old.next_ino,
             next_dead: old.next_dead,
             next_snapshot: old.next_snapshot,
-            total_blocks: storage.len()?.max(MIN_BLOCKS * BLOCK) / BLOCK,
             ..CommitRecord::default()
         };
         let next = from.open_generation();
@@ -91,9 +81,10 @@ impl Volume {
         cipher: impl Into<Arc<PageCipher>>,
         environment: Arc<dyn Environment>,
         header_sequence: u64,
-        record: CommitRecord,
+        mut record: CommitRecord,
         next_generation: Generation,
     ) -> Result<Arc<Volume>> {
+        record.total_blocks = storage.len()?.max(MIN_BLOCKS * BLOCK) / BLOCK;
         let pager = Arc::new(Pager::new(storage, cipher, CREATE_MEMORY as usize / 4).without_error_log());
         if pager.storage().len()? < record.total_blocks * BLOCK {
             pager.storage().set_len(record.total_blocks * BLOCK)?;
@@ -110,13 +101,9 @@ impl Volume {
             space: SpaceMap::new(record.total_blocks, 0, false, pager.reserved()),
             next_generation,
             record,
-            fallback: None,
-            lost: None,
-            lost_pages: Vec::new(),
             memory: CREATE_MEMORY,
             session: Session { id: new_session(&*environment)?, header_sequence, read_only: false },
-            line: Vec::new(),
-            log: None,
+            opened: OpenedRecord::default(),
         };
         let volume = Volume::assemble(pager, environment, start);
         volume.writer.lock().mark_changed();
@@ -181,16 +168,15 @@ impl Volume {
         }
         let length = pager.storage().len()?;
         let total = record.total_blocks.min(length / BLOCK).max(MIN_BLOCKS);
+        let opened = std::mem::take(&mut recovered.opened);
+        let line = origin.map_or_else(|| recovered.line(), |origin| vec![(origin.into(), None)]);
+        let (line, carried) = line.into_iter().unzip();
         let start = Start {
             space: SpaceMap::new(total, record.used_blocks, !record.closed, pager.reserved()),
             next_generation: backup_after.map_or(recovered.next_generation, |after| recovered.generation_after(after)),
-            fallback: recovered.fallback.clone(),
-            lost: recovered.lost.clone(),
-            lost_pages: std::mem::take(&mut recovered.lost_pages),
             memory: options.memory,
             session: Session { id: new_session(&*environment)?, header_sequence, read_only: options.read_only },
-            line: origin.map_or_else(|| recovered.line(), |origin| vec![(origin.into(), None)]),
-            log: recovered.log.take(),
+            opened: OpenedRecord { line, carried, ..opened },
             record,
         };
         let mut volume = Volume::assemble(pager, environment, start);
@@ -274,14 +260,14 @@ impl Volume {
         stage: &mut dyn FnMut(View<'_>) -> Result<()>,
     ) -> Result<()> {
         self.committer.open_session()?;
-        let _queued = self.space_waiter.await_operation(logged.records.len(), true)?;
+        let _queued = self.space_waiter.await_operation(logged.records.len() as u64, true)?;
         // After the last commit that could give it back: the next one is to use it (LOG-5).
         if !self.space_waiter.have_room(&|| self.committer.promise_nodes(pieces, true))? {
             return Err(Error::NoSpace("no room to replay the log".into()));
         }
         self.committer.between_commits(|chain| {
             let mut transaction = self.writer.lock();
-            let laid = transaction.operate(true, |operation| operation.replay(&logged.records));
+            let laid = transaction.operate(true, |operation| operation.replay(logged));
             laid.and_then(|()| stage(self.view(&self.state()))).map_err(|error| match error {
                 Error::Damaged(reason) => Error::damaged(format!(
                     "the log changes damaged data, so the archive can be read but not written: {reason}"
@@ -304,7 +290,7 @@ impl Volume {
         let versions = &self.medium.versions;
         let base = versions.published();
         let mut operation = Operation::new(&self.medium.store, versions.open_generation(), &base);
-        operation.replay_read_only(&logged.records)?;
+        operation.replay_read_only(logged)?;
         let Operation { trees, counters, .. } = operation;
         let _first = self.before_replay.set(base.clone());
         versions.publish(Arc::new(State { trees, counters, sequence: base.sequence + 1 }));

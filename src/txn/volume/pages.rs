@@ -95,7 +95,7 @@ impl Volume {
         let page = frame::data_page(ino.0, offset, data, compression);
         if let Some(run) = reservation.allocate(page.blocks())? {
             let page = pages.keep(self.seal(&page, run)?);
-            pages.push(WrittenPiece { ino, offset, length: data.len() as u32, page, start: 0 });
+            pages.pieces.push(WrittenPiece { ino, offset, length: data.len() as u32, page, start: 0 });
             return Ok(pages);
         }
         for (index, part) in data.chunks(GROUP_DATA).enumerate() {
@@ -104,7 +104,7 @@ impl Volume {
             let run = reservation.allocate(page.blocks())?;
             let run = run.ok_or_else(|| Error::NoSpace("blocks kept for data are not there".into()))?;
             let page = pages.keep(self.seal(&page, run)?);
-            pages.push(WrittenPiece { ino, offset, length: part.len() as u32, page, start: 0 });
+            pages.pieces.push(WrittenPiece { ino, offset, length: part.len() as u32, page, start: 0 });
         }
         Ok(pages)
     }
@@ -157,7 +157,7 @@ impl Volume {
         let mut pages = UnreferencedPages::new(self);
         let page = pages.keep(self.seal(&page, run)?);
         for PackedItem { ino, offset, start, length } in items {
-            pages.push(WrittenPiece { ino, offset, length, page, start });
+            pages.pieces.push(WrittenPiece { ino, offset, length, page, start });
         }
         Ok(Some(pages))
     }
@@ -237,10 +237,6 @@ impl UnreferencedPages {
     /// Returns the bytes of memory of the pages that are not written yet.
     pub(crate) fn unwritten_bytes(&self) -> usize {
         self.unwritten.iter().map(|page| page.bytes.len()).sum()
-    }
-
-    fn push(&mut self, piece: WrittenPiece) {
-        self.pieces.push(piece);
     }
 
     /// Adopts pages that no operation has named.

@@ -14,6 +14,7 @@ use crate::format::{BLOCK, Generation, Key, Run, Timestamp, TreeId, kind};
 use crate::pager::space::SpaceMap;
 use crate::txn::commit::{CommitReason, Session};
 use crate::txn::operation::{Operation, following, reference_count};
+use crate::txn::recovery::OpenedRecord;
 use crate::txn::state::{
     Counters, State, Trees, View, before, check_name, is_being_removed, snapshot_tree, snapshots_of,
 };
@@ -396,13 +397,9 @@ impl Volume {
             space: SpaceMap::new(record.total_blocks, 0, false, pager.reserved()),
             next_generation: snapshot.generation.next(),
             record,
-            fallback: None,
-            lost: None,
-            lost_pages: Vec::new(),
             memory: MOMENT_MEMORY,
             session: Session { id: durable.session, header_sequence: durable.header_sequence, read_only: true },
-            line: Vec::new(),
-            log: None,
+            opened: OpenedRecord::default(),
         };
         Volume::assemble(pager, self.medium.environment.clone(), start)
     }
