@@ -38,7 +38,7 @@ pub(super) fn get<R>(
         Body::Leaf(leaf) => leaf.get(key).map(f).transpose(),
         Body::Internal(children) => {
             let slot = slot_of(children, key);
-            with_node(store, &children[slot].1, node.child_bounds(children, slot), |child| get(store, child, key, f))
+            with_node(store, &children[slot].1, node.child_bounds(slot), |child| get(store, child, key, f))
         }
     }
 }
@@ -54,13 +54,12 @@ pub(super) fn floor<R, F: FnOnce(Key, &[u8]) -> Result<R>>(
 ) -> Result<Option<R>> {
     match &node.body {
         Body::Leaf(leaf) => {
-            let Some(position) = leaf.count_through(key).checked_sub(1) else { return Ok(None) };
-            let (key, value) = leaf.entry(position);
+            let Some((key, value)) = leaf.floor(key) else { return Ok(None) };
             f.take().map(|f| f(key, value)).transpose()
         }
         Body::Internal(children) => {
             for slot in (0..=slot_of(children, key)).rev() {
-                let bounds = node.child_bounds(children, slot);
+                let bounds = node.child_bounds(slot);
                 let found = with_node(store, &children[slot].1, bounds, |child| floor(store, child, key, f))?;
                 if found.is_some() {
                     return Ok(found);
@@ -84,7 +83,7 @@ pub(super) fn fences_before(
     with_node(store, child, bounds, |node| {
         let Body::Internal(children) = &node.body else { return Ok(ControlFlow::Continue(())) };
         for slot in (0..=slot_of(children, key)).rev() {
-            let bounds = node.child_bounds(children, slot);
+            let bounds = node.child_bounds(slot);
             if fences_before(store, &children[slot].1, bounds, key, &mut *f)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -105,7 +104,7 @@ fn leaf_below(store: &NodeStore, node: &Arc<Node>, key: Key) -> Result<Arc<Node>
         Body::Leaf(_) => Ok(Arc::clone(node)),
         Body::Internal(children) => {
             let slot = slot_of(children, key);
-            leaf(store, &children[slot].1, node.child_bounds(children, slot), key)
+            leaf(store, &children[slot].1, node.child_bounds(slot), key)
         }
     }
 }
@@ -133,12 +132,12 @@ pub(super) fn scan(
     match &node.body {
         Body::Leaf(leaf) => return scan_leaf(leaf, from, to, f),
         Body::Internal(children) => {
-            for slot in slot_of(children, from)..children.len() {
-                let bounds = node.child_bounds(children, slot);
+            for (slot, (_, child)) in children.iter().enumerate().skip(slot_of(children, from)) {
+                let bounds = node.child_bounds(slot);
                 if bounds.lower >= to {
                     break;
                 }
-                let flow = with_node(store, &children[slot].1, bounds, |child| scan(store, child, from, to, &mut *f))?;
+                let flow = with_node(store, child, bounds, |child| scan(store, child, from, to, &mut *f))?;
                 if flow.is_break() {
                     return Ok(flow);
                 }
@@ -178,13 +177,11 @@ pub(super) fn scan_surviving(
 ) -> Result<()> {
     let Some(node) = load_or_skip(store, child, bounds, lost)? else { return Ok(()) };
     match &node.body {
-        Body::Leaf(leaf) => (0..leaf.len()).try_for_each(|position| {
-            let (key, value) = leaf.entry(position);
-            f(key, value)
-        }),
-        Body::Internal(children) => children.iter().enumerate().try_for_each(|(slot, (_, child))| {
-            scan_surviving(store, child, node.child_bounds(children, slot), f, lost)
-        }),
+        Body::Leaf(leaf) => leaf.iter().try_for_each(|(key, value)| f(key, value)),
+        Body::Internal(children) => children
+            .iter()
+            .enumerate()
+            .try_for_each(|(slot, (_, child))| scan_surviving(store, child, node.child_bounds(slot), f, lost)),
     }
 }
 
@@ -199,8 +196,8 @@ impl Tree {
             let mut below = Vec::new();
             for (child, bounds) in nodes {
                 with_node(store, &child, bounds, |node| {
-                    let Body::Internal(children) = &node.body else { return Ok(()) };
-                    let all = (0..children.len()).map(|slot| (&children[slot].1, node.child_bounds(children, slot)));
+                    let children = node.children();
+                    let all = (0..children.len()).map(|slot| (&children[slot].1, node.child_bounds(slot)));
                     let wanted = all.filter(|(_, bounds)| is_touched(bounds, ranges));
                     below
                         .extend(wanted.take(MAX_PREFETCH - below.len()).map(|(child, bounds)| (child.clone(), bounds)));
@@ -230,10 +227,8 @@ pub(super) fn visit_pages(
         f(pointer, bounds.level)?;
     }
     let Some(node) = load_or_skip(store, child, bounds, lost)? else { return Ok(()) };
-    if let Body::Internal(children) = &node.body {
-        for (slot, (_, child)) in children.iter().enumerate() {
-            visit_pages(store, child, node.child_bounds(children, slot), f, lost)?;
-        }
+    for (slot, (_, child)) in node.children().iter().enumerate() {
+        visit_pages(store, child, node.child_bounds(slot), f, lost)?;
     }
     Ok(())
 }
@@ -280,8 +275,7 @@ impl Tree {
     ) -> Result<Option<R>> {
         let mut f = Some(f);
         let found = self.in_leaf(store, finger, key, |leaf, _| {
-            let Some(position) = leaf.count_through(key).checked_sub(1) else { return Ok(None) };
-            let (key, value) = leaf.entry(position);
+            let Some((key, value)) = leaf.floor(key) else { return Ok(None) };
             f.take().map(|f| f(key, value)).transpose()
         })?;
         match (found.flatten(), f) {

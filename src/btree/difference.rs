@@ -182,7 +182,7 @@ impl<'t> TreeWalk<'t> {
             match &node.body {
                 Body::Leaf(leaf) if *at < leaf.len() => return Some(WalkItem::Entry(node.clone(), *at)),
                 Body::Internal(children) if *at < children.len() => {
-                    return Some(WalkItem::Below(children[*at].1.clone(), node.child_bounds(children, *at)));
+                    return Some(WalkItem::Below(children[*at].1.clone(), node.child_bounds(*at)));
                 }
                 _ => self.open.pop(),
             };
@@ -258,8 +258,7 @@ impl NewerWalk<'_, '_> {
                 // Leaves are not read here; the caller reads them when it compares their entries.
                 let newer = children.iter().map(|(_, child)| child).filter(|child| self.is_newer(child));
                 self.store.prefetch(newer.take(cursor::MAX_PREFETCH));
-                (0..children.len())
-                    .try_for_each(|slot| self.visit(&children[slot].1, node.child_bounds(children, slot)))
+                (0..children.len()).try_for_each(|slot| self.visit(&children[slot].1, node.child_bounds(slot)))
             }
         })
     }

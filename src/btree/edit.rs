@@ -72,8 +72,7 @@ impl Tree {
             return Ok(true);
         }
         while let Some(Child::Resident(node)) = &self.root {
-            let Body::Internal(children) = &node.body else { break };
-            let [(_, only)] = children.as_slice() else { break };
+            let [(_, only)] = node.children() else { break };
             let only = only.clone();
             editor.retire(Arc::clone(node));
             self.root = Some(only);
@@ -192,9 +191,8 @@ impl Editor<'_> {
     /// `node` becomes empty.
     fn absorb(&mut self, node: &mut Node, slot: usize) -> Result<()> {
         let lower = node.lower;
-        let Body::Internal(children) = &node.body else { return Ok(()) };
-        let range = node.child_bounds(children, slot);
-        let count = children.len();
+        let range = node.child_bounds(slot);
+        let count = node.children().len();
         if slot > 0 {
             let left = self.editable_child(node, slot - 1)?;
             self.raise_upper(left, range.upper)?;
@@ -238,13 +236,12 @@ impl Editor<'_> {
     /// Merges the sparse child in `slot` with a neighbour, preferably the left one, if the merged
     /// node is small enough.
     fn merge(&mut self, node: &mut Node, slot: usize) -> Result<()> {
-        let Body::Internal(children) = &node.body else { return Ok(()) };
         let first = slot.saturating_sub(1);
-        let last = (slot + 1).min(children.len() - 1);
+        let last = (slot + 1).min(node.children().len() - 1);
         for left in first..last {
-            let Body::Internal(children) = &node.body else { return Ok(()) };
-            let a = children[left].1.load(self.store, node.child_bounds(children, left))?;
-            let b = children[left + 1].1.load(self.store, node.child_bounds(children, left + 1))?;
+            let children = node.children();
+            let a = children[left].1.load(self.store, node.child_bounds(left))?;
+            let b = children[left + 1].1.load(self.store, node.child_bounds(left + 1))?;
             if a.encoded_size() + b.encoded_size() - NODE_HEAD > MAX_MERGED {
                 continue;
             }
@@ -260,8 +257,7 @@ impl Editor<'_> {
     }
 
     fn editable_child<'n>(&mut self, node: &'n mut Node, slot: usize) -> Result<&'n mut Node> {
-        let Body::Internal(children) = &node.body else { unreachable!("only internal nodes have slots") };
-        let bounds = node.child_bounds(children, slot);
+        let bounds = node.child_bounds(slot);
         let Body::Internal(children) = &mut node.body else { unreachable!("only internal nodes have slots") };
         self.editable(&mut children[slot].1, bounds)
     }

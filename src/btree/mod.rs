@@ -372,15 +372,12 @@ fn flush(
         // Children of a stored node are stored: its page names them.
         return Ok(*pointer);
     }
-    let mut pointers = Vec::new();
-    if let Body::Internal(children) = &node.body {
-        pointers.reserve_exact(children.len());
-        for (_, child) in children {
-            pointers.push(match child {
-                Child::Stored(pointer) => *pointer,
-                Child::Resident(child) => flush(store, child, write)?,
-            });
-        }
+    let mut pointers = Vec::with_capacity(node.children().len());
+    for (_, child) in node.children() {
+        pointers.push(match child {
+            Child::Stored(pointer) => *pointer,
+            Child::Resident(child) => flush(store, child, write)?,
+        });
     }
     let pointer = write(node.level, node.encode(&pointers))?;
     // TREE-1, TREE-2: newer versions share the node, so only its `stored` cell is set. The cell was
@@ -420,10 +417,7 @@ fn forget_written(child: &mut Child) {
 fn count_dirty(child: &Child) -> u64 {
     match child {
         Child::Resident(node) if node.stored.get().is_none() => {
-            1 + match &node.body {
-                Body::Leaf(_) => 0,
-                Body::Internal(children) => children.iter().map(|(_, child)| count_dirty(child)).sum(),
-            }
+            1 + node.children().iter().map(|(_, child)| count_dirty(child)).sum::<u64>()
         }
         _ => 0,
     }

@@ -82,8 +82,16 @@ impl Node {
         }
     }
 
-    /// Returns the bounds that this node requires of the child in `slot`.
-    pub(super) fn child_bounds(&self, children: &[(Key, Child)], slot: usize) -> Bounds {
+    /// Returns the children of an internal node; a leaf has none.
+    pub(super) fn children(&self) -> &[(Key, Child)] {
+        match &self.body {
+            Body::Leaf(_) => &[],
+            Body::Internal(children) => children,
+        }
+    }
+
+    pub(super) fn child_bounds(&self, slot: usize) -> Bounds {
+        let children = self.children();
         Bounds {
             tree: self.tree,
             level: self.level - 1,
@@ -230,9 +238,10 @@ impl Leaf {
         position(&self.entries, |entry| entry.key, key, |other| other < key)
     }
 
-    /// Returns the number of entries at or before `key`.
-    pub(super) fn count_through(&self, key: Key) -> usize {
-        position(&self.entries, |entry| entry.key, key, |other| other <= key)
+    /// Returns the last entry at or before `key`.
+    pub(super) fn floor(&self, key: Key) -> Option<(Key, &[u8])> {
+        let count = position(&self.entries, |entry| entry.key, key, |other| other <= key);
+        Some(self.entry(count.checked_sub(1)?))
     }
 
     /// Returns the position of `key`, or its insertion position as the error.

@@ -138,7 +138,7 @@ fn check_node(store: &NodeStore, child: &Child, bounds: Bounds) {
                 assert_eq!(children[0].0, node.lower);
                 assert!(children.is_sorted_by(|a, b| a.0 < b.0));
                 for (slot, (_, child)) in children.iter().enumerate() {
-                    check_node(store, child, node.child_bounds(children, slot));
+                    check_node(store, child, node.child_bounds(slot));
                 }
             }
         }
