@@ -212,8 +212,7 @@ impl Leaf {
         self.entries.len()
     }
 
-    /// Returns whether the entry is the last one of its object and kind. Keys of one file's extents
-    /// ascend even if other files follow.
+    /// Keys of one file's extents ascend even if other files follow.
     fn ends_group(&self, position: usize) -> bool {
         let group = |entry: &Entry| (entry.key.object, entry.key.kind);
         self.entries.get(position + 1).is_none_or(|next| group(next) != group(&self.entries[position]))

@@ -128,7 +128,7 @@ impl Identities {
     /// [`Recipient::seal`].
     pub(crate) fn open(&self, file: &[u8]) -> Result<Option<SecretKey>> {
         let damaged = || Error::damaged("key slot: its age file does not open");
-        let decryptor = Decryptor::new_buffered(file).map_err(|_| damaged())?;
+        drop(Decryptor::new_buffered(file).map_err(|_| damaged())?);
         let mut failed = None;
         for identity in &self.all {
             // One at a time: a failing identity must not prevent the next attempt.
@@ -141,7 +141,6 @@ impl Identities {
                 }
             }
         }
-        drop(decryptor);
         failed.map_or(Ok(None), Err)
     }
 }

@@ -115,16 +115,12 @@ impl DataHead {
 
 /// Start of a page: the decrypted prologue, verified against the pointer.
 pub(crate) struct PageStart {
-    prologue: Prologue,
+    pub(crate) prologue: Prologue,
     plain: [u8; PROLOGUE],
     key: PageKey,
 }
 
 impl PageStart {
-    pub(crate) fn kind(&self) -> PageKind {
-        self.prologue.kind
-    }
-
     /// Returns the offset after the body or head and its tag.
     pub(crate) fn main_end(&self) -> usize {
         MAIN + self.prologue.main_length() + TAG

@@ -47,13 +47,14 @@ pub(super) struct OpenedRecord {
     /// Pending log mark of each of these records.
     pub(super) carried: Vec<Option<LogMark>>,
     pub(super) log: Option<OpenedLog>,
-    /// A sentence when the newest record was left out, or an entry of the log is lost or
-    /// incomplete.
+    /// A sentence when the newest record was left out, an entry of the log is lost or incomplete,
+    /// or pages of the record are lost.
     pub(super) fallback: Option<String>,
-    /// A sentence when something is lost that the log proves to have been durable. Only readers
-    /// continue then.
+    /// A sentence when something is lost that the log proves to have been durable: an entry, or the
+    /// record that entries extend. Only readers continue then.
     pub(super) lost: Option<String>,
-    /// Pages that the record lists and that do not open. Only readers go on then.
+    /// Pages that the record lists and that do not open (specification 10.1 rule 7). Only readers
+    /// go on then.
     pub(super) lost_pages: Vec<LostPage>,
 }
 

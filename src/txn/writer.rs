@@ -149,10 +149,6 @@ impl Writer {
         self.staged.store(true, Ordering::Release);
     }
 
-    pub(super) fn is_staged(&self) -> bool {
-        self.staged.load(Ordering::Acquire)
-    }
-
     pub(super) fn set_refused(&self, refused: bool) {
         self.refused.store(refused, Ordering::Release);
     }
@@ -163,7 +159,7 @@ impl Writer {
         // Under the writers' lock: a flusher that fails puts its mark back before it lets go of
         // that.
         let open = self.open.lock();
-        self.is_staged() || open.changed || self.refused.load(Ordering::Acquire)
+        self.staged.load(Ordering::Acquire) || open.changed || self.refused.load(Ordering::Acquire)
     }
 
     /// Returns whether everything published is in a commit or a log entry; false while the writers'

@@ -153,7 +153,7 @@ impl Pager {
         let mut bytes = vec![0; BLOCK as usize];
         self.storage.read_at(offset, &mut bytes)?;
         let page_start = self.cipher.open_start(pointer, &bytes)?;
-        if page_start.kind() != PageKind::Packed {
+        if page_start.prologue.kind != PageKind::Packed {
             return Ok(None);
         }
         if page_start.main_end() > bytes.len() {

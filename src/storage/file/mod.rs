@@ -77,8 +77,7 @@ impl FileName {
         FileName { entry, flags: if is_link { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW } }
     }
 
-    /// Returns whether the name refers to `file` now. Errors: `NotFound` when the name does not
-    /// exist.
+    /// Errors: `NotFound` when the name does not exist.
     fn refers_to(&self, file: &File) -> io::Result<bool> {
         Ok(FileIdentity::from(&self.entry.stat(self.flags)?) == FileIdentity::of(file)?)
     }

@@ -37,7 +37,7 @@ use super::writer::{Frozen, OpenTransaction, Writer};
 use crate::error::{Error, LogStats, Result};
 use crate::format::log::{EntryHead, LogEntry, entry_blocks, entry_capacity};
 use crate::format::{BLOCK, Generation, LOG, SessionId};
-use record::{LogTail, RecordWriter, ReservedPages};
+use record::{LogTail, RecordWriter};
 
 /// Longest entry in blocks; more data is cheaper to write once, by a commit.
 const LONGEST: u64 = 64;
@@ -95,7 +95,7 @@ pub(in crate::txn) struct GroupCommit {
     done: Condvar,
     /// A caller needs the commit that has not begun.
     joined: Condvar,
-    read_only: bool,
+    pub(in crate::txn) read_only: bool,
     nodes: Mutex<LogReservation>,
     /// Entries of the log that were written, and their bytes.
     logged: (AtomicU64, AtomicU64),
@@ -117,7 +117,8 @@ impl GroupCommit {
     ) -> GroupCommit {
         GroupCommit {
             record: RecordWriter {
-                pages: ReservedPages { allocator: allocator.clone(), medium: medium.clone() },
+                allocator: allocator.clone(),
+                medium: medium.clone(),
                 writer: writer.clone(),
                 session: session.id,
                 header_sequence: session.header_sequence,
@@ -133,10 +134,6 @@ impl GroupCommit {
             nodes: Mutex::default(),
             logged: Default::default(),
         }
-    }
-
-    pub(in crate::txn) fn read_only(&self) -> bool {
-        self.read_only
     }
 
     /// Errors: `ReadOnly`, `WriteFailed`.

@@ -25,7 +25,8 @@ use crate::txn::writer::{Frozen, LIST_PAGE_ENTRIES, Writer};
 const EVERY: u64 = 24;
 
 pub(super) struct RecordWriter {
-    pub(super) pages: ReservedPages,
+    pub(super) allocator: Arc<Allocator>,
+    pub(super) medium: Arc<VolumeContext>,
     pub(super) writer: Arc<Writer>,
     pub(super) session: SessionId,
     pub(super) header_sequence: u64,
@@ -62,7 +63,7 @@ impl RecordWriter {
 
     fn attempt(&self, purpose: CommitReason, chain: &mut CommitTail, mut refused: DeferredCommit) -> Result<()> {
         let generation = refused.frozen.generation;
-        let sticky_error = self.pages.medium.pager.sticky_error();
+        let sticky_error = self.medium.pager.sticky_error();
         let written = self.try_write(purpose, chain, &mut refused);
         let is_held = match &written {
             Err(Error::NoSpace(_)) if sticky_error.reason().is_none() => chain.refused != Some(generation),
@@ -73,7 +74,7 @@ impl RecordWriter {
             Ok(()) => {
                 // Otherwise it would keep pages that older readers have released.
                 drop(refused);
-                self.pages.allocator.release_pending_frees();
+                self.allocator.release_pending_frees();
                 Ok(())
             }
             Err(Error::NoSpace(reason)) if sticky_error.reason().is_none() => {
@@ -93,7 +94,7 @@ impl RecordWriter {
     fn try_write(&self, purpose: CommitReason, chain: &mut CommitTail, refused: &mut DeferredCommit) -> Result<()> {
         let DeferredCommit { frozen, unwritten, .. } = refused;
         let (generation, empty) = (frozen.generation, frozen.empty);
-        let ReservedPages { allocator, medium } = &self.pages;
+        let RecordWriter { allocator, medium, .. } = self;
         let (pager, store) = (&medium.pager, &medium.store);
         pager.check_identity()?;
         let mut roots = self.write_trees(&frozen.state.trees, generation, &mut frozen.allocated, unwritten)?;
@@ -105,7 +106,7 @@ impl RecordWriter {
         let session_first = chain.session_first.unwrap_or(generation);
         let mut next =
             CommitTail { previous_session: None, refused: None, session_first: Some(session_first), ..chain.clone() };
-        let checkpoint = Checkpoint::write_if_due(&self.pages, purpose, chain, generation, empty)?;
+        let checkpoint = Checkpoint::write_if_due(self, purpose, chain, generation, empty)?;
         roots[TreeId::Space] = match &checkpoint {
             Some(made) => {
                 // The checkpoint's nodes may make the lists too long for the record.
@@ -117,9 +118,7 @@ impl RecordWriter {
                 next.force_checkpoint = false;
                 made.root
             }
-            None => {
-                self.pages.flush_tree(&allocator.tree(), TreeId::Space, generation, 0, &mut allocated, &mut None)?
-            }
+            None => self.flush_tree(&allocator.tree(), TreeId::Space, generation, 0, &mut allocated, &mut None)?,
         };
         if next.checkpoint == Generation(0) && !next.force_checkpoint {
             // The first commit of a volume: no page was there before.
@@ -179,7 +178,7 @@ impl RecordWriter {
         promised: &mut u64,
         fits: bool,
     ) -> Result<(Vec<Run>, Vec<Run>)> {
-        let pager = &self.pages.medium.pager;
+        let pager = &self.medium.pager;
         let together = pager.storage().has_atomic_barrier();
         // TXN-2
         let listed = if fits {
@@ -188,7 +187,7 @@ impl RecordWriter {
             }
             (record.allocated.iter().map(|(run, _)| *run).collect(), record.freed.clone())
         } else {
-            let written = write_lists(&self.pages, record, next, promised)?;
+            let written = self.write_lists(record, next, promised)?;
             if !together {
                 pager.barrier()?;
             }
@@ -210,7 +209,7 @@ impl RecordWriter {
         let mut roots = Roots::default();
         let before = allocated.len();
         let written = trees.each().into_iter().try_for_each(|(tree, id)| {
-            roots[id] = self.pages.flush_tree(tree, id, generation, 1, allocated, unwritten)?;
+            roots[id] = self.flush_tree(tree, id, generation, 1, allocated, unwritten)?;
             Ok(())
         });
         self.writer.nodes_written((allocated.len() - before) as i64);
@@ -220,8 +219,7 @@ impl RecordWriter {
     fn used_with(&self, allocated: &[(Run, Tag)], freed: &[Run]) -> u64 {
         // The newest record may lie about it: only a holder of the key can make one, and that must
         // not end the process.
-        let used =
-            allocated.iter().fold(self.pages.allocator.used_blocks(), |sum, (run, _)| sum.saturating_add(run.blocks));
+        let used = allocated.iter().fold(self.allocator.used_blocks(), |sum, (run, _)| sum.saturating_add(run.blocks));
         freed.iter().fold(used, |sum, run| sum.saturating_sub(run.blocks))
     }
 
@@ -230,22 +228,14 @@ impl RecordWriter {
         CommitRecord {
             session: self.session,
             header_sequence: self.header_sequence,
-            time: self.pages.medium.environment.now(),
-            total_blocks: self.pages.allocator.total(),
+            time: self.medium.environment.now(),
+            total_blocks: self.allocator.total(),
             ..state.counters.to_record()
         }
     }
-}
 
-// ---- nodes ----
+    // ---- pages of the commit itself, nodes and lists, for which space is reserved ----
 
-/// Pages of the commit itself, nodes and lists, for which space is reserved.
-pub(super) struct ReservedPages {
-    pub(super) allocator: Arc<Allocator>,
-    pub(super) medium: Arc<VolumeContext>,
-}
-
-impl ReservedPages {
     /// Writes the nodes that are not stored yet, children first, each next to the one before it;
     /// they are added to `allocated`. The blocks of the first one that the host has no room for are
     /// left in `unwritten`: the next attempt begins with that node, and takes them (TXN-9).
@@ -278,6 +268,41 @@ impl ReservedPages {
             }
         })
     }
+
+    /// Moves the lists of a long commit into list pages, last first since each names the next;
+    /// the record names the pages, also after a failure.
+    fn write_lists(
+        &self,
+        record: &mut CommitRecord,
+        next: &mut CommitTail,
+        promised: &mut u64,
+    ) -> Result<(Vec<Run>, Vec<Run>)> {
+        let allocated: Vec<Run> = std::mem::take(&mut record.allocated).into_iter().map(|(run, _)| run).collect();
+        let freed = std::mem::take(&mut record.freed);
+        let of_allocated = |part: &[Run]| DeltaList { allocated: part.to_vec(), ..DeltaList::default() };
+        let of_freed = |part: &[Run]| DeltaList { freed: part.to_vec(), ..DeltaList::default() };
+        let lists = allocated.chunks(LIST_PAGE_ENTRIES).map(of_allocated);
+        let mut lists: Vec<DeltaList> = lists.chain(freed.chunks(LIST_PAGE_ENTRIES).map(of_freed)).collect();
+        while let Some(mut list) = lists.pop() {
+            list.next = record.delta_list;
+            let page = frame::delta_page(list.encode());
+            let from_promised = (*promised).min(1);
+            let run = self.allocator.allocate_node(page.blocks(), from_promised)?;
+            let sealed = self.medium.pager.seal(&page, run, record.generation)?;
+            let pointer = sealed.pointer;
+            // Before the write, so that a partly written page is known.
+            record.allocated.push((run, pointer.tag));
+            *promised -= from_promised;
+            self.medium.pager.write_page(&sealed)?;
+            record.delta_list = pointer;
+            record.used_blocks = record.used_blocks.saturating_add(pointer.run.blocks);
+            next.list_pages.push(pointer.run);
+        }
+        record.two_barrier = true;
+        let mut all = allocated;
+        all.extend(record.allocated.iter().map(|(run, _)| *run));
+        Ok((all, freed))
+    }
 }
 
 // ---- checkpoint ----
@@ -304,7 +329,7 @@ impl Checkpoint {
     /// without changes (`empty`) must fit into the record, so that only the checkpoint has to be
     /// undone with the record.
     fn write_if_due(
-        pages: &ReservedPages,
+        writer: &RecordWriter,
         purpose: CommitReason,
         chain: &CommitTail,
         generation: Generation,
@@ -315,16 +340,16 @@ impl Checkpoint {
         if !wanted || matches!(purpose, CommitReason::Truncate | CommitReason::Close) {
             return Ok(None);
         }
-        let Some((promised, regions)) = pages.allocator.begin_checkpoint()? else { return Ok(None) };
+        let Some((promised, regions)) = writer.allocator.begin_checkpoint()? else { return Ok(None) };
         let mut made = Checkpoint {
-            tree: (*pages.allocator.tree()).clone(),
+            tree: (*writer.allocator.tree()).clone(),
             root: Root::default(),
             allocated: Vec::new(),
             freed: Vec::new(),
             promised,
             regions,
         };
-        let written = made.write(pages, generation);
+        let written = made.write(writer, generation);
         made.promised = promised.saturating_sub(made.allocated.len() as u64);
         let fits = CommitRecord::lists_fit(made.allocated.len(), made.freed.len() + chain.list_pages.len());
         match written {
@@ -334,7 +359,7 @@ impl Checkpoint {
             }
             Ok(()) | Err(Error::NoSpace(_)) => {
                 let taken = made.allocated.into_iter().map(|(run, _)| run).collect();
-                pages.allocator.undo_checkpoint(made.regions, taken, made.promised)?;
+                writer.allocator.undo_checkpoint(made.regions, taken, made.promised)?;
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -342,19 +367,19 @@ impl Checkpoint {
     }
 
     /// Updates the space tree to the state after the previous commit (SPACE-4).
-    fn write(&mut self, pages: &ReservedPages, generation: Generation) -> Result<()> {
+    fn write(&mut self, writer: &RecordWriter, generation: Generation) -> Result<()> {
         let mut edits = Edits::new(generation);
         for (number, bits) in &self.regions {
             let key = Key::new(*number, kind::SPACE, 0);
             if bits.iter().all(|word| *word == 0) {
-                self.tree.remove(&pages.medium.store, &mut edits, key)?;
+                self.tree.remove(&writer.medium.store, &mut edits, key)?;
             } else {
-                self.tree.insert(&pages.medium.store, &mut edits, key, &space::encode(bits))?;
+                self.tree.insert(&writer.medium.store, &mut edits, key, &space::encode(bits))?;
             }
         }
         self.freed = pages_of(&edits.superseded)?;
         let mut unwritten = None;
-        let flushed = pages.flush_tree(&self.tree, TreeId::Space, generation, 1, &mut self.allocated, &mut unwritten);
+        let flushed = writer.flush_tree(&self.tree, TreeId::Space, generation, 1, &mut self.allocated, &mut unwritten);
         // Pages that may be written in part are given back with the rest.
         self.allocated.extend(unwritten.map(|run| (run, Tag::default())));
         self.root = flushed?;
@@ -362,42 +387,7 @@ impl Checkpoint {
     }
 }
 
-// ---- page lists that do not fit into the record ----
-
-/// Moves the lists of a long commit into list pages, last first since each names the next; the
-/// record names the pages, also after a failure.
-fn write_lists(
-    pages: &ReservedPages,
-    record: &mut CommitRecord,
-    next: &mut CommitTail,
-    promised: &mut u64,
-) -> Result<(Vec<Run>, Vec<Run>)> {
-    let allocated: Vec<Run> = std::mem::take(&mut record.allocated).into_iter().map(|(run, _)| run).collect();
-    let freed = std::mem::take(&mut record.freed);
-    let of_allocated = |part: &[Run]| DeltaList { allocated: part.to_vec(), ..DeltaList::default() };
-    let of_freed = |part: &[Run]| DeltaList { freed: part.to_vec(), ..DeltaList::default() };
-    let lists = allocated.chunks(LIST_PAGE_ENTRIES).map(of_allocated);
-    let mut lists: Vec<DeltaList> = lists.chain(freed.chunks(LIST_PAGE_ENTRIES).map(of_freed)).collect();
-    while let Some(mut list) = lists.pop() {
-        list.next = record.delta_list;
-        let page = frame::delta_page(list.encode());
-        let from_promised = (*promised).min(1);
-        let run = pages.allocator.allocate_node(page.blocks(), from_promised)?;
-        let sealed = pages.medium.pager.seal(&page, run, record.generation)?;
-        let pointer = sealed.pointer;
-        // Before the write, so that a partly written page is known.
-        record.allocated.push((run, pointer.tag));
-        *promised -= from_promised;
-        pages.medium.pager.write_page(&sealed)?;
-        record.delta_list = pointer;
-        record.used_blocks = record.used_blocks.saturating_add(pointer.run.blocks);
-        next.list_pages.push(pointer.run);
-    }
-    record.two_barrier = true;
-    let mut all = allocated;
-    all.extend(record.allocated.iter().map(|(run, _)| *run));
-    Ok((all, freed))
-}
+// ---- reading of page lists, and the chain of records ----
 
 /// Reads the lists of a record, its list pages included.
 pub(in crate::txn) fn read_lists(pager: &Pager, record: &CommitRecord) -> Result<(Vec<Run>, Vec<Run>, Vec<Run>)> {
@@ -422,13 +412,8 @@ pub(in crate::txn) fn read_lists(pager: &Pager, record: &CommitRecord) -> Result
 /// Returns the pages of nodes that a transaction replaced. All are stored: they belong to earlier
 /// commits, and commits do not overlap.
 fn pages_of(nodes: &[Arc<Node>]) -> Result<Vec<Run>> {
-    nodes
-        .iter()
-        .map(|node| {
-            let pointer = node.stored.get();
-            pointer.map(|p| p.run).ok_or_else(|| Error::damaged("a replaced node was never written"))
-        })
-        .collect()
+    let pages: Option<_> = nodes.iter().map(|node| node.stored.get().map(|pointer| pointer.run)).collect();
+    pages.ok_or_else(|| Error::damaged("a replaced node was never written"))
 }
 
 /// A checkpoint without space waits for deletions to free some. Until then the ring has all records
@@ -493,11 +478,6 @@ pub(in crate::txn) struct LogTail {
 }
 
 impl LogTail {
-    /// The log of a record that nothing extends yet.
-    fn of(generation: Generation, record: Tag) -> LogTail {
-        LogTail { generation, record, block: LOG.0, number: 0, entry: Tag::default() }
-    }
-
     fn mark(self) -> Option<LogMark> {
         let LogTail { generation, record, number, entry, .. } = self;
         (number > 0).then_some(LogMark { generation, record, number, entry })
@@ -521,7 +501,9 @@ impl LogState {
             (LogState::Pending { laid, .. }, Some(mark)) => LogState::Pending { mark, laid },
             // The session that wrote the entries contains them already.
             (_, Some(mark)) => LogState::Pending { mark, laid: true },
-            (_, None) if usable => LogState::Open(LogTail::of(generation, record)),
+            (_, None) if usable => {
+                LogState::Open(LogTail { generation, record, block: LOG.0, number: 0, entry: Tag::default() })
+            }
             (_, None) => LogState::Idle,
         }
     }

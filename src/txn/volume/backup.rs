@@ -99,7 +99,6 @@ impl BackupOrigin {
 }
 
 impl Volume {
-    /// Returns the origin of the backup as of opening; None if it is not a backup.
     pub(crate) fn origin(&self) -> Option<BackupOrigin> {
         self.origin
     }

@@ -66,7 +66,8 @@ pub(crate) struct Volume {
     /// Held while a snapshot is taken or removed, also over commits; true while a begun removal may
     /// be unfinished.
     snapshots: Mutex<bool>,
-    /// Snapshot usage for callers that must not wait for the host; None before the first look.
+    /// Snapshot usage for callers that must not wait for the host; None before the first look and
+    /// after one that failed.
     snapshot_use: Mutex<Option<SnapshotStats>>,
     space_waiter: SpaceWaiter,
     committer: Arc<GroupCommit>,
@@ -186,23 +187,17 @@ impl Volume {
     }
 
     pub(crate) fn read_only(&self) -> bool {
-        self.committer.read_only()
+        self.committer.read_only
     }
 
-    /// Returns a sentence when something is lost that the log proves to have been durable: an
-    /// entry, or the record that entries extend.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.opened.lost.as_deref()
     }
 
-    /// Pages that the newest record lists and that do not open; it is read from all the same
-    /// (specification 10.1 rule 7).
     pub(crate) fn lost_pages(&self) -> &[LostPage] {
         &self.opened.lost_pages
     }
 
-    /// A sentence when recovery left the newest record out and took the one before, left out
-    /// entries of the log, or found pages of the record lost.
     pub(crate) fn fallback(&self) -> Option<String> {
         self.opened.fallback.clone()
     }
@@ -212,15 +207,12 @@ impl Volume {
         self.medium.pager.sticky_error().reason()
     }
 
-    /// Returns the error for a caller that handed over data or asked for its durability: a failure
-    /// met only by background work so far is reported with its cause.
     pub(crate) fn error_for(&self, error: Error) -> Error {
         self.medium.pager.sticky_error().error_for(error)
     }
 
     // ---- figures ----
 
-    /// Bytes that the host has allocated to the archive's file.
     pub(crate) fn allocated_on_host(&self) -> Result<u64> {
         self.medium.pager.storage().allocated()
     }
@@ -308,11 +300,9 @@ impl Volume {
         freed * BLOCK > least && freed > self.allocator.used_blocks() / FREED_SHARE
     }
 
-    /// Runs `f` alone among writers on a working copy and publishes the result when it is `Ok`;
-    /// readers never wait. The nodes that `f` dirtied are reserved before publication, so a full
-    /// disk is an error of this operation alone (TXN-5, TXN-6). `records` is about how many tree
-    /// records `f` changes; `essential` operations (delete, truncate, reclaim, write-out of
-    /// accepted data) may use the reserve. Commits first when too many nodes are dirty or freed
+    /// Runs `f` as `OpenTransaction::operate` does, alone among writers. `records` is about how
+    /// many tree records `f` changes; `essential` operations (delete, truncate, reclaim, write-out
+    /// of accepted data) may use the reserve. Commits first when too many nodes are dirty or freed
     /// space waits for a commit.
     pub(crate) fn operate<R>(
         &self,

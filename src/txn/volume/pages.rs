@@ -19,13 +19,10 @@ const MORE: u64 = 1 << 20;
 const ATTEMPTS: usize = 32;
 
 impl Volume {
-    /// Fills `out` with the plain bytes of file data from `start` of a page; see
-    /// [`Pager::read_data`].
     pub(crate) fn read_data(&self, page: &Pointer, start: u32, out: &mut [u8]) -> Result<()> {
         self.medium.pager.read_data(page, start, out)
     }
 
-    /// Prefetches the parts of pages that [`Self::read_data`] will read.
     pub(crate) fn prefetch_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
         self.medium.pager.prefetch_data(parts);
     }
@@ -39,18 +36,14 @@ impl Volume {
         self.medium.pager.is_remote()
     }
 
-    /// Returns the durable bytes that other readers cannot find yet, see
-    /// [`crate::storage::Storage::pending_upload_bytes`].
     pub(crate) fn pending_upload_bytes(&self) -> Result<u64> {
         self.medium.pager.storage().pending_upload_bytes()
     }
 
-    /// Returns the files whose parts lie in a packed page; None for a page of another kind.
     pub(crate) fn packed_items(&self, page: &Pointer) -> Result<Option<Vec<PackedItem>>> {
         self.medium.pager.packed_items(page)
     }
 
-    /// A page of any kind, opened and verified whole.
     pub(crate) fn open_page(&self, page: &Pointer) -> Result<OpenedPage> {
         self.medium.pager.open_page(page)
     }

@@ -108,8 +108,6 @@ impl Volume {
         }
     }
 
-    /// Returns the cached snapshot count and newest time; None before the first refresh and after
-    /// one that failed.
     pub(crate) fn snapshot_use(&self) -> Option<SnapshotStats> {
         *self.snapshot_use.lock()
     }
