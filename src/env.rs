@@ -26,7 +26,6 @@ pub(crate) trait Environment: Send + Sync {
     fn fill_random(&self, out: &mut [u8]) -> Result<()>;
 }
 
-/// System clock and random generator.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SystemEnvironment;
 

@@ -57,7 +57,6 @@ pub enum Error {
     #[error("read-only: {0}")]
     ReadOnly(String),
 
-    /// The file is not a lockbox archive.
     #[error("not a lockbox archive: {0}")]
     NotArchive(String),
     /// The archive needs a newer program.

@@ -15,7 +15,6 @@ use crate::format::{Key, Pointer};
 /// data occupies memory until it is read.
 pub(super) const MAX_PREFETCH: usize = 64;
 
-/// Calls `f` with the node of `child`, loading it if needed.
 pub(super) fn with_node<R>(
     store: &NodeStore,
     child: &Child,
@@ -167,7 +166,6 @@ fn load_or_skip(
     }
 }
 
-/// Implements [`Tree::scan_surviving`]: continues after a damaged node.
 pub(super) fn scan_surviving(
     store: &NodeStore,
     child: &Child,
@@ -254,7 +252,6 @@ impl Finger {
 }
 
 impl Tree {
-    /// Like [`Tree::get`], starting at the finger.
     pub(crate) fn get_near<R>(
         &self,
         store: &NodeStore,
@@ -265,7 +262,6 @@ impl Tree {
         self.in_leaf(store, finger, key, |leaf, _| leaf.get(key).map(f).transpose()).map(Option::flatten)
     }
 
-    /// Like [`Tree::floor`], starting at the finger.
     pub(crate) fn floor_near<R>(
         &self,
         store: &NodeStore,
@@ -285,7 +281,6 @@ impl Tree {
         }
     }
 
-    /// Like [`Tree::scan`], starting at the finger.
     pub(crate) fn scan_near(
         &self,
         store: &NodeStore,

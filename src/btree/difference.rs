@@ -197,7 +197,6 @@ impl<'t> TreeWalk<'t> {
         }
     }
 
-    /// Replaces `item`, the next one, by its children or entries.
     fn open(&mut self, store: &NodeStore, item: WalkItem) -> Result<()> {
         let WalkItem::Below(child, bounds) = item else { return Ok(()) };
         let node = child.load(store, bounds)?;
@@ -240,7 +239,6 @@ impl Tree {
 }
 
 impl NewerWalk<'_, '_> {
-    /// Returns whether the child is newer than `since`; unwritten nodes always are.
     fn is_newer(&self, child: &Child) -> bool {
         child.pointer().is_none_or(|pointer| pointer.generation > self.since)
     }

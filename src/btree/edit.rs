@@ -13,7 +13,6 @@ const SPARSE: usize = NODE_CAPACITY / 4;
 /// Maximum encoded size of a merged node, so that it takes many inserts before it splits again.
 const MAX_MERGED: usize = NODE_CAPACITY / 4 * 3;
 
-/// Context of an edit in addition to the tree.
 struct Editor<'a> {
     store: &'a NodeStore,
     edits: &'a mut Edits,
@@ -286,7 +285,6 @@ impl Editor<'_> {
         Child::Resident(Arc::new(node))
     }
 
-    /// Records that `node` is no longer part of the tree.
     fn retire(&mut self, node: Arc<Node>) {
         if self.is_older(&node) {
             self.edits.superseded.push(node); // TREE-3

@@ -106,7 +106,6 @@ impl Tree {
         Tree { id, level: 0, root: None }
     }
 
-    /// Creates the tree that a commit record names.
     pub(crate) fn from_root(id: TreeId, root: &Root) -> Tree {
         if root.pointer.is_null() {
             return Tree::empty(id);
@@ -227,7 +226,6 @@ impl Tree {
     }
 }
 
-/// Source of encoded nodes.
 trait NodePages: Send + Sync {
     fn read_node(&self, pointer: &Pointer) -> Result<Vec<u8>>;
 
@@ -295,7 +293,6 @@ impl NodeStore {
         self.nodes.bytes()
     }
 
-    /// Prefetches nodes from remote storage, except those in memory.
     fn prefetch<'a>(&self, children: impl Iterator<Item = &'a Child>) {
         if self.pages.is_remote() {
             let missing = |child: &'a Child| match child {
@@ -362,7 +359,6 @@ fn check_bounds(node: &Node, pointer: &Pointer, bounds: Bounds) -> Result<()> {
 
 // ---- writing ----
 
-/// Writes `node` and unstored nodes below it; returns its pointer.
 fn flush(
     store: &NodeStore,
     node: &Arc<Node>,
@@ -395,7 +391,6 @@ fn flush(
     Ok(pointer)
 }
 
-/// Replaces stored resident nodes in and below `child` by their pointers.
 fn forget_written(child: &mut Child) {
     let Child::Resident(node) = child else { return };
     if let Some(pointer) = node.stored.get() {

@@ -12,7 +12,6 @@ const ASCENDING_FILL: usize = NODE_CAPACITY / 10 * 9;
 /// Heap garbage in bytes below which a leaf is not compacted.
 const MAX_GARBAGE: usize = 512;
 
-/// In-memory tree node; see the invariants of the module.
 #[derive(Clone)]
 pub(crate) struct Node {
     /// Transaction that created this node; for a loaded node the generation of its page.
@@ -49,7 +48,6 @@ impl Node {
         Node { born, stored: OnceLock::new(), tree, level, lower, upper, body }
     }
 
-    /// Returns an unstored copy that belongs to transaction `born`.
     pub(super) fn clone_for(&self, born: Generation) -> Node {
         Node::new(born, self.bounds(), self.body.clone())
     }
@@ -218,7 +216,6 @@ impl Leaf {
         self.entries.get(position + 1).is_none_or(|next| group(next) != group(&self.entries[position]))
     }
 
-    /// Returns the encoded bytes of the entries up to and including `position`.
     fn size_through(&self, position: usize) -> usize {
         self.entries[..=position].iter().map(|entry| LEAF_ENTRY + usize::from(entry.length)).sum()
     }
@@ -232,18 +229,15 @@ impl Leaf {
         self.entries.iter().map(|entry| (entry.key, &self.heap[entry.range()]))
     }
 
-    /// Returns the number of entries before `key`.
     pub(super) fn count_below(&self, key: Key) -> usize {
         position(&self.entries, |entry| entry.key, key, |other| other < key)
     }
 
-    /// Returns the last entry at or before `key`.
     pub(super) fn floor(&self, key: Key) -> Option<(Key, &[u8])> {
         let count = position(&self.entries, |entry| entry.key, key, |other| other <= key);
         Some(self.entry(count.checked_sub(1)?))
     }
 
-    /// Returns the position of `key`, or its insertion position as the error.
     fn find(&self, key: Key) -> Result<usize, usize> {
         let position = self.count_below(key);
         match self.entries.get(position) {
@@ -299,7 +293,6 @@ impl Leaf {
         offset
     }
 
-    /// Compacts the heap when less than about half of it is live.
     fn compact(&mut self) {
         if self.heap.len() > 2 * self.live + MAX_GARBAGE {
             *self = Leaf::from_entries(self.iter());

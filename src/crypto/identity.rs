@@ -11,9 +11,7 @@ use zeroize::Zeroizing;
 use super::{Passphrase, SecretKey};
 use crate::error::{Error, Refusal, Result};
 
-/// Maximum size of an identity file in bytes.
 const MAX_IDENTITY_BYTES: usize = 1 << 20;
-/// Maximum number of identities tried per slot.
 const MAX_IDENTITIES: usize = 64;
 
 const PUBLIC_KEYS: [&str; 3] = ["ssh-", "ecdsa-", "sk-"];
@@ -29,7 +27,6 @@ pub trait Prompts: Send + Sync {
     fn secret(&self, question: &str) -> Option<Passphrase>;
 }
 
-/// Rejects all prompts.
 pub(crate) struct NoPrompts;
 
 impl Prompts for NoPrompts {
@@ -75,7 +72,6 @@ fn secret_string(passphrase: &Passphrase) -> Option<SecretString> {
     Some(SecretString::from(std::str::from_utf8(passphrase.bytes()).ok()?.to_owned()))
 }
 
-/// Returns the text as one line without control characters.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(400).collect::<String>().trim().to_owned()
 }

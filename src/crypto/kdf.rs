@@ -41,7 +41,6 @@ pub(crate) fn hkdf(key: &SecretKey, salt: &[u8], label: &str) -> SecretKey {
     hkdf_with(key, salt, label.as_bytes())
 }
 
-/// Like [`hkdf`], with arbitrary bytes as info.
 pub(crate) fn hkdf_with(key: &SecretKey, salt: &[u8], info: &[u8]) -> SecretKey {
     let mut out = Zeroizing::new([0; 32]);
     // HKDF fails only for outputs beyond 255 times the hash's 32 bytes.

@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 /// Length of the sealed part with its tag.
 pub(crate) const WRAPPED: usize = 528;
 
-/// Length of the sealed part's plaintext.
 const PLAIN: usize = WRAPPED - TAG;
 /// Longest label in bytes.
 const MAX_LABEL: usize = 255;
@@ -97,7 +96,6 @@ pub(crate) fn unwrap(
     })
 }
 
-/// Length of a sealed volume key with its tag.
 pub(crate) const WRAPPED_KEY: usize = 32 + TAG;
 
 /// Seals the volume key alone; the slot's description is sealed under the volume key (see

@@ -26,13 +26,11 @@ const RESERVED_WITH_LOG: [(u64, u64); 1] = [(0, 385)];
 /// Bytes of a page outside body, or head and chunks: nonce 24, prologue 48 + 16, tag of body or
 /// head 16.
 pub(crate) const PAGE_OVERHEAD: usize = 104;
-/// Maximum length of a page in blocks.
 pub(crate) const MAX_PAGE_BLOCKS: u64 = 64;
 /// Maximum plain file data of one page in bytes.
 pub(crate) const MAX_DATA: usize = 128 * 1024;
 /// Blocks of a raw node.
 pub(crate) const NODE_BLOCKS: u64 = 4;
-/// Maximum level of a node.
 pub(crate) const MAX_LEVEL: u8 = 15;
 /// Maximum length of an encoded node in bytes.
 pub(crate) const NODE_CAPACITY: usize = NODE_BLOCKS as usize * BLOCK as usize - PAGE_OVERHEAD;
@@ -62,8 +60,6 @@ impl Generation {
     }
 }
 
-/// Returns the block ranges `[start, end)` that never belong to a page, depending on whether the
-/// archive has a log.
 pub(crate) fn reserved(has_log: bool) -> &'static [(u64, u64)] {
     if has_log { &RESERVED_WITH_LOG } else { &RESERVED }
 }
@@ -72,11 +68,9 @@ pub(crate) fn slot_block(slot: u64) -> u64 {
     RING_START[(slot / 32) as usize] + slot % 32
 }
 
-/// Inode number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ino(pub u64);
 
-/// Inode number of the root directory.
 pub const ROOT_INO: Ino = Ino(1);
 
 /// 128-bit authentication tag of a page body or record.
@@ -125,7 +119,6 @@ impl Run {
         self.blocks > 0 && self.blocks <= MAX_PAGE_BLOCKS && self.end() <= total && self.avoids(&RESERVED)
     }
 
-    /// Returns whether the run overlaps none of these block ranges.
     pub(crate) fn avoids(self, ranges: &[(u64, u64)]) -> bool {
         ranges.iter().all(|&(start, end)| self.end() <= start || self.address >= end)
     }
@@ -170,7 +163,6 @@ impl Key {
         Key { object, kind, sub }
     }
 
-    /// Returns the least key after this one.
     pub(crate) fn next(self) -> Option<Key> {
         if let Some(sub) = self.sub.checked_add(1) {
             return Some(Key { sub, ..self });

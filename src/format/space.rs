@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 /// block belongs to a page.
 pub(crate) const REGION_WORDS: usize = REGION_BLOCKS as usize / 64;
 
-/// Bitmap of a region, one bit per block.
 pub(crate) type RegionBits = [u64; REGION_WORDS];
 
 const BITMAP: u8 = 0;

@@ -35,7 +35,6 @@ pub(crate) struct PageCipher {
     environment: Arc<dyn Environment>,
 }
 
-/// Sealed page ready to be written at `run`.
 pub(crate) struct SealedPage {
     pub pointer: Pointer,
     pub bytes: Vec<u8>,
@@ -56,7 +55,6 @@ impl OpenedPage {
         &self.buffer[self.body.clone()]
     }
 
-    /// Returns the body as a vector by moving it to the front of the buffer.
     pub(crate) fn into_body(mut self) -> Vec<u8> {
         self.buffer.truncate(self.body.end);
         self.buffer.drain(..self.body.start);
@@ -216,7 +214,6 @@ impl PageCipher {
         }
     }
 
-    /// Drops the log key, for an archive that has no log.
     pub(crate) fn without_log(self) -> PageCipher {
         PageCipher { log: None, ..self }
     }

@@ -102,7 +102,6 @@ fn blocks_of(bytes: usize) -> u64 {
     ((bytes + PAGE_OVERHEAD) as u64).div_ceil(BLOCK)
 }
 
-/// Returns the number of blocks of a data page whose chunks take `stored` bytes.
 fn data_blocks(stored: usize, chunks: usize, items: usize) -> u64 {
     blocks_of(head_length(chunks, items) + stored)
 }
@@ -131,7 +130,6 @@ pub(crate) fn data_page(ino: u64, offset: u64, data: &[u8], compression: Compres
     PlainPage { kind: PageKind::Data, compressed: false, plain_length, owner: ino, position: offset, content }
 }
 
-/// Creates a packed page; `items` describe the parts of `data`.
 pub(crate) fn packed_page<'a>(data: &'a [u8], items: &[PackedItem], compression: Compression) -> PlainPage<'a> {
     let content = split_chunks(data, items.to_vec(), compression);
     let plain_length = data.len() as u32;

@@ -169,7 +169,6 @@ impl<K: CacheKey, V: Clone> ShardedCache<K, V> {
         }
     }
 
-    /// Returns current size, and hits and misses since creation.
     pub(crate) fn usage(&self) -> CacheStats {
         self.shards.iter().map(|shard| shard.lock()).fold(CacheStats::default(), |sum, shard| CacheStats {
             bytes: sum.bytes + shard.bytes as u64,

@@ -71,7 +71,6 @@ impl Pager {
         &self.cipher
     }
 
-    /// Returns the block ranges that no page of this archive touches.
     pub(crate) fn reserved(&self) -> &'static [(u64, u64)] {
         reserved(self.cipher.has_log())
     }
@@ -93,7 +92,6 @@ impl Pager {
         (self.chunks.usage(), self.heads.usage())
     }
 
-    /// Drops all decrypted content of data pages.
     pub(crate) fn clear_data_caches(&self) {
         self.chunks.clear();
         self.heads.clear();
@@ -104,13 +102,11 @@ impl Pager {
         &self.reads
     }
 
-    /// Wipes buffers that hold content of earlier reads.
     pub(crate) fn wipe_buffers(&self) {
         self.scratch.wipe();
         self.reads.wipe();
     }
 
-    /// Reads, decrypts and verifies one page of the expected kind.
     pub(crate) fn read_page(&self, pointer: &Pointer, kind: PageKind) -> Result<OpenedPage> {
         let opened = self.open_page(pointer)?;
         if opened.prologue.kind != kind {
@@ -238,7 +234,6 @@ struct UnsyncedBytes {
 }
 
 impl UnsyncedBytes {
-    /// Issues an early barrier when the limit is exceeded.
     fn limit(&self, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
         let sum = self.bytes.load(Ordering::Relaxed);
         if sum < UNSYNCED_LIMIT {
@@ -320,13 +315,11 @@ impl Pager {
         Ok(sealed.tag)
     }
 
-    /// Overwrites blocks `start..end` of the log with random bytes.
     pub(crate) fn erase_log(&self, start: u64, end: u64, environment: &dyn Environment) -> Result<()> {
         debug_assert!(LOG.0 <= start && start <= end && end <= LOG.1);
         self.erase_blocks(start, end - start, environment, "erasing entries of the log")
     }
 
-    /// Drops cached copies, so that the log is next read from the medium.
     pub(crate) fn evict_log(&self) -> Result<()> {
         self.storage.evict(LOG.0 * BLOCK, LOG_BLOCKS * BLOCK)
     }
@@ -438,7 +431,6 @@ impl Pager {
 /// data.)
 #[derive(Default)]
 pub(crate) struct StickyError {
-    /// Suppresses the log line.
     is_unlogged: bool,
     reason: OnceLock<String>,
     /// Cause that no caller has received yet.

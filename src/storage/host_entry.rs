@@ -136,7 +136,6 @@ impl HostEntry {
         Ok(rename_to_free_name(from, self.name.as_bytes(), to, other.name.as_bytes())?)
     }
 
-    /// Returns all names of the directory except `.` and `..`.
     pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
         Ok(names(self.open_directory()?)?.into_iter().map(OsString::from_vec).collect())
     }
@@ -172,7 +171,6 @@ pub fn rename_to_free_name(
     RenameStep { from, name, to, free }.carry_out(&KernelCalls)
 }
 
-/// Arguments of a rename to an unused name.
 struct RenameStep<'a> {
     from: BorrowedFd<'a>,
     name: &'a [u8],

@@ -294,7 +294,6 @@ pub fn serve_storage(storage: &dyn Storage, mut socket: UnixStream) {
     }
 }
 
-/// Writes a number after the response header and returns its length.
 fn put_number(buffer: &mut Vec<u8>, number: u64) -> usize {
     payload_mut(buffer, size_of::<u64>()).copy_from_slice(&number.to_le_bytes());
     size_of::<u64>()
@@ -308,7 +307,6 @@ fn payload_mut(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
     &mut buffer[ANSWER_BYTES..ANSWER_BYTES + length]
 }
 
-/// Converts a socket error to the error of the request.
 fn connection_error(error: io::Error) -> Error {
     match error.kind() {
         // Timeout of the socket.

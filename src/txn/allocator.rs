@@ -232,7 +232,6 @@ impl Allocator {
         self.space.lock().unreserve(groups);
     }
 
-    /// Wraps groups promised to the caller in a reservation that returns them on drop.
     pub(super) fn reserved(self: &Arc<Self>, groups: u64) -> Reservation {
         Reservation { allocator: self.clone(), groups }
     }
@@ -263,13 +262,11 @@ impl Allocator {
         }
     }
 
-    /// Returns the bits of the blocks of a region that belong to pages of the last commit.
     pub(super) fn used_bits(&self, number: u64) -> Result<RegionBits> {
         self.load_region(number)?;
         Ok(self.space.lock().used_bits(number).copied().unwrap_or([0; REGION_WORDS]))
     }
 
-    /// The space map of the newest durable checkpoint.
     pub(super) fn tree(&self) -> Arc<Tree> {
         self.tree.load_full()
     }
@@ -300,7 +297,6 @@ impl Allocator {
         self.space.lock().waits_for_commit()
     }
 
-    /// Returns whether only readers keep blocks that durable commits released.
     pub(super) fn waits_for_readers(&self) -> bool {
         let durable = self.medium.versions.durable().generation;
         self.space.lock().waits_for_readers(durable)

@@ -256,7 +256,6 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// Inserts a record of another volume's history.
     pub(crate) fn insert_history(&mut self, key: Key, value: &[u8]) -> Result<()> {
         self.changed = true;
         self.trees.history.insert(self.store, &mut self.global_edits, key, value)?;

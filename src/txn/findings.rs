@@ -142,7 +142,6 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Returns a finding about nothing but the sentence.
     pub fn new(kind: FindingKind, severity: Severity, detail: impl Into<String>) -> Finding {
         let detail = detail.into();
         Finding { kind, severity, inode: None, path: None, block: None, generation: None, lost: None, detail }

@@ -65,7 +65,6 @@ pub(crate) struct Operation<'v> {
     pub(super) stale: Vec<Pointer>,
     /// Cells that get the number of the state when the operation is published.
     pub(super) carried: Vec<Publication>,
-    /// Changes to record in a log entry.
     pub(super) log: Changes,
 }
 
@@ -88,7 +87,6 @@ impl<'v> Operation<'v> {
         }
     }
 
-    /// The live tree as changed so far.
     pub(crate) fn view(&self) -> View<'_> {
         View { tree: &self.trees.live, store: self.store, finger: None }
     }
@@ -137,13 +135,11 @@ impl<'v> Operation<'v> {
         self.counters.inodes = self.counters.inodes.saturating_add(1);
     }
 
-    /// The inode's last record is gone.
     pub(crate) fn inode_gone(&mut self) {
         self.changed = true;
         self.counters.inodes = self.counters.inodes.saturating_sub(1);
     }
 
-    /// Sets the publication when this operation is published.
     pub(crate) fn carry(&mut self, publication: &Publication) {
         debug_assert!(!publication.is_set(), "it was published before");
         self.carried.push(publication.clone());

@@ -229,7 +229,6 @@ fn is_extended(pager: &Pager, record: &AuthenticRecord) -> Result<bool> {
     Ok(pager.read_log(generation, record.tag, u32::MAX, generation)?.has_entries)
 }
 
-/// Log entries after a record, and the last valid one.
 type Laid = Option<(Logged, LogMark)>;
 
 #[derive(Default)]
@@ -316,7 +315,6 @@ impl Recovered {
         pager.barrier()
     }
 
-    /// The next inode number, by the record and the log after it.
     pub(super) fn next_ino(&self) -> u64 {
         self.record.next_ino.max(self.logged.as_ref().map_or(0, |(logged, _)| logged.next_ino))
     }

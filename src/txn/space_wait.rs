@@ -102,7 +102,6 @@ impl SpaceWaiter {
         SpaceWaiter { committer, writer, allocator, first: Mutex::new(()), waiting: AtomicU64::new(0) }
     }
 
-    /// Returns whether a change waits for space.
     pub(crate) fn is_short(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
     }
@@ -235,7 +234,6 @@ impl SpaceWaiter {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// Returns the lock of the writer that frees space.
     #[cfg(test)]
     pub(super) fn first(&self) -> &Mutex<()> {
         &self.first

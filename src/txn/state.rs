@@ -114,7 +114,6 @@ impl State {
         State { trees, counters: self.counters, sequence: self.sequence }
     }
 
-    /// The live tree's records in use.
     pub(crate) fn inodes(&self) -> u64 {
         self.counters.inodes
     }
@@ -176,7 +175,6 @@ impl Versions {
         self.durable.store(Arc::new(record));
     }
 
-    /// The transaction that takes operations now.
     pub(super) fn open_generation(&self) -> Generation {
         Generation(self.open_generation.load(Ordering::Acquire))
     }
@@ -223,7 +221,6 @@ pub(super) struct VolumeContext {
 pub(crate) struct Publication(Arc<AtomicU64>);
 
 impl Publication {
-    /// Returns whether the state contains the operation.
     pub(crate) fn is_in(&self, state: &State) -> bool {
         (1..=state.sequence).contains(&self.0.load(Ordering::Relaxed))
     }
@@ -277,20 +274,14 @@ impl<'a> View<'a> {
         self.tree.fences_before(self.store, key, f)
     }
 
-    /// Visits the differences from an older version of the same archive, without reading shared
-    /// nodes: see [`Tree::differences`].
     pub(crate) fn differences(&self, older: &View<'_>, f: &mut DifferenceVisitor<'_>) -> Result<()> {
         self.tree.differences(older.tree, self.store, f)
     }
 
-    /// Visits the key ranges that may differ from the ancestor of generation `since`: see
-    /// [`Tree::changed_since`].
     pub(crate) fn changed_since(&self, since: Generation, f: &mut RangeVisitor<'_>) -> Result<()> {
         self.tree.changed_since(self.store, since, f)
     }
 
-    /// Requests the nodes of these ranges together, if the archive is remote: see
-    /// [`Tree::prefetch`].
     pub(crate) fn prefetch(&self, ranges: &[(Key, Key)]) -> Result<()> {
         self.tree.prefetch(self.store, ranges)
     }
@@ -310,7 +301,6 @@ impl<'a> View<'a> {
     }
 }
 
-/// A record that differs between two versions, with both values.
 #[derive(Debug)]
 pub(crate) struct Difference {
     pub(crate) key: Key,

@@ -73,7 +73,6 @@ struct Open {
     /// Nodes of older transactions that this one replaced; their pages are known once the commit in
     /// flight is done.
     superseded: Vec<Arc<Node>>,
-    /// Something was published.
     changed: bool,
     /// Changes published since the last log entry.
     unlogged: Changes,
@@ -106,7 +105,6 @@ pub(crate) struct Writer {
     dirty_nodes: AtomicI64,
     /// Dirty nodes beyond which an operation first waits for a commit.
     dirty_limit: i64,
-    /// Blocks of the pages in [`Open::freed`].
     freed_blocks: AtomicU64,
     stale_pages: StalePages,
 }
@@ -174,17 +172,14 @@ impl Writer {
         self.dirty_nodes() * DIRTY_NODE_BYTES
     }
 
-    /// Nodes that the next commit has to write.
     pub(super) fn dirty_nodes(&self) -> u64 {
         self.dirty_nodes.load(Ordering::Relaxed).max(0).unsigned_abs()
     }
 
-    /// A commit wrote so many of them.
     pub(super) fn nodes_written(&self, nodes: i64) {
         self.dirty_nodes.fetch_sub(nodes, Ordering::Relaxed);
     }
 
-    /// The next operation commits before it begins.
     pub(super) fn commit_is_due(&self) -> bool {
         self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit || self.allocator.list_entries() > LIST_LIMIT
     }
@@ -212,19 +207,16 @@ impl Writer {
     }
 }
 
-/// The writers' lock, held.
 pub(super) struct OpenTransaction<'w> {
     writer: &'w Writer,
     open: MutexGuard<'w, Open>,
 }
 
 impl OpenTransaction<'_> {
-    /// Returns whether anything was published since the last freeze.
     pub(super) fn is_changed(&self) -> bool {
         self.open.changed
     }
 
-    /// Counts as changed without an operation.
     pub(super) fn mark_changed(&mut self) {
         self.open.changed = true;
     }
@@ -451,7 +443,6 @@ impl StalePages {
         }
     }
 
-    /// Returns whether the notes have space for `more`.
     pub(crate) fn has_room(&self, more: usize) -> bool {
         self.pages.lock().noted.len() + more <= LIMIT
     }

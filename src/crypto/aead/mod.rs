@@ -16,7 +16,6 @@ use portable::Portable as Native;
 #[cfg(not(feature = "portable"))]
 use system::System as Native;
 
-/// Length of a tag.
 pub(crate) const TAG: usize = 16;
 const IV: usize = 12;
 
@@ -130,7 +129,6 @@ mod portable {
 }
 
 pub(crate) const NONCE: usize = 24;
-/// Maximum number of chunks per page.
 pub(crate) const MAX_CHUNKS: usize = 32;
 
 /// XAES-256-GCM key with AES context and CMAC subkey computed once.

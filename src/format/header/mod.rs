@@ -256,7 +256,6 @@ pub(crate) fn decode_passphrase_slot(block: &[u8]) -> Result<PassphraseSlot> {
     })
 }
 
-/// Returns the SHA-256 of a whole copy with the checksum field taken as zero.
 fn checksum(copy_bytes: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(&copy_bytes[..CHECKSUM_AT]);
@@ -266,9 +265,7 @@ fn checksum(copy_bytes: &[u8]) -> [u8; 32] {
 }
 
 pub(crate) const SLOT_KEY_FILE: u8 = 2;
-/// Kind byte of a recovery-code slot.
 pub(crate) const SLOT_RECOVERY: u8 = 3;
-/// Kind byte of a slot sealed to an age recipient.
 pub(crate) const SLOT_AGE: u8 = 4;
 /// Added to kinds 1, 2 and 3 when the volume key is wrapped to the slot's public half.
 pub(crate) const REWRAPPED: u8 = 16;
@@ -277,11 +274,9 @@ pub(crate) const REWRAPPED: u8 = 16;
 pub(crate) const CLEAR: usize = 80;
 /// Length of the sealed volume key with its tag.
 pub(crate) const SEALED_KEY: usize = 48;
-/// Maximum length of an age file in a slot.
 pub(crate) const MAX_AGE_FILE: usize = DESCRIPTION_AT - AGE_AT;
 /// Maximum length of a label in bytes.
 pub(crate) const MAX_LABEL: usize = 255;
-/// Length of a description's plaintext.
 pub(crate) const DESCRIPTION_PLAIN: usize = BLOCK as usize - DESCRIPTION_AT - 24 - 16;
 /// Offset of the description: nonce 24, sealed part, tag 16; it ends the slot.
 pub(crate) const DESCRIPTION_AT: usize = 2320;
@@ -311,7 +306,6 @@ pub(crate) struct KeySlot {
 }
 
 impl KeySlot {
-    /// Returns the first [`CLEAR`] bytes of the slot.
     pub(crate) fn clear(&self, kind: u8) -> [u8; CLEAR] {
         let mut out = [0; CLEAR];
         put(&mut out, 0, self.salt);

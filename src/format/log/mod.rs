@@ -33,7 +33,6 @@ pub(crate) struct LogMark {
 }
 
 impl LogMark {
-    /// Returns whether the position is in the log of this record.
     pub(crate) fn is_of(&self, generation: Generation, record: Tag) -> bool {
         (self.generation, self.record) == (generation, record)
     }
@@ -55,7 +54,6 @@ pub(crate) struct EntryHead {
     pub blocks: u16,
 }
 
-/// Bytes of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LogPiece {
     pub ino: Ino,
@@ -138,7 +136,6 @@ impl EntryHead {
 }
 
 impl LogEntry {
-    /// Returns whether the entry makes nothing durable.
     pub(crate) fn is_empty(&self) -> bool {
         self.dropped.is_empty() && self.records.is_empty() && self.pieces.is_empty()
     }
@@ -212,7 +209,6 @@ impl LogEntry {
 }
 
 impl LogPiece {
-    /// Returns the first offset after the piece.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.data.len() as u64
     }

@@ -29,7 +29,6 @@ pub(crate) struct NodeView<'a> {
     pub(crate) entries: NodeEntries<'a>,
 }
 
-/// Entries of a node, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NodeEntries<'a> {
     Leaf(Vec<(Key, &'a [u8])>),

@@ -188,7 +188,6 @@ const ENTRY: usize = 20;
 pub(crate) const ITEM: usize = 24;
 /// Maximum number of chunks of a data page: the longest data in the smallest chunks.
 pub(crate) const MAX_CHUNKS: usize = MAX_DATA / BLOCK as usize;
-/// Maximum number of items of a packed page.
 const MAX_ITEMS: usize = 4096;
 /// Flag in a chunk's stored length: the chunk is not compressed.
 const RAW_BIT: u32 = 1 << 31;

@@ -38,7 +38,6 @@ pub(crate) struct Root {
 }
 
 impl Root {
-    /// Encodes pointer, level and zeros.
     pub(crate) fn encode(&self) -> [u8; 40] {
         let mut out = [0; ROOT];
         put(&mut out, 0, self.pointer.encode());
@@ -122,7 +121,6 @@ impl CommitRecord {
         allocated * ALLOCATED + freed * FREED <= RECORD_LISTS
     }
 
-    /// Returns whether the lists fit into this record.
     pub(crate) fn fits(&self) -> bool {
         let trailer = TrailerFlags { pending: self.pending.is_some(), origin: self.origin.is_some() };
         Self::lists_fit(self.allocated.len(), self.freed.len() + trailer.bytes() / FREED)

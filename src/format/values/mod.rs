@@ -153,7 +153,6 @@ impl Extent {
     }
 }
 
-/// Reference count record of a run of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReferenceValue {
     pub run_blocks: u32,

@@ -193,7 +193,6 @@ impl<'a> PageReader<'a> {
         Ok(page)
     }
 
-    /// Fills `bytes` with the page's stored bytes from offset `at`.
     fn read_stored(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
         match self.prefetched.get(at..at + bytes.len()) {
             Some(prefetched) => bytes.copy_from_slice(prefetched),
@@ -267,7 +266,6 @@ impl<'a> PageReader<'a> {
         Ok(())
     }
 
-    /// Reads consecutive chunks as stored and decrypts them in place.
     fn read_chunks(&self, head: &DataHead, chunks: Range<usize>, bytes: &mut [u8]) -> Result<()> {
         self.read_stored(head.stored_range(&chunks).start, bytes)?;
         self.pager.cipher.open_chunks(self.pointer, head, chunks, bytes)

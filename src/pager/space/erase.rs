@@ -111,7 +111,6 @@ impl SpaceMap {
         Ok(())
     }
 
-    /// Returns whether loaded regions have free unerased blocks.
     pub(crate) fn has_dirty(&self) -> bool {
         self.erasing > 0 || self.regions.values().any(|r| r.dirty.iter().any(|w| *w != 0))
     }

@@ -264,7 +264,6 @@ impl SpaceMap {
         Ok(())
     }
 
-    /// Discards the recovered lists, which a rebuild replaces.
     pub(crate) fn drop_recovered_lists(&mut self, used_blocks: u64) {
         self.unapplied.clear();
         self.used_blocks = used_blocks;
@@ -613,7 +612,6 @@ impl SpaceMap {
         self.pending_frees = remaining;
     }
 
-    /// Returns whether freed blocks wait for a further commit.
     pub(crate) fn waits_for_commit(&self) -> bool {
         self.pending_frees.iter().any(|w| w.freed_by.is_some())
     }
@@ -693,7 +691,6 @@ impl SpaceMap {
         self.used_blocks
     }
 
-    /// Sets the number of pages that the next commit has to list.
     pub(crate) fn set_list_entries(&mut self, entries: u64) {
         self.list_entries = entries;
     }

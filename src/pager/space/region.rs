@@ -102,7 +102,6 @@ impl Region {
         ones(&self.used[words]) as i64 - before as i64
     }
 
-    /// Marks blocks as busy and clears their free states.
     pub(super) fn occupy(&mut self, start: u64, end: u64) {
         fill(&mut self.busy, start, end, true);
         for free in [&mut self.dirty, &mut self.aged, &mut self.backed] {

@@ -26,9 +26,7 @@ use crate::error::{Error, Result};
 /// Lock of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMode {
-    /// Shared lock for reading.
     Shared,
-    /// Exclusive lock for writing.
     Exclusive,
 }
 
@@ -70,7 +68,6 @@ struct FileName {
 }
 
 impl FileName {
-    /// Creates the name; the file need not exist.
     fn of(entry: HostEntry) -> FileName {
         let found = entry.stat(AtFlags::SYMLINK_NOFOLLOW);
         let is_link = found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink);

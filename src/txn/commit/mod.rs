@@ -216,7 +216,6 @@ impl GroupCommit {
         }
     }
 
-    /// Waits for the commit in flight, then runs `f` as the only leader.
     pub(in crate::txn) fn as_leader<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
         let mut queue = self.begin_running();
         self.lead(&mut queue, |chain, _| {
@@ -292,7 +291,6 @@ impl GroupCommit {
         queue.waiting -= 1;
     }
 
-    /// Waits for callers that are likely to join the next commit.
     fn wait_for_callers(&self, queue: &mut MutexGuard<'_, Queue>) {
         let here = queue.joined;
         if let Some((expected, limit)) = queue.joining.plan(here) {
@@ -442,7 +440,6 @@ impl GroupCommit {
         mark.map(|mark| Durable::new(mark, chain.log.last()))
     }
 
-    /// Callers that wait for the commit in flight.
     #[cfg(test)]
     pub(in crate::txn) fn waiting_callers(&self) -> u64 {
         self.queue.lock().waiting
@@ -579,13 +576,11 @@ impl CommitDelay {
         Some((self.expected, (self.took / DELAY_SHARE).min(MAX_DELAY)))
     }
 
-    /// Records the result of a wait.
     fn waited(&mut self, in_vain: bool) {
         self.pause = if in_vain { (self.pause * 2).clamp(DELAY_PAUSE.0, DELAY_PAUSE.1) } else { 0 };
         self.paused = self.pause;
     }
 
-    /// A commit ended that served so many callers, while others came for the next one.
     fn ended(&mut self, served: u64, came: u64, took: Duration) {
         self.expected = served + came;
         self.took = took;

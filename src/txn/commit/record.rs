@@ -198,7 +198,6 @@ impl RecordWriter {
         Ok(listed)
     }
 
-    /// Writes every tree except the space map.
     fn write_trees(
         &self,
         trees: &Trees,
@@ -223,7 +222,6 @@ impl RecordWriter {
         freed.iter().fold(used, |sum, run| sum.saturating_sub(run.blocks))
     }
 
-    /// Returns the record fields that do not depend on the commit's pages.
     fn record_of(&self, state: &State) -> CommitRecord {
         CommitRecord {
             session: self.session,
@@ -421,7 +419,6 @@ fn pages_of(nodes: &[Arc<Node>]) -> Result<Vec<Run>> {
 /// least g - 62). After that records name no checkpoint, and the next opening rebuilds the map.
 const LONGEST_CHAIN: u64 = 62;
 
-/// The tail of the chain of durable records.
 #[derive(Clone, Default)]
 pub(in crate::txn) struct CommitTail {
     pub(in crate::txn) tag: Tag,

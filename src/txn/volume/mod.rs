@@ -52,7 +52,6 @@ pub(crate) struct OpenOptions {
     pub(crate) memory: u64,
 }
 
-/// Input for a new `Volume`, collected by create and open.
 struct Start {
     record: CommitRecord,
     next_generation: Generation,
@@ -142,7 +141,6 @@ impl Volume {
         &self.allocator
     }
 
-    /// Returns the packed pages with a part that is no longer referenced.
     pub(crate) fn stale_pages(&self) -> &StalePages {
         self.writer.stale_pages()
     }
@@ -202,7 +200,6 @@ impl Volume {
         self.opened.fallback.clone()
     }
 
-    /// Returns the reason why writing has stopped.
     pub(crate) fn latched(&self) -> Option<&str> {
         self.medium.pager.sticky_error().reason()
     }
@@ -217,7 +214,6 @@ impl Volume {
         self.medium.pager.storage().allocated()
     }
 
-    /// Block ranges that no page touches.
     pub(crate) fn reserved_blocks(&self) -> &'static [(u64, u64)] {
         self.medium.pager.reserved()
     }
@@ -283,8 +279,6 @@ impl Volume {
         self.committer.log_use()
     }
 
-    /// Returns the generation of the newest record when its log is nearly full: a commit is due
-    /// soon.
     pub(crate) fn nearly_full_log(&self) -> Option<Generation> {
         self.committer.nearly_full_log()
     }
@@ -342,7 +336,6 @@ impl Volume {
         self.committer.wait_for_commit(wanted, CommitReason::Sync)
     }
 
-    /// Returns the chain tail that the next commit continues.
     pub(in crate::txn) fn chain(&self) -> CommitTail {
         self.committer.chain()
     }
@@ -409,7 +402,6 @@ impl Volume {
         })
     }
 
-    /// Returns all findings of an audit.
     pub(crate) fn check_space(&self, full: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<Finding>> {
         let Audit { mut findings, of_files, .. } = self.audit(full, progress)?;
         findings.extend(of_files);

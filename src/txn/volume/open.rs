@@ -228,7 +228,6 @@ fn refuse(contradictions: Vec<Finding>) -> Result<()> {
     })
 }
 
-/// A random id for a writing session that begins.
 fn new_session(environment: &dyn Environment) -> Result<SessionId> {
     let mut session = SessionId::default();
     environment.fill_random(&mut session)?;

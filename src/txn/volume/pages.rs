@@ -27,7 +27,6 @@ impl Volume {
         self.medium.pager.prefetch_data(parts);
     }
 
-    /// Prefetches pages; see [`crate::pager::Pager::prefetch_pages`].
     pub(crate) fn prefetch_pages<'a>(&self, pages: impl Iterator<Item = &'a Pointer>) {
         self.medium.pager.prefetch_pages(pages);
     }
@@ -62,7 +61,6 @@ impl Volume {
         self.medium.pager.limit_unsynced()
     }
 
-    /// Seals and writes `data`; see [`Self::seal_data`].
     pub(crate) fn write_data(
         &self,
         reservation: &mut Reservation,
@@ -102,7 +100,6 @@ impl Volume {
         Ok(pages)
     }
 
-    /// Packs and writes small files; see [`Self::pack`].
     pub(crate) fn write_packed(
         &self,
         reservation: &mut Reservation,
@@ -178,7 +175,6 @@ impl Volume {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrittenPiece {
     pub(crate) ino: Ino,
-    /// File offset of the first byte.
     pub(crate) offset: u64,
     pub(crate) length: u32,
     pub(crate) page: Pointer,
@@ -227,7 +223,6 @@ impl UnreferencedPages {
         Ok(())
     }
 
-    /// Returns the bytes of memory of the pages that are not written yet.
     pub(crate) fn unwritten_bytes(&self) -> usize {
         self.unwritten.iter().map(|page| page.bytes.len()).sum()
     }

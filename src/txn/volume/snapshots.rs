@@ -19,7 +19,6 @@ use crate::txn::state::{
     Counters, State, Trees, View, before, check_name, is_being_removed, snapshot_tree, snapshots_of,
 };
 
-/// Callback that selects the ids of the snapshots to remove.
 pub(crate) type Choice<'a> = &'a mut dyn FnMut(&[(u64, SnapshotValue)]) -> Result<Vec<u64>>;
 
 /// Snapshots whose names one operation clears: each changes a record of up to 400 bytes, so the
@@ -101,7 +100,6 @@ impl Volume {
         Ok(())
     }
 
-    /// Refreshes the snapshot usage after a completed change; clears it if it cannot be read.
     fn look_again(&self) {
         if self.look_at_snapshots().is_err() {
             *self.snapshot_use.lock() = None;
@@ -128,7 +126,6 @@ impl Volume {
         snapshots_of(&self.state().trees.snapshots, &self.medium.store)
     }
 
-    /// Returns the snapshots whose removal has not begun.
     pub(crate) fn readable_snapshots(&self) -> Result<Vec<(u64, SnapshotValue)>> {
         let mut all = self.snapshots()?;
         all.retain(|(_, snapshot)| !is_being_removed(snapshot));
@@ -153,7 +150,6 @@ impl Volume {
         Ok(snapshot_tree(&snapshot))
     }
 
-    /// Returns whether the removal of a snapshot has begun and not ended.
     pub(crate) fn has_begun_removals(&self) -> Result<bool> {
         Ok(self.snapshots()?.iter().any(|(_, snapshot)| is_being_removed(snapshot)))
     }
