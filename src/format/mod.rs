@@ -80,6 +80,11 @@ fn exact_array<'a, const N: usize>(bytes: &'a [u8], structure: &'static str) -> 
         .map_err(|_| Error::damaged(format!("{structure} has a wrong length: bytes={} want={N}", bytes.len())))
 }
 
+#[cold]
+fn ends_early(structure: &str) -> Error {
+    Error::damaged(format!("{structure} ends early"))
+}
+
 /// Reader of little-endian values from a slice. Reading past the end is `Damaged`, never a panic.
 struct ByteReader<'a> {
     bytes: &'a [u8],
@@ -96,18 +101,13 @@ impl<'a> ByteReader<'a> {
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
-        if count > self.bytes.len() {
-            return Err(Error::damaged(format!("{} ends early", self.what)));
-        }
-        let (head, tail) = self.bytes.split_at(count);
+        let (head, tail) = self.bytes.split_at_checked(count).ok_or_else(|| ends_early(self.what))?;
         self.bytes = tail;
         Ok(head)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let mut out = [0; N];
-        out.copy_from_slice(self.take(N)?);
-        Ok(out)
+        Ok(array_at(self.take(N)?, 0))
     }
 
     fn u8(&mut self) -> Result<u8> {

@@ -1,7 +1,7 @@
 //! Encoding of space map values (specification 9.3).
 
 use super::ids::REGION_BLOCKS;
-use super::{exact_array, u16_at};
+use super::{ends_early, exact_array, u16_at};
 use crate::error::{Error, Result};
 
 /// Words of a region's bitmap. Bit i of the region is bit `i % 64` of word `i / 64`, set when the
@@ -58,9 +58,7 @@ pub(crate) fn decode(value: &[u8]) -> Result<Box<RegionBits>> {
 }
 
 fn decode_runs(bytes: &[u8]) -> Result<Box<RegionBits>> {
-    let Some((count, runs)) = bytes.split_first_chunk::<2>() else {
-        return Err(Error::damaged("space value ends early"));
-    };
+    let (count, runs) = bytes.split_first_chunk::<2>().ok_or_else(|| ends_early("space value"))?;
     let count = usize::from(u16::from_le_bytes(*count));
     if runs.len() != RUN * count {
         return Err(Error::damaged(format!("space value has a wrong length: runs={count} bytes={}", runs.len())));

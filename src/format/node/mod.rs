@@ -1,8 +1,7 @@
 //! Encoding of B+tree nodes (specification 6.1).
 
 use super::ids::{Key, MAX_LEVEL, MAX_VALUE, NODE_CAPACITY, Pointer, TreeId};
-use super::page::POINTER;
-use super::{check_zero, put, u16_at, u64_at};
+use super::{array_at, check_zero, ends_early, put, u16_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of an encoded key in bytes.
@@ -89,9 +88,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<NodeView<'_>> {
     if bytes.len() > NODE_CAPACITY {
         return Err(Error::damaged(format!("node is too long: bytes={}", bytes.len())));
     }
-    let Some((head, rest)) = bytes.split_first_chunk::<NODE_HEAD>() else {
-        return Err(Error::damaged("node ends early"));
-    };
+    let (head, rest) = bytes.split_first_chunk::<NODE_HEAD>().ok_or_else(|| ends_early("node"))?;
     check_zero(&head[4..8], "node")?;
     let count = usize::from(u16_at(head, 2));
     let head = NodeHead { level: head[0], tree: head[1], lower: key_at(head, 8), upper: key_at(head, 25) };
@@ -116,15 +113,14 @@ fn decode_leaf<'a>(head: &NodeHead, count: usize, mut rest: &'a [u8]) -> Result<
     if count == 0 && (head.lower, head.upper) != (Key::MIN, Key::MAX) {
         return Err(Error::damaged("leaf is empty and not a root"));
     }
+    let short = || ends_early("leaf");
     if count * LEAF_ENTRY > rest.len() {
-        return Err(Error::damaged("leaf ends early"));
+        return Err(short());
     }
     let mut entries = Vec::with_capacity(count);
     let mut least = head.lower;
     for position in 0..count {
-        let Some((start, tail)) = rest.split_first_chunk::<LEAF_ENTRY>() else {
-            return Err(Error::damaged("leaf ends early"));
-        };
+        let (start, tail) = rest.split_first_chunk::<LEAF_ENTRY>().ok_or_else(short)?;
         let (key, length) = (key_at(start, 0), usize::from(u16_at(start, KEY)));
         if key < least || (key == least && position > 0) {
             return Err(key_order(key));
@@ -132,9 +128,7 @@ fn decode_leaf<'a>(head: &NodeHead, count: usize, mut rest: &'a [u8]) -> Result<
         if length > MAX_VALUE {
             return Err(Error::damaged(format!("leaf has a value that is too long: bytes={length}")));
         }
-        let Some((value, tail)) = tail.split_at_checked(length) else {
-            return Err(Error::damaged("leaf ends early"));
-        };
+        let (value, tail) = tail.split_at_checked(length).ok_or_else(short)?;
         entries.push((key, value));
         (least, rest) = (key, tail);
     }
@@ -160,9 +154,7 @@ fn decode_internal(head: &NodeHead, count: usize, rest: &[u8]) -> Result<Vec<(Ke
         if !ascends {
             return Err(key_order(key));
         }
-        let mut pointer = [0; POINTER];
-        pointer.copy_from_slice(&entry[KEY..]);
-        let pointer = Pointer::decode(&pointer)?;
+        let pointer = Pointer::decode(&array_at(entry, KEY))?;
         if pointer.is_null() {
             return Err(Error::damaged("internal node has a null pointer"));
         }

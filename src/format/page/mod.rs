@@ -10,7 +10,7 @@ use super::ids::{
     BLOCK, Generation, Ino, MAX_DATA, MAX_INO, MAX_LEVEL, MAX_OFFSET, MAX_PAGE_BLOCKS, NODE_BLOCKS, NODE_CAPACITY,
     PAGE_OVERHEAD, Pointer, Run, Tag, TreeId,
 };
-use super::{array_at, check_zero, put, u16_at, u32_at, u64_at};
+use super::{array_at, check_zero, ends_early, put, u16_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of the prologue's plaintext in bytes.
@@ -279,9 +279,8 @@ pub(crate) fn encode_head(chunk_log2: u8, chunks: &[(u32, bool, Tag)], items: &[
 /// `Damaged` when counts, lengths or items are inconsistent; allocations are bounded by the counts'
 /// limits (32 chunks, 4,096 items).
 pub(crate) fn decode_chunk_table(head: &[u8], stored_length: u32, plain_length: u32) -> Result<ChunkTable> {
-    let Some((fixed, rest)) = head.split_first_chunk::<FIXED>() else {
-        return Err(Error::damaged("data head ends early"));
-    };
+    let short = || ends_early("data head");
+    let (fixed, rest) = head.split_first_chunk::<FIXED>().ok_or_else(short)?;
     let (chunk_count, log2, item_count) = (usize::from(u16_at(fixed, 0)), fixed[2], usize::from(u16_at(fixed, 4)));
     check_zero(&[fixed[3], fixed[6], fixed[7]], "data head")?;
     if !(12..=17).contains(&log2) {
@@ -300,12 +299,8 @@ pub(crate) fn decode_chunk_table(head: &[u8], stored_length: u32, plain_length: 
     if item_count > MAX_ITEMS {
         return Err(Error::damaged(format!("data head has too many items: {item_count}")));
     }
-    let Some((entries, rest)) = rest.split_at_checked(ENTRY * chunk_count) else {
-        return Err(Error::damaged("data head ends early"));
-    };
-    let Some((items, padding)) = rest.split_at_checked(ITEM * item_count) else {
-        return Err(Error::damaged("data head ends early"));
-    };
+    let (entries, rest) = rest.split_at_checked(ENTRY * chunk_count).ok_or_else(short)?;
+    let (items, padding) = rest.split_at_checked(ITEM * item_count).ok_or_else(short)?;
     check_zero(padding, "data head")?;
     Ok(ChunkTable {
         chunk_size,

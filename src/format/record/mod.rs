@@ -5,7 +5,7 @@ use std::ops::{Index, IndexMut};
 use super::ids::{Generation, MAX_INO, MAX_LEVEL, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp, TreeId};
 use super::log::LogMark;
 use super::page::POINTER;
-use super::{array_at, check_zero, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
+use super::{array_at, check_zero, ends_early, exact_array, put, put_time, time_at, u16_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// Length of a record's plaintext in bytes.
@@ -122,8 +122,8 @@ impl CommitRecord {
     }
 
     pub(crate) fn fits(&self) -> bool {
-        let trailer = TrailerFlags { pending: self.pending.is_some(), origin: self.origin.is_some() };
-        Self::lists_fit(self.allocated.len(), self.freed.len() + trailer.bytes() / FREED)
+        let trailer = trailer_bytes(self.pending.is_some(), self.origin.is_some());
+        Self::lists_fit(self.allocated.len(), self.freed.len() + trailer / FREED)
     }
 
     /// # Panics
@@ -214,8 +214,8 @@ impl CommitRecord {
             *root = Root::decode(&array_at(bytes, ROOTS_AT + ROOT * index))?;
         }
         check_zero(&bytes[380..LISTS_AT], "commit record")?;
-        let trailer = TrailerFlags { pending: flags & LOG_PENDING != 0, origin: flags & BACKUP != 0 };
-        let (allocated, freed, pending, origin) = decode_lists(bytes, trailer)?;
+        let (has_pending, has_origin) = (flags & LOG_PENDING != 0, flags & BACKUP != 0);
+        let (allocated, freed, pending, origin) = decode_lists(bytes, has_pending, has_origin)?;
         Ok(CommitRecord {
             generation,
             previous_tag: array_at(bytes, 8),
@@ -244,17 +244,9 @@ impl CommitRecord {
     }
 }
 
-/// Presence of the optional parts after the lists.
-#[derive(Clone, Copy)]
-struct TrailerFlags {
-    pending: bool,
-    origin: bool,
-}
-
-impl TrailerFlags {
-    fn bytes(self) -> usize {
-        usize::from(self.pending) * PENDING + usize::from(self.origin) * ORIGIN
-    }
+/// Returns the length of the optional parts after the lists.
+fn trailer_bytes(has_pending: bool, has_origin: bool) -> usize {
+    usize::from(has_pending) * PENDING + usize::from(has_origin) * ORIGIN
 }
 
 /// Allocated pages, freed runs, pending log, and backup origin.
@@ -262,9 +254,9 @@ type Lists = (Vec<(Run, Tag)>, Vec<Run>, Option<LogMark>, Option<BackupOrigin>);
 
 /// Decodes the two lists at the end of a record and the optional parts after them; the rest must be
 /// zero.
-fn decode_lists(bytes: &[u8; RECORD_PLAIN], trailer: TrailerFlags) -> Result<Lists> {
+fn decode_lists(bytes: &[u8; RECORD_PLAIN], has_pending: bool, has_origin: bool) -> Result<Lists> {
     let (allocated, freed) = (usize::from(u16_at(bytes, 376)), usize::from(u16_at(bytes, 378)));
-    if !CommitRecord::lists_fit(allocated, freed + trailer.bytes() / FREED) {
+    if !CommitRecord::lists_fit(allocated, freed + trailer_bytes(has_pending, has_origin) / FREED) {
         return Err(Error::damaged(format!(
             "commit record has lists beyond its end: allocated={allocated} freed={freed}"
         )));
@@ -272,11 +264,11 @@ fn decode_lists(bytes: &[u8; RECORD_PLAIN], trailer: TrailerFlags) -> Result<Lis
     // Cannot fail: the sum was checked against the bytes from LISTS_AT on.
     let (pages, rest) = bytes[LISTS_AT..].split_at(allocated * ALLOCATED);
     let (runs, rest) = rest.split_at(freed * FREED);
-    let (pending, rest) = rest.split_at(usize::from(trailer.pending) * PENDING);
-    let (origin, rest) = rest.split_at(usize::from(trailer.origin) * ORIGIN);
+    let (pending, rest) = rest.split_at(usize::from(has_pending) * PENDING);
+    let (origin, rest) = rest.split_at(usize::from(has_origin) * ORIGIN);
     check_zero(rest, "commit record")?;
-    let pending = trailer.pending.then(|| decode_pending(pending)).transpose()?;
-    let origin = trailer.origin.then(|| decode_origin(origin)).transpose()?;
+    let pending = has_pending.then(|| decode_pending(pending)).transpose()?;
+    let origin = has_origin.then(|| decode_origin(origin)).transpose()?;
     let pages = pages
         .chunks_exact(ALLOCATED)
         .map(|entry| Ok((run_at(entry, MAX_PAGE_BLOCKS)?, array_at(entry, 8))))
@@ -351,9 +343,7 @@ impl DeltaList {
     /// # Errors
     /// `Damaged` when the counts do not fill the bytes exactly, or for an empty run.
     pub(crate) fn decode(bytes: &[u8]) -> Result<DeltaList> {
-        let Some((head, rest)) = bytes.split_first_chunk::<DELTA_HEAD>() else {
-            return Err(Error::damaged("delta list ends early"));
-        };
+        let (head, rest) = bytes.split_first_chunk::<DELTA_HEAD>().ok_or_else(|| ends_early("delta list"))?;
         let (allocated, freed) = (u64::from(u32_at(head, POINTER)), u64::from(u32_at(head, POINTER + 4)));
         if (allocated + freed) * FREED as u64 != rest.len() as u64 {
             return Err(Error::damaged(format!("delta list has a wrong length: allocated={allocated} freed={freed}")));

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::ids::{Ino, MAX_INO, MAX_NAME};
-use crate::format::{ByteReader, u64_at};
+use crate::format::{ByteReader, ends_early, u64_at};
 
 /// Bytes of an index entry without its name: name length, type, sequence, inode.
 const INDEX_HEAD: usize = 18;
@@ -39,12 +39,9 @@ struct RawEntry<'a> {
 
 #[inline]
 fn split_entry(value: &[u8]) -> Result<(RawEntry<'_>, &[u8])> {
-    let Some((head, rest)) = value.split_first_chunk::<INDEX_HEAD>() else {
-        return Err(ends_early("directory index"));
-    };
-    let Some((name, rest)) = rest.split_at_checked(usize::from(head[0])) else {
-        return Err(ends_early("directory index"));
-    };
+    let short = || ends_early("directory index");
+    let (head, rest) = value.split_first_chunk::<INDEX_HEAD>().ok_or_else(short)?;
+    let (name, rest) = rest.split_at_checked(usize::from(head[0])).ok_or_else(short)?;
     let entry = RawEntry { name, file_type: head[1], sequence: u64_at(head, 2), ino: Ino(u64_at(head, 10)) };
     check_target(entry.file_type, entry.ino)?;
     Ok((entry, rest))
@@ -60,11 +57,6 @@ fn check_target(file_type: u8, ino: Ino) -> Result<()> {
 
 fn check_name(name: &[u8]) -> Result<()> {
     if is_valid_name(name) { Ok(()) } else { Err(Error::damaged("directory entry has an impossible name")) }
-}
-
-#[cold]
-fn ends_early(structure: &str) -> Error {
-    Error::damaged(format!("{structure} ends early"))
 }
 
 pub(crate) fn encode_index(entries: &[IndexEntry]) -> Vec<u8> {
@@ -121,9 +113,7 @@ pub(crate) fn encode_list(entry: &ListEntry<'_>) -> Vec<u8> {
 }
 
 pub(crate) fn decode_list(value: &[u8]) -> Result<ListEntry<'_>> {
-    let Some((head, name)) = value.split_first_chunk::<LIST_HEAD>() else {
-        return Err(ends_early("directory list"));
-    };
+    let (head, name) = value.split_first_chunk::<LIST_HEAD>().ok_or_else(|| ends_early("directory list"))?;
     if usize::from(head[0]) != name.len() {
         return Err(Error::damaged(format!(
             "directory list has a wrong length: name={} bytes={}",

@@ -12,7 +12,7 @@ use super::ids::{
     Generation, Ino, MAX_DATA, MAX_INO, MAX_OFFSET, MAX_PAGE_BLOCKS, Pointer, Run, SessionId, Tag, Timestamp,
 };
 use super::record::Root;
-use super::{array_at, check_zero, exact_array, put, put_time, time_at, u32_at, u64_at};
+use super::{array_at, check_zero, ends_early, exact_array, put, put_time, time_at, u32_at, u64_at};
 use crate::error::{Error, Result};
 
 /// `InodeValue::trim` of an inode without a trim offset.
@@ -240,9 +240,7 @@ impl SnapshotValue {
     /// # Errors
     /// `Damaged` for a wrong length, non-zero flags, or a name that no directory entry can have.
     pub(crate) fn decode(value: &[u8]) -> Result<SnapshotValue> {
-        let Some((head, name)) = value.split_first_chunk::<SNAPSHOT_HEAD>() else {
-            return Err(Error::damaged("snapshot ends early"));
-        };
+        let (head, name) = value.split_first_chunk::<SNAPSHOT_HEAD>().ok_or_else(|| ends_early("snapshot"))?;
         check_zero(&head[20..24], "snapshot")?;
         if usize::from(head[72]) != name.len() || !(name.is_empty() || is_valid_name(name)) {
             return Err(Error::damaged(format!("snapshot has a wrong name: length={} bytes={}", head[72], name.len())));
