@@ -1,7 +1,9 @@
 //! Exit codes of the program, and the remedies that it adds to errors of the library.
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::ExitStatus;
 
 use lockbox::Error;
 use lockbox::archive::FindingKind;
@@ -34,6 +36,12 @@ when interrupted";
 /// Code that shells show for a program that SIGPIPE ended: this one ignores the signal, and ends
 /// without a message as if it did not.
 const READER_GONE: u8 = 128 + 13;
+
+/// Returns the exit code that shells report for a program.
+pub(crate) fn of_program(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
 
 /// Returns a failure as `--json` prints it. The names of the kinds are promises.
 pub(crate) fn json(failure: &Failure) -> Value {

@@ -130,7 +130,8 @@ impl RemoteFile {
     }
 
     /// Returns the file at a later version with a known start. `source` counts its own requests, as
-    /// the one of `self` does. Slots with an unchanged cache key are not fetched again. Readers of the old version are not affected.
+    /// the one of `self` does. Slots with an unchanged cache key are not fetched again. Readers of
+    /// the old version are not affected.
     pub(crate) fn with_version(
         &self,
         source: Arc<dyn RangeSource>,

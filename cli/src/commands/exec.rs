@@ -41,7 +41,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::commands::{mount, umount};
-use crate::exit::{Failure, NOT_FOUND, NOT_RUNNABLE};
+use crate::exit::{self, Failure, NOT_FOUND, NOT_RUNNABLE};
 use crate::{interrupt, output};
 
 /// Run a program with the archive mounted privately for it
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     let mounted = begun.wait().map_err(|error| cannot_run(mounting.get_program(), &error))?;
     if !mounted.success() {
         // It has reported the reason.
-        return Err(Failure::new(code(mounted), ""));
+        return Err(Failure::new(exit::of_program(mounted), ""));
     }
     if let Some(number) = args.sources.passphrase.passfd {
         close_inherited(number);
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
     let unmounted = umount::run(&umount::Args::of(place.0.clone(), false));
     let status = ran?;
     unmounted?;
-    match code(status) {
+    match exit::of_program(status) {
         0 => Ok(()),
         code => Err(Failure::new(code, "")),
     }
@@ -159,12 +159,6 @@ fn go(args: &Args, point: &Path, watch: &Watch) -> Result<ExitStatus, Failure> {
     }
     watch.now(ENDED);
     status.ok_or_else(|| Failure::other("lost the program's exit status"))
-}
-
-/// Returns the exit code that shells report.
-pub(crate) fn code(status: ExitStatus) -> u8 {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
 
 fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {

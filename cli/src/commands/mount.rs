@@ -11,8 +11,7 @@ use lockbox_host::secrets::{Cache, PassphraseSources, Sources, desktop};
 use lockbox_host::{IN_USE, daemons, mounts, remote, shown};
 use nix::unistd::{AccessFlags, access, geteuid};
 
-use crate::commands::exec;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 use crate::{output, runtime};
 
 const NAMES: [&str; 2] = ["mount.lockbox", "mount-lockbox"];
@@ -121,7 +120,7 @@ fn mount(args: &Args, passphrase: Option<&Passphrase>, cores: CoreLimit) -> Resu
             let (mut command, directory) = prepared(args)?;
             let status = status(&mut command, passphrase).map_err(|error| cannot_run(&command, &error))?;
             if !status.success() {
-                return Err(Failure::new(exec::code(status), ""));
+                return Err(Failure::new(exit::of_program(status), ""));
             }
             // Files saved in a directory outside of the archive would not be encrypted.
             if !is_mount_point(&directory) {

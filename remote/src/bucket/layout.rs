@@ -235,7 +235,7 @@ pub(crate) struct RecordBody {
 }
 
 /// Record without its pages.
-pub(crate) type Record = (Trailer, RecordBody);
+pub(crate) type RecordParts = (Trailer, RecordBody);
 
 /// Encodes a record, fills in the lengths and hashes of the trailer, and returns both.
 pub(crate) fn encode_record(trailer: &Trailer, pages: &[u8], body: &RecordBody) -> (Vec<u8>, Trailer) {

@@ -13,7 +13,7 @@ use lockbox::{Error, Result};
 use parking_lot::Mutex;
 use rangemap::RangeSet;
 
-use super::layout::{self, Incarnation, MAX_BODY, Record, TRAILER_BYTES, Trailer};
+use super::layout::{self, Incarnation, MAX_BODY, RecordParts, TRAILER_BYTES, Trailer};
 use super::map::{BlockMap, Hash, ObjectId, ObjectRef};
 use super::objects::{
     BatchReply, ListedObject, MAX_BATCH, MAX_LIST_ENTRIES, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir,
@@ -552,13 +552,13 @@ impl BucketStore {
     }
 
     /// Reads a record without its pages; None if the number does not exist.
-    pub(super) fn read_record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<Record>> {
+    pub(super) fn read_record(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<RecordParts>> {
         self.read_record_with(incarnation, sequence, TAIL_BYTES)
     }
 
     /// Reads the last existing one of the next few records, requested concurrently: unless there
     /// are more, it was the newest one half a round trip ago.
-    pub(super) fn read_newest_after(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<Record>> {
+    pub(super) fn read_newest_after(&self, incarnation: &Incarnation, sequence: u64) -> Result<Option<RecordParts>> {
         let answers = collect_all("record", MAX_RECORDS_AHEAD as usize, |number| {
             self.read_record(incarnation, sequence + 1 + number as u64)
         });
@@ -572,7 +572,7 @@ impl BucketStore {
         incarnation: &Incarnation,
         sequence: u64,
         most: u64,
-    ) -> Result<Option<Record>> {
+    ) -> Result<Option<RecordParts>> {
         let name = object_path(incarnation, &ObjectId::Log(sequence));
         let tail = match self.get(&name, ObjectRange::Last(most)) {
             Ok(tail) => tail,

@@ -28,7 +28,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sha2::{Digest, Sha256};
 
 use super::block_cache::{BlockFetcher, split_blocks};
-use super::layout::{BLOCK, Incarnation, Record, RecordBody, Tombstone, Trailer, WriterIdentity};
+use super::layout::{BLOCK, Incarnation, RecordBody, RecordParts, Tombstone, Trailer, WriterIdentity};
 use super::map::{BlockMap, Hash, MapEntry, ObjectId, ObjectRef};
 use super::store::{BucketStore, MIN_GRACE, OPEN_TAIL_BYTES};
 use crate::hex;
@@ -95,7 +95,7 @@ impl BucketVersion {
         store: &BucketStore,
         incarnation: &Incarnation,
         known: (Option<(Hash, u64)>, &BlockMap),
-        record: Record,
+        record: RecordParts,
     ) -> Result<BucketVersion> {
         let wanted = record.0.checkpoint;
         let checkpoint =
@@ -104,7 +104,7 @@ impl BucketVersion {
     }
 
     /// Builds the version of a record from the map of its checkpoint. Errors: `Damaged`.
-    fn new(store: &BucketStore, checkpoint: BlockMap, (trailer, body): Record) -> Result<BucketVersion> {
+    fn new(store: &BucketStore, checkpoint: BlockMap, (trailer, body): RecordParts) -> Result<BucketVersion> {
         let mut map = checkpoint.clone();
         for entry in &body.changes {
             map.assign(entry);

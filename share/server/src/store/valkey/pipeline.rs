@@ -157,7 +157,8 @@ pub(super) struct StoredRecord {
 
 pub(super) trait QueuedRequest: Send {
     fn name(&self) -> &str;
-    /// Decides on the stored record. Returns whether it added a write; otherwise the reply is ready.
+    /// Decides on the stored record. Returns whether it added a write; without one the reply is
+    /// ready.
     fn decide(&mut self, timing: &StoreTiming, stored: Option<StoredRecord>, writes: &mut Pipeline) -> bool;
     /// Gives the answer, or the reason why there is none.
     fn reply(self: Box<Self>, outcome: Result<()>);
