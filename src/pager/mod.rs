@@ -8,6 +8,7 @@ pub(crate) mod space;
 pub(crate) use cache::{BufferPool, ShardedCache};
 
 use std::mem::discriminant;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -24,6 +25,11 @@ use crate::storage::Storage;
 
 /// Unsynced bytes, excluding batches in flight, that an fsync of a small file may have to wait for.
 const UNSYNCED_LIMIT: u64 = 16 << 20;
+
+/// Bytes of file data after which their writeback is started: a few milliseconds of most media.
+const WRITEBACK_BYTES: u64 = 1 << 20;
+/// Shorter ranges are left to the barrier, because each costs a system call.
+const MIN_WRITEBACK: u64 = 64 << 10;
 
 /// Reads and writes the pages of one open archive.
 pub(crate) struct Pager {
@@ -147,7 +153,10 @@ impl Pager {
     /// as unsynced; see [`Self::write_page`].
     pub(crate) fn write_data_page(&self, page: &SealedPage) -> Result<()> {
         self.write_page(page)?;
-        self.unsynced.bytes.fetch_add(page.pointer.run.bytes(), Ordering::Relaxed);
+        let start = page.pointer.run.offset();
+        for range in self.unsynced.count(start..start + page.pointer.run.bytes()) {
+            self.storage.start_writeback(range);
+        }
         Ok(())
     }
 
@@ -191,7 +200,7 @@ impl Pager {
     /// Waits until all earlier writes are durable; a failure sets the sticky error.
     pub(crate) fn barrier(&self) -> Result<()> {
         // The barrier covers all counted bytes.
-        self.unsynced.bytes.store(0, Ordering::Relaxed);
+        self.unsynced.reset();
         self.sticky_error.check()?;
         self.storage.barrier().map_err(|e| self.sticky_error.record("making writes durable", e))
     }
@@ -221,19 +230,53 @@ impl Pager {
 }
 
 /// Bytes written since the last barrier. Limits what the next barrier has to wait for, so that an
-/// fsync of one file never waits for gigabytes of another.
+/// fsync of one file never waits for gigabytes of another: the host writes complete ranges to the
+/// medium early, and a barrier is issued when more than the limit may be left.
 ///
-/// Writers only count; [`UnsyncedBytes::limit`] alone may wait for the medium. Writers of file data
+/// Writers only count; [`UnsyncedBytes::limit`] alone waits for the medium. Writers of file data
 /// call it after the last use of their pages. A commit therefore never waits for an early barrier
 /// while it blocks other writers: its flush waits for pages in flight and issues its own barriers.
 #[derive(Default)]
 struct UnsyncedBytes {
     bytes: AtomicU64,
+    /// Ranges not yet given to the host's writeback, and their sum.
+    unstarted: Mutex<(Vec<Range<u64>>, u64)>,
     /// Held by the writer that issues an early barrier.
     early: Mutex<()>,
 }
 
 impl UnsyncedBytes {
+    /// Counts a written range. Once there are [`WRITEBACK_BYTES`], returns the long ranges for
+    /// [`Storage::start_writeback`], each once.
+    fn count(&self, written: Range<u64>) -> Vec<Range<u64>> {
+        let bytes = written.end - written.start;
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let mut unstarted = self.unstarted.lock();
+        unstarted.0.push(written);
+        unstarted.1 += bytes;
+        if unstarted.1 < WRITEBACK_BYTES {
+            return Vec::new();
+        }
+        let (mut ranges, _) = std::mem::take(&mut *unstarted);
+        drop(unstarted);
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, range| {
+            let joins = range.end == next.start;
+            if joins {
+                range.end = next.end;
+            }
+            joins
+        });
+        ranges.retain(|range| range.end - range.start >= MIN_WRITEBACK);
+        ranges
+    }
+
+    /// Forgets all ranges before a barrier that covers them.
+    fn reset(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+        *self.unstarted.lock() = Default::default();
+    }
+
     fn limit(&self, barrier: impl FnOnce() -> Result<()>) -> Result<()> {
         let sum = self.bytes.load(Ordering::Relaxed);
         if sum < UNSYNCED_LIMIT {
@@ -486,5 +529,28 @@ impl StickyError {
             }
             _ => error,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writeback_starts_once_for_each_long_range() {
+        const PAGE: u64 = 128 << 10;
+        let unsynced = UnsyncedBytes::default();
+        let mut started = Vec::new();
+        // Two threads write the pages of one stream in no order, and single blocks between them.
+        for at in [1, 0, 3, 2, 5, 4, 7, 6, 8] {
+            started.extend(unsynced.count(at * PAGE..(at + 1) * PAGE));
+            started.extend(unsynced.count((100 + at) * PAGE..(100 + at) * PAGE + BLOCK));
+        }
+        assert_eq!(started, std::slice::from_ref(&(0..8 * PAGE)));
+        assert_eq!(unsynced.bytes.load(Ordering::Relaxed), 9 * (PAGE + BLOCK));
+        // A barrier has written the rest: it would be dropped from the host's cache.
+        unsynced.reset();
+        let started: Vec<_> = (9..17).flat_map(|at| unsynced.count(at * PAGE..(at + 1) * PAGE)).collect();
+        assert_eq!(started, std::slice::from_ref(&(9 * PAGE..17 * PAGE)));
     }
 }

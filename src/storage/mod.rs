@@ -102,6 +102,10 @@ pub trait Storage: Send + Sync {
         Err(only_readable())
     }
 
+    /// Hints that the range, which was just written, is complete, so that the host can write it to
+    /// the medium before the next barrier waits for it. Makes nothing durable and never fails.
+    fn start_writeback(&self, _range: Range<u64>) {}
+
     /// Waits until all earlier writes are durable.
     fn barrier(&self) -> Result<()> {
         Err(only_readable())

@@ -465,6 +465,14 @@ impl Storage for FileStorage {
         is_less
     }
 
+    /// The advice starts the writeback of dirty pages; it would drop clean ones, but the range has
+    /// none. (sync_file_range(2) does only the first, and has no safe interface.) An error of the
+    /// writeback is reported by the next barrier.
+    fn start_writeback(&self, range: Range<u64>) {
+        let (start, length) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
+        let _ = posix_fadvise(&self.file, start, length, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+    }
+
     fn barrier(&self) -> Result<()> {
         // Every error is final except EINTR (see `host_call`): the host reports a lost write once
         // and may then mark the page as clean.
