@@ -416,7 +416,7 @@ pub(super) fn free_name(fs: &FileSystem, directory: Ino, prefix: &str) -> Result
         let name = format!("{prefix}{number}").into_bytes();
         match none_if_missing(fs.lookup(directory, &name))? {
             None => return Ok(name),
-            // Left over from an interrupted copy or import.
+            // Left over from an interrupted copy.
             Some(_) => number += 1,
         }
     }

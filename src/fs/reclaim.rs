@@ -182,6 +182,7 @@ impl Reclaim {
         })
     }
 
+    /// Returns whether [`Self::queue_leftovers`] would queue anything.
     pub(super) fn has_pending_reclaim(&self) -> Result<bool> {
         has_records(self.volume.view(&self.volume.state()), RECLAIM_RECORDS.0..RECLAIM_RECORDS.1)
     }

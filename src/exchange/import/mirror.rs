@@ -377,6 +377,7 @@ impl Importer<'_> {
     /// Executes the planned deletions, unless a part of the sources could not be copied.
     pub(super) fn delete_remaining(&mut self) -> Result<()> {
         let Some(plan) = self.plan.take() else { return Ok(()) };
+        // Only a failure can hide objects of the source; the other causes name what they leave out.
         if self.report.problems.iter().any(|problem| matches!(problem.cause, ProblemCause::Failed(_))) {
             self.report.deletions_skipped = plan.doomed.len() as u64;
             return Ok(());

@@ -437,8 +437,14 @@ impl Importer<'_> {
                     None if existing.is_directory() => return Err(Error::IsDirectory),
                     None => {}
                 }
-                let temporary = path_ops::free_name(self.fs, parent, ".lockbox-add-")?;
-                make(beside.insert(temporary))?
+                // A name left over from an interrupted import is passed over, even if it is damaged.
+                let mut names = (0u64..).map(|number| format!(".lockbox-add-{number}").into_bytes());
+                loop {
+                    match make(beside.insert(names.next().ok_or(Error::Exists)?)) {
+                        Err(Error::Exists) => {}
+                        made => break made?,
+                    }
+                }
             }
             other => other?,
         };

@@ -59,6 +59,7 @@ pub struct NewFile<'a> {
 }
 
 impl NewFile<'_> {
+    /// Attributes count too: they may be much larger than the content.
     fn bytes(&self) -> usize {
         self.content.len() + self.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
     }
