@@ -26,31 +26,38 @@ for name in ${ONLY:-disk gocryptfs lockbox}; do
     python3 - "$name" "$scratch/$name" "$ALONE" "$STREAM" <<'END'
 import multiprocessing, os, sys, time
 name, root, alone, mib = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+# The children inherit this script, which has no file.
+processes = multiprocessing.get_context("fork")
 
 def stream(ended, rate):
     block = os.urandom(1 << 20)
     file = os.open(root + "/large", os.O_CREAT | os.O_WRONLY, 0o600)
     began = time.monotonic()
-    for _ in range(mib):
-        os.write(file, block)
-    rate.value = mib / (time.monotonic() - began)
-    ended.set()
+    try:
+        for _ in range(mib):
+            os.write(file, block)
+        rate.value = mib / (time.monotonic() - began)
+    finally:
+        ended.set()
     os.close(file)
 
 def write(number, ended, latencies):
-    file = os.open(f"{root}/small{number}", os.O_CREAT | os.O_RDWR, 0o600)
     mine = []
-    while not ended.is_set():
-        os.pwrite(file, os.urandom(4096), 0)
-        began = time.monotonic()
-        os.fsync(file)
-        mine.append((time.monotonic() - began) * 1000)
-    latencies.put(mine)
+    try:
+        file = os.open(f"{root}/small{number}", os.O_CREAT | os.O_RDWR, 0o600)
+        while not ended.is_set():
+            os.pwrite(file, os.urandom(4096), 0)
+            began = time.monotonic()
+            os.fsync(file)
+            mine.append((time.monotonic() - began) * 1000)
+    finally:
+        latencies.put(mine)
 
 def measure(writers, streamed):
-    ended, latencies, rate = multiprocessing.Event(), multiprocessing.Queue(), multiprocessing.Value("d")
-    started = [multiprocessing.Process(target=write, args=(number, ended, latencies)) for number in range(writers)]
-    started += [multiprocessing.Process(target=stream, args=(ended, rate))] if streamed else []
+    os.sync()
+    ended, latencies, rate = processes.Event(), processes.Queue(), processes.Value("d")
+    started = [processes.Process(target=write, args=(number, ended, latencies)) for number in range(writers)]
+    started += [processes.Process(target=stream, args=(ended, rate))] if streamed else []
     for process in started:
         process.start()
     if not streamed:
@@ -60,7 +67,7 @@ def measure(writers, streamed):
     for process in started:
         process.join()
     if any(process.exitcode for process in started):
-        sys.exit("a writer failed")
+        sys.exit(f"{name}: a writer failed")
     at = [merged[min(len(merged) - 1, int(len(merged) * share))] for share in (.5, .9, .99, .999, 1)]
     print(f"| {name} | {writers} | {f'{rate.value:.0f}' if streamed else '-'} | {len(merged)} | "
           + " | ".join(f"{value:.2f}" for value in at) + " |", flush=True)

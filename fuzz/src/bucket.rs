@@ -57,7 +57,8 @@ fn lay(entries: &[MapEntry]) {
     map.reset_changes(Default::default());
     assert!(map.changes().is_empty());
     map.take_unreferenced();
-    assert!(map.objects_with_sizes().all(|(id, _)| map.references(&id)));
+    let places = map.entries().into_iter().filter_map(|entry| entry.place);
+    assert!(places.into_iter().all(|place| map.references(&place.id)));
 }
 
 /// The first object of a prefix.

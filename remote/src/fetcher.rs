@@ -187,6 +187,7 @@ impl FetcherControl {
             // Byte by byte: further bytes belong to the next reply.
             let reader = BufReader::with_capacity(1, &*control);
             reader.take(MAX_STATS_LINE + 1).read_until(b'\n', &mut line).ok()?;
+            line.pop_if(|last| *last == b'\n')?; // else too long, or cut
             let reply: StatsReply = serde_json::from_slice(&line).ok()?;
             // Others are answers that came too late.
             if reply.asked == *asked {

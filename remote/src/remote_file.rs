@@ -335,7 +335,10 @@ impl Inner {
         };
         let bytes = answered.map_err(|error| error.into_deferred_error(&self.name))?;
         self.progress.note(Instant::now());
-        debug_assert_eq!(bytes.len() as u64, range.end - range.start);
+        let wanted = range.end - range.start;
+        if bytes.len() as u64 != wanted {
+            return Err(Error::damaged(format!("{}: {} bytes in place of {wanted}", self.name, bytes.len())));
+        }
         let fetched: Vec<CacheSlot> = bytes.chunks(SLOT as usize).map(CacheSlot::from).collect();
         if let Some(cache) = &self.cache {
             for (slot, bytes) in slots.clone().zip(&fetched) {

@@ -106,6 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     ))
 }
 
+/// Returns whether the directory is empty or missing.
 fn is_empty(directory: &Path) -> bool {
     std::fs::read_dir(directory).map_or(true, |mut entries| entries.next().is_none())
 }

@@ -273,6 +273,7 @@ impl OpenDirectories {
         &self.shards[handle as usize % SHARDS]
     }
 
+    /// Opens a listing that ends before `bound`.
     pub(crate) fn open(&self, bound: u64) -> u64 {
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.shard(handle).lock().insert(handle, bound);

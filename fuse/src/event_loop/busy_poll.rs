@@ -125,6 +125,7 @@ impl BusyPoll {
         Arrival::NoRequest
     }
 
+    /// Suspends polling after a yield took a time slice.
     fn back_off(&self, now: Duration) {
         let (until, last) = (self.backoff_until.load(Relaxed), self.backoff.load(Relaxed));
         let again = micros(now).saturating_sub(until) < last;

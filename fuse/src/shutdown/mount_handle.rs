@@ -118,6 +118,8 @@ impl MountHandle {
         self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.watch_sleeps()
     }
 
+    /// Returns whether the agent was dismissed. A dismissal in progress holds the lock until its
+    /// end, so it is true once the agent's relay has ended.
     pub(crate) fn is_dismissed(&self) -> bool {
         self.state.lock().agent.is_none()
     }

@@ -36,7 +36,7 @@ impl OwnRuntimeDir {
     }
 }
 
-/// Returns the runtime directory for the next daemon of `user`, below `root`:
+/// Returns the runtime directory for the next daemon of `user`; system paths are below `root`:
 /// - `$XDG_RUNTIME_DIR` if it belongs to the user (su(1) and sudo(8) may keep that of another
 ///   user),
 /// - else `/run` for root,

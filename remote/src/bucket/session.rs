@@ -222,7 +222,7 @@ impl WriterSession {
     /// overtaken, and names are not reused. They are removed like all dead objects, since an
     /// earlier record may have named them.
     fn find_orphans(&self) -> Result<Vec<ObjectId>> {
-        // Records are never orphans.
+        // Records are never orphans, whatever the store lists: names outside of the prefix are skipped.
         let mut named: HashSet<ObjectId> = self.map.objects_with_sizes().map(|(id, _)| id).collect();
         named.extend(self.tombstones.iter().map(|dead| dead.id));
         named.extend(self.newest.checkpoint.map(|(hash, _)| ObjectId::Checkpoint(hash)));
@@ -233,7 +233,8 @@ impl WriterSession {
             // A store with ever more names is not followed.
             for _ in 0..=(named.len() + MAX_TOMBSTONES) / MAX_LIST_ENTRIES + 1 {
                 let listed = self.store.list(&prefix, &after, MAX_LIST_ENTRIES)?;
-                let ids = listed.iter().filter_map(|object| parse_path(&self.incarnation, &object.name));
+                let names = listed.iter().map(|object| &object.name).filter(|name| name.starts_with(&prefix));
+                let ids = names.filter_map(|name| parse_path(&self.incarnation, name));
                 left.extend(ids.filter(|id| !named.contains(id)));
                 match listed.last() {
                     // A store that lists the same names for ever is not followed.

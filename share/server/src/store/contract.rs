@@ -189,7 +189,8 @@ pub trait ShareStore: StoreMaintenance {
     /// Errors: `Unknown`, `Unavailable`.
     fn info(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
-    /// Revokes the rest of the share. Errors: `Unknown`, `Full`, `Unavailable`.
+    /// Revokes the rest of the share; the report tells the state of one that is consumed or
+    /// expired, which is no error. Errors: `Unknown`, `Full`, `Unavailable`.
     fn revoke(&self, handle: Handle, owner: &OwnerToken) -> PendingReply<ShareReport>;
 
     /// Frees slots with interrupted downloads, and ends running downloads. Errors: `Unknown`,
