@@ -197,6 +197,7 @@ impl<'t> TreeWalk<'t> {
         }
     }
 
+    /// Replaces `item`, the next one, by its children or entries.
     fn open(&mut self, store: &NodeStore, item: WalkItem) -> Result<()> {
         let WalkItem::Below(child, bounds) = item else { return Ok(()) };
         let node = child.load(store, bounds)?;

@@ -153,9 +153,9 @@ impl Pager {
     /// as unsynced; see [`Self::write_page`].
     pub(crate) fn write_data_page(&self, page: &SealedPage) -> Result<()> {
         self.write_page(page)?;
-        let start = page.pointer.run.offset();
-        for range in self.unsynced.count(start..start + page.pointer.run.bytes()) {
-            self.storage.start_writeback(range);
+        if !self.storage.has_atomic_barrier() {
+            let start = page.pointer.run.offset();
+            self.unsynced.count(start..start + page.pointer.run.bytes());
         }
         Ok(())
     }
@@ -205,11 +205,15 @@ impl Pager {
         self.storage.barrier().map_err(|e| self.sticky_error.record("making writes durable", e))
     }
 
-    /// Issues an early barrier when the next one would have too much to wait for.
+    /// Starts the writeback of long ranges, and issues an early barrier when the next one would
+    /// have too much to wait for. Both may wait for the medium.
     pub(crate) fn limit_unsynced(&self) -> Result<()> {
         if self.storage.has_atomic_barrier() {
             // Written-ahead pages are already in flight, and a barrier would reference them.
             return Ok(());
+        }
+        for range in self.unsynced.take_due() {
+            self.storage.start_writeback(range);
         }
         self.unsynced.limit(|| self.barrier())
     }
@@ -233,9 +237,10 @@ impl Pager {
 /// fsync of one file never waits for gigabytes of another: the host writes complete ranges to the
 /// medium early, and a barrier is issued when more than the limit may be left.
 ///
-/// Writers only count; [`UnsyncedBytes::limit`] alone waits for the medium. Writers of file data
-/// call it after the last use of their pages. A commit therefore never waits for an early barrier
-/// while it blocks other writers: its flush waits for pages in flight and issues its own barriers.
+/// Writers only count; [`Pager::limit_unsynced`] alone may wait for the medium. Writers of file
+/// data call it after the last use of their pages. A commit therefore never waits for an early
+/// barrier while it blocks other writers: its flush waits for pages in flight and issues its own
+/// barriers.
 #[derive(Default)]
 struct UnsyncedBytes {
     bytes: AtomicU64,
@@ -246,14 +251,17 @@ struct UnsyncedBytes {
 }
 
 impl UnsyncedBytes {
-    /// Counts a written range. Once there are [`WRITEBACK_BYTES`], returns the long ranges for
-    /// [`Storage::start_writeback`], each once.
-    fn count(&self, written: Range<u64>) -> Vec<Range<u64>> {
+    fn count(&self, written: Range<u64>) {
         let bytes = written.end - written.start;
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut unstarted = self.unstarted.lock();
         unstarted.0.push(written);
         unstarted.1 += bytes;
+    }
+
+    /// Takes the long ranges for [`Storage::start_writeback`] once there are [`WRITEBACK_BYTES`].
+    fn take_due(&self) -> Vec<Range<u64>> {
+        let mut unstarted = self.unstarted.lock();
         if unstarted.1 < WRITEBACK_BYTES {
             return Vec::new();
         }
@@ -261,9 +269,9 @@ impl UnsyncedBytes {
         drop(unstarted);
         ranges.sort_unstable_by_key(|range| range.start);
         ranges.dedup_by(|next, range| {
-            let joins = range.end == next.start;
+            let joins = next.start <= range.end;
             if joins {
-                range.end = next.end;
+                range.end = range.end.max(next.end);
             }
             joins
         });
@@ -363,6 +371,7 @@ impl Pager {
         self.erase_blocks(start, end - start, environment, "erasing entries of the log")
     }
 
+    /// Drops cached copies, so that the log is next read from the medium.
     pub(crate) fn evict_log(&self) -> Result<()> {
         self.storage.evict(LOG.0 * BLOCK, LOG_BLOCKS * BLOCK)
     }
@@ -543,14 +552,16 @@ mod tests {
         let mut started = Vec::new();
         // Two threads write the pages of one stream in no order, and single blocks between them.
         for at in [1, 0, 3, 2, 5, 4, 7, 6, 8] {
-            started.extend(unsynced.count(at * PAGE..(at + 1) * PAGE));
-            started.extend(unsynced.count((100 + at) * PAGE..(100 + at) * PAGE + BLOCK));
+            unsynced.count(at * PAGE..(at + 1) * PAGE);
+            started.extend(unsynced.take_due());
+            unsynced.count((100 + at) * PAGE..(100 + at) * PAGE + BLOCK);
         }
         assert_eq!(started, std::slice::from_ref(&(0..8 * PAGE)));
         assert_eq!(unsynced.bytes.load(Ordering::Relaxed), 9 * (PAGE + BLOCK));
         // A barrier has written the rest: it would be dropped from the host's cache.
         unsynced.reset();
-        let started: Vec<_> = (9..17).flat_map(|at| unsynced.count(at * PAGE..(at + 1) * PAGE)).collect();
-        assert_eq!(started, std::slice::from_ref(&(9 * PAGE..17 * PAGE)));
+        (9..17).for_each(|at| unsynced.count(at * PAGE..(at + 1) * PAGE));
+        assert_eq!(unsynced.take_due(), std::slice::from_ref(&(9 * PAGE..17 * PAGE)));
+        assert!(unsynced.take_due().is_empty());
     }
 }

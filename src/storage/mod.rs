@@ -103,7 +103,8 @@ pub trait Storage: Send + Sync {
     }
 
     /// Hints that the range, which was just written, is complete, so that the host can write it to
-    /// the medium before the next barrier waits for it. Makes nothing durable and never fails.
+    /// the medium before the next barrier waits for it. Makes nothing durable, never fails, and may
+    /// wait for the medium.
     fn start_writeback(&self, _range: Range<u64>) {}
 
     /// Waits until all earlier writes are durable.

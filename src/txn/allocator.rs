@@ -262,6 +262,7 @@ impl Allocator {
         }
     }
 
+    /// Returns the bits of the blocks of a region that belong to pages of the last commit.
     pub(super) fn used_bits(&self, number: u64) -> Result<RegionBits> {
         self.load_region(number)?;
         Ok(self.space.lock().used_bits(number).copied().unwrap_or([0; REGION_WORDS]))

@@ -135,6 +135,7 @@ impl<'v> Operation<'v> {
         self.counters.inodes = self.counters.inodes.saturating_add(1);
     }
 
+    /// Counts an inode as deleted: its last record is removed.
     pub(crate) fn inode_gone(&mut self) {
         self.changed = true;
         self.counters.inodes = self.counters.inodes.saturating_sub(1);

@@ -105,6 +105,7 @@ pub(crate) struct Writer {
     dirty_nodes: AtomicI64,
     /// Dirty nodes beyond which an operation first waits for a commit.
     dirty_limit: i64,
+    /// Blocks of the pages in [`Open::freed`].
     freed_blocks: AtomicU64,
     stale_pages: StalePages,
 }
@@ -180,6 +181,7 @@ impl Writer {
         self.dirty_nodes.fetch_sub(nodes, Ordering::Relaxed);
     }
 
+    /// Returns whether the next operation commits before it begins.
     pub(super) fn commit_is_due(&self) -> bool {
         self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit || self.allocator.list_entries() > LIST_LIMIT
     }

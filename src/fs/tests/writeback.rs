@@ -17,7 +17,7 @@ use crate::fs::reclaim::STEP;
 use crate::fs::writeback::{COMMIT_WAIT_BYTES, SYNCED_BYTES};
 use crate::fs::{Compression, FileSystem, FsOptions, SetAttributes, extents, inode, mode};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
-use crate::storage::{MemoryStorage, Storage};
+use crate::storage::{CountingStorage, MemoryStorage, Storage};
 
 const BLOCK: usize = 4096;
 /// How long a test that hangs waits before it fails.
@@ -317,4 +317,28 @@ fn nothing_that_was_read_stays_in_a_buffer_after_a_purge() {
         forget(&fs);
         fs.with_read_buffer(|buffer| assert_eq!(buffer.capacity(), 0, "{how}"));
     }
+}
+
+/// A commit that waits for the medium has little of a stream left to wait for, and single pages are
+/// left to it.
+#[test]
+fn the_host_writes_a_stream_before_the_commit() {
+    let storage = Arc::new(CountingStorage::new(false));
+    let fs = create_with(storage.clone(), Arc::new(SeededEnvironment::new(5)), OPTIONS);
+    let file = make(&fs, b"stream");
+    let data = noise(6, 1 << 20);
+    for part in 0..8u64 {
+        fs.write(file, part << 20, &data).unwrap();
+    }
+    let started = storage.take_started();
+    let bytes: u64 = started.iter().map(|range| range.end - range.start).sum();
+    assert!(bytes >= 7 << 20, "{started:?}");
+    let end = storage.len().unwrap();
+    assert!(started.iter().all(|range| range.start >= FRAME && range.end <= end), "{started:?}");
+    fs.sync().unwrap();
+    for number in 0..400u64 {
+        fs.write(file, number * 16384, &data[..BLOCK]).unwrap();
+    }
+    fs.sync().unwrap();
+    assert_eq!(storage.take_started(), []);
 }

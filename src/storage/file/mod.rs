@@ -38,6 +38,8 @@ const EVICT_ALIGNMENT: u64 = 64 * 1024;
 
 /// File system type that fstatfs(2) returns for btrfs.
 const BTRFS: u64 = 0x9123_683E;
+/// File system type that fstatfs(2) returns for NFS.
+const NFS: u64 = 0x6969;
 
 /// Unit of the ballast allocation in bytes: the minimum growth of an archive.
 const BALLAST_PIECE: u64 = 1 << 20;
@@ -191,6 +193,10 @@ impl FileStorage {
     /// and hide the loss. Takes half a microsecond.
     fn check_not_truncated(&self) -> Result<()> {
         check_length(&self.min_length, &mut || Ok(metadata(&self.file, &self.path)?.len()))
+    }
+
+    fn host_type(&self) -> Option<u64> {
+        rustix::fs::fstatfs(&self.file).ok().map(|host| host.f_type as u64)
     }
 
     fn failed<E: Into<io::Error>>(&self, what: &str) -> impl FnOnce(E) -> Error + use<E> {
@@ -435,7 +441,7 @@ impl Storage for FileStorage {
     /// copy-on-write file systems (ZFS, bcachefs, XFS after a reflink) allocate nothing useful past
     /// the end, or were not tried.
     fn keep_ballast(&self) {
-        if self.read_only || !rustix::fs::fstatfs(&self.file).is_ok_and(|host| host.f_type as u64 == BTRFS) {
+        if self.read_only || self.host_type() != Some(BTRFS) {
             return;
         }
         self.ballast.store(true, Ordering::Release);
@@ -465,10 +471,13 @@ impl Storage for FileStorage {
         is_less
     }
 
-    /// The advice starts the writeback of dirty pages; it would drop clean ones, but the range has
-    /// none. (sync_file_range(2) does only the first, and has no safe interface.) An error of the
-    /// writeback is reported by the next barrier.
+    /// The advice starts the writeback of dirty pages, and drops clean ones from the cache.
+    /// (sync_file_range(2) does only the first, and has no safe interface.) The next barrier
+    /// reports an error of the writeback, except on NFS, where a write(2) may take it.
     fn start_writeback(&self, range: Range<u64>) {
+        if self.host_type() == Some(NFS) {
+            return;
+        }
         let (start, length) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
         let _ = posix_fadvise(&self.file, start, length, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     }

@@ -24,6 +24,7 @@ pub(crate) struct CountingStorage {
     unexpected: AtomicU64,
     blocks: Mutex<BTreeMap<u64, u64>>,
     hints: Mutex<Vec<Range<u64>>>,
+    started: Mutex<Vec<Range<u64>>>,
     /// Snapshot that reads see until the next eviction.
     frozen: Mutex<Option<MemoryStorage>>,
 }
@@ -62,6 +63,11 @@ impl CountingStorage {
     /// Returns the ranges hinted by [`Storage::will_need`] since the last call.
     pub(crate) fn take_hints(&self) -> Vec<Range<u64>> {
         std::mem::take(&mut self.hints.lock())
+    }
+
+    /// Returns the ranges of [`Storage::start_writeback`] since the last call.
+    pub(crate) fn take_started(&self) -> Vec<Range<u64>> {
+        std::mem::take(&mut self.started.lock())
     }
 }
 
@@ -107,6 +113,10 @@ impl Storage for CountingStorage {
 
     fn set_len(&self, length: u64) -> Result<()> {
         self.memory.set_len(length)
+    }
+
+    fn start_writeback(&self, range: Range<u64>) {
+        self.started.lock().push(range);
     }
 
     fn barrier(&self) -> Result<()> {

@@ -216,6 +216,7 @@ impl GroupCommit {
         }
     }
 
+    /// Waits for the commit in flight, then runs `f` as the only leader.
     pub(in crate::txn) fn as_leader<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
         let mut queue = self.begin_running();
         self.lead(&mut queue, |chain, _| {

@@ -198,6 +198,7 @@ impl RecordWriter {
         Ok(listed)
     }
 
+    /// Writes every tree except the space map.
     fn write_trees(
         &self,
         trees: &Trees,
