@@ -27,7 +27,7 @@ fn it_stops_with_code_0_after_the_running_requests_and_keeps_the_shares() {
     assert_eq!(rest.len(), age_file(5_000_000).len());
     drop(idle);
     until("the daemon ends", || daemon.child.try_wait().unwrap().is_some());
-    assert_eq!(daemon.child.wait().unwrap().code(), Some(0));
+    assert_eq!(daemon.child.wait().unwrap().code(), Some(0), "{}", daemon.log());
     assert!(!daemon.unix.exists());
     let directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
     let again = Daemon::start_in(directory, &["--requests-per-minute", "0"]);

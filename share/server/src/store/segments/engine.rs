@@ -42,6 +42,9 @@ pub(super) struct SegmentEngine {
     timing: StoreTiming,
     durability: Durability,
     pub(super) spool: Option<Arc<Spool>>,
+    /// Held while the clock is saved: of two threads that replace its file, one would find the new
+    /// file renamed already.
+    clock_file: Mutex<()>,
     stopped: Mutex<bool>,
     wake: Condvar,
 }
@@ -73,6 +76,7 @@ impl SegmentEngine {
             timing,
             durability,
             spool,
+            clock_file: Mutex::default(),
             stopped: Mutex::new(false),
             wake: Condvar::new(),
             shared,
@@ -85,6 +89,7 @@ impl SegmentEngine {
     }
 
     pub(super) fn save_clock(&self) -> Result<()> {
+        let _alone = self.clock_file.lock();
         files::save_clock(&*self.shared.disk, &self.timing.clock)
     }
 

@@ -287,6 +287,19 @@ fn one_process_has_the_directory() {
     SegmentStore::open(directory.path(), &settings).unwrap();
 }
 
+/// The end of the daemon saves the clock, as the sweep in the background does.
+#[test]
+fn the_clock_is_saved_by_several_threads() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = SegmentSettings { background: None, ..SegmentSettings::default() };
+    let store = SegmentStore::open(directory.path(), &settings).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..50).for_each(|_| store.flush().wait().unwrap()));
+        }
+    });
+}
+
 /// Records of the share that had the handle before are still there at the next start.
 #[test]
 fn a_handle_that_is_used_again_outlives_the_records_of_before() {
