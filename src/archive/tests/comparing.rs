@@ -129,6 +129,25 @@ fn content_that_lies_elsewhere_is_the_same_content() {
     assert_eq!(short(&old, &fs), "M file3, D file7");
 }
 
+/// A truncation of many extents hides them and frees them later; until then their records are the
+/// same in both versions.
+#[test]
+fn content_hidden_by_a_truncation_differs() {
+    let (_, fs) = fresh(1);
+    let file = put(&fs, ROOT_INO, b"file", b"");
+    let pieces = 600;
+    for n in 0..pieces {
+        fs.write(file, n * 256 * 1024, &noise(n, 4096)).unwrap();
+    }
+    fs.take_snapshot(b"s").unwrap();
+    let old = fs.open_snapshot(b"s").unwrap();
+    let before = fs.attributes(file).unwrap();
+    fs.set_attributes(file, &SetAttributes { size: Some(4096), ..SetAttributes::default() }).unwrap();
+    let mtime = Some(SetTime::To(before.mtime));
+    fs.set_attributes(file, &SetAttributes { size: Some(before.size), mtime, ..SetAttributes::default() }).unwrap();
+    assert_eq!(short(&old, &fs), "M file");
+}
+
 /// Object as compared: inode, type and everything else.
 type One = (Ino, u32, String);
 type Described = BTreeMap<Vec<u8>, One>;

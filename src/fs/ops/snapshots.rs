@@ -10,7 +10,7 @@ use super::file_data::{FileLayout, read_published, resize_buffer};
 use super::names::link_target;
 use super::xattr;
 use crate::error::{Error, Result};
-use crate::format::values::{SnapshotValue, decode_list};
+use crate::format::values::{InodeValue, SnapshotValue, decode_list};
 use crate::format::{Ino, kind};
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, SnapshotId, SnapshotInfo, directory, inode};
 use crate::txn::{Choice, Pinned, ReadView, Volume};
@@ -174,8 +174,8 @@ impl FileSystem {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChangedInode {
     pub(crate) ino: Ino,
-    /// A change in extents or inline data. The bytes may be the same on another page: small files
-    /// are repacked.
+    /// A change in extents, inline data or the trim offset. The bytes may be the same on another
+    /// page: small files are repacked.
     pub(crate) content: bool,
     pub(crate) xattrs: bool,
     /// Entries of this directory that only the older version has, by name.
@@ -219,6 +219,11 @@ impl FileSystem {
                 ChangedInode { ino, content, ..ChangedInode::default() }
             });
             match key.kind {
+                kind::INODE => {
+                    // Hidden extents have no records of their own.
+                    let trim = |value: &[u8]| InodeValue::decode(value).map(|inode| inode.trim);
+                    changed.content |= old.map(trim).transpose()? != new.map(trim).transpose()?;
+                }
                 kind::EXTENT | kind::INLINE => changed.content = true,
                 kind::XATTR | kind::XATTR_PIECE => changed.xattrs = true,
                 // Each entry is in the list and in the index (NAME-1).
