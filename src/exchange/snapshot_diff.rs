@@ -89,8 +89,10 @@ pub fn compare(
 ) -> Result<Vec<PathChange>> {
     let (mut changes, mut held) = (Vec::new(), 0);
     newer.changes_since(older, &mut |change| {
-        held += 1 + change.removed_entries.len() + change.added_entries.len();
-        changes.push(change);
+        if !change.is_only_repacked() {
+            held += 1 + change.removed_entries.len() + change.added_entries.len();
+            changes.push(change);
+        }
         go_on(held)
     })?;
     let mut comparison = Comparison {
