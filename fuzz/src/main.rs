@@ -53,7 +53,7 @@ fn control(data: &[u8]) {
 
 /// A list given with `-o`; what it was understood as can be handed to the daemon.
 fn options(data: &[u8]) {
-    // Made once: the default asks the system how many processors there are, which takes ten times as long as all the rest.
+    // Made once, for speed.
     static DEFAULT: OnceLock<MountOptions> = OnceLock::new();
     let Ok(text) = std::str::from_utf8(data) else { return };
     let mut options = DEFAULT.get_or_init(MountOptions::default).clone();
