@@ -59,6 +59,9 @@ pub struct FileStorage {
     min_length: AtomicU64,
     /// Set when a ballast is to be kept (STORAGE-6).
     ballast: AtomicBool,
+    /// Set when a refused write may have taken the error of an earlier one; see
+    /// [`FileStorage::note_refused`].
+    has_lost_write: AtomicBool,
 }
 
 /// Name of a file in its opened directory, visible even if the directory is mounted over.
@@ -91,6 +94,7 @@ impl FileStorage {
             read_only: mode == LockMode::Shared,
             min_length: AtomicU64::new(length),
             ballast: AtomicBool::new(false),
+            has_lost_write: AtomicBool::new(false),
         }
     }
 
@@ -197,6 +201,15 @@ impl FileStorage {
 
     fn host_type(&self) -> Option<u64> {
         rustix::fs::fstatfs(&self.file).ok().map(|host| host.f_type as u64)
+    }
+
+    /// Notes a write that the host refused. On NFS, a write(2) returns ENOSPC, EDQUOT or EFBIG also
+    /// for an earlier write that the server refused meanwhile, and that fsync(2) then does not
+    /// report any more. So the next barrier fails.
+    fn note_refused(&self, error: &Error, host: Option<u64>) {
+        if matches!(error, Error::NoSpace(_)) && host == Some(NFS) {
+            self.has_lost_write.store(true, Ordering::SeqCst);
+        }
     }
 
     fn failed<E: Into<io::Error>>(&self, what: &str) -> impl FnOnce(E) -> Error + use<E> {
@@ -380,7 +393,10 @@ impl Storage for FileStorage {
         let end = end_of(offset, data.len() as u64)?;
         self.check_not_truncated()?;
         write_fully(&mut |data, at| self.file.write_at(data, at), offset, data).map_err(|source| {
-            Error::io(format!("writing {}: offset={offset} length={}", self.path.display(), data.len()), source)
+            let context = format!("writing {}: offset={offset} length={}", self.path.display(), data.len());
+            let error = Error::io(context, source);
+            self.note_refused(&error, self.host_type());
+            error
         })?;
         self.min_length.fetch_max(end, Ordering::SeqCst);
         Ok(())
@@ -485,7 +501,11 @@ impl Storage for FileStorage {
     fn barrier(&self) -> Result<()> {
         // Every error is final except EINTR (see `host_call`): the host reports a lost write once
         // and may then mark the page as clean.
-        host_call::sync_data(&self.file).map_err(self.failed("syncing"))
+        host_call::sync_data(&self.file).map_err(self.failed("syncing"))?;
+        match self.has_lost_write.load(Ordering::SeqCst) {
+            true => Err(self.failed("syncing")(io::Error::from(HostErrno::IO))),
+            false => Ok(()),
+        }
     }
 
     /// Pages covered by a successful barrier are clean and are dropped, even if their writeback

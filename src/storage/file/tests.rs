@@ -182,6 +182,19 @@ fn a_link_to_the_file_is_followed() {
     assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
 }
 
+#[test]
+fn a_write_refused_by_nfs_fails_the_next_barrier() {
+    let (_directory, path) = place();
+    let storage = create(&path).unwrap();
+    storage.note_refused(&Error::NoSpace("full".into()), Some(BTRFS));
+    storage.note_refused(&Error::io("writing", HostErrno::IO.into()), Some(NFS));
+    storage.barrier().unwrap();
+    // The error may be that of an earlier write, so nothing may be acknowledged any more.
+    storage.note_refused(&Error::NoSpace("full".into()), Some(NFS));
+    assert!(matches!(storage.barrier(), Err(Error::Io { .. })));
+    assert!(storage.barrier().is_err());
+}
+
 /// A host that transfers a few bytes at a time and is interrupted every other time.
 #[test]
 fn short_and_interrupted_transfers_are_continued() {
