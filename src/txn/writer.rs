@@ -101,7 +101,7 @@ pub(crate) struct Writer {
     /// Set by writers of dirty data that the owner will flush.
     staged: AtomicBool,
     /// A commit waits for space on the host (TXN-9).
-    refused: AtomicBool,
+    is_commit_deferred: AtomicBool,
     dirty_nodes: AtomicI64,
     /// Dirty nodes beyond which an operation first waits for a commit.
     dirty_limit: i64,
@@ -122,7 +122,7 @@ impl Writer {
             allocator,
             owner: OnceLock::new(),
             staged: AtomicBool::new(false),
-            refused: AtomicBool::new(false),
+            is_commit_deferred: AtomicBool::new(false),
             dirty_nodes: AtomicI64::new(0),
             dirty_limit: (memory / 8 / DIRTY_NODE_BYTES).max(64) as i64,
             freed_blocks: AtomicU64::new(0),
@@ -148,8 +148,8 @@ impl Writer {
         self.staged.store(true, Ordering::Release);
     }
 
-    pub(super) fn set_refused(&self, refused: bool) {
-        self.refused.store(refused, Ordering::Release);
+    pub(super) fn set_commit_deferred(&self, is_deferred: bool) {
+        self.is_commit_deferred.store(is_deferred, Ordering::Release);
     }
 
     /// Returns whether anything was published or became dirty since the last commit began, or
@@ -158,14 +158,14 @@ impl Writer {
         // Under the writers' lock: a flusher that fails puts its mark back before it lets go of
         // that.
         let open = self.open.lock();
-        self.staged.load(Ordering::Acquire) || open.changed || self.refused.load(Ordering::Acquire)
+        self.staged.load(Ordering::Acquire) || open.changed || self.is_commit_deferred.load(Ordering::Acquire)
     }
 
     /// Returns whether everything published is in a commit or a log entry; false while the writers'
-    /// lock is held, or a refused commit waits for space.
+    /// lock is held, or a commit waits for space.
     pub(crate) fn is_logged(&self) -> bool {
-        let is_refused = self.refused.load(Ordering::Acquire);
-        !is_refused && self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())
+        let is_deferred = self.is_commit_deferred.load(Ordering::Acquire);
+        !is_deferred && self.open.try_lock().is_some_and(|open| open.unlogged.is_empty())
     }
 
     /// Returns the approximate memory of dirty nodes in bytes.
@@ -343,7 +343,7 @@ impl OpenTransaction<'_> {
     }
 
     /// Takes the published changes, even if there are none, and opens the next transaction. An
-    /// empty one gets the number `refused`, if there is one: that number was never reported, and
+    /// empty one gets the number `unused`, if there is one: that number was never reported, and
     /// data sealed for the open transaction keeps its number (TXN-4).
     ///
     /// `old_lists` is the number of list pages that a checkpoint would free. Space for the new ones
@@ -351,13 +351,13 @@ impl OpenTransaction<'_> {
     /// transaction's lists. `SpaceMap::reserve` left that space; should it be missing all the same,
     /// the commit takes the space that it finds. `with_staged` is true when no dirty data is left
     /// out.
-    pub(super) fn freeze(&mut self, refused: Option<Generation>, old_lists: usize, with_staged: bool) -> Frozen {
+    pub(super) fn freeze(&mut self, unused: Option<Generation>, old_lists: usize, with_staged: bool) -> Frozen {
         let Writer { allocator, medium, .. } = self.writer;
         let versions = &medium.versions;
         let open = &mut *self.open;
         let empty = !std::mem::take(&mut open.changed);
         self.writer.freed_blocks.store(0, Ordering::Relaxed);
-        let generation = refused.filter(|_| empty).unwrap_or_else(|| {
+        let generation = unused.filter(|_| empty).unwrap_or_else(|| {
             let generation = open.generation;
             open.generation = generation.next();
             generation

@@ -122,7 +122,7 @@ impl GroupCommit {
                 writer: writer.clone(),
                 session: session.id,
                 header_sequence: session.header_sequence,
-                refused: Mutex::default(),
+                deferred: Mutex::default(),
             },
             medium,
             allocator,
@@ -220,7 +220,7 @@ impl GroupCommit {
     pub(in crate::txn) fn as_leader<R>(&self, f: impl FnOnce(&mut CommitTail) -> Result<R>) -> Result<R> {
         let mut queue = self.begin_running();
         self.lead(&mut queue, |chain, _| {
-            self.record.finish_refused(chain)?;
+            self.record.finish_deferred(chain)?;
             Ok((f(chain)?, CommitOutcome::Commit))
         })
     }
@@ -254,9 +254,9 @@ impl GroupCommit {
         queue.chain = chain;
         if let Err(error) = &result {
             // An empty commit that was refused contains no changes for its callers: then nothing
-            // latched, and all changes were frozen. (`refused` may belong to an earlier commit.)
-            let refused = matches!(error, Error::NoSpace(_)) && queue.chain.refused.is_some();
-            if !refused || left || self.medium.pager.sticky_error().reason().is_some() {
+            // latched, and all changes were frozen. (The generation may be of an earlier commit.)
+            let was_empty = matches!(error, Error::NoSpace(_)) && queue.chain.unused_generation.is_some();
+            if !was_empty || left || self.medium.pager.sticky_error().reason().is_some() {
                 queue.failed = Some((number, error.clone()));
             }
         }
@@ -303,7 +303,7 @@ impl GroupCommit {
     // ---- the commit ----
 
     fn run_commit(&self, mut purpose: CommitReason, chain: &mut CommitTail) -> Result<CommitOutcome> {
-        self.record.finish_refused(chain)?;
+        self.record.finish_deferred(chain)?;
         if purpose == CommitReason::Sync {
             if self.append(chain)? {
                 return Ok(CommitOutcome::LogEntry);
@@ -341,7 +341,7 @@ impl GroupCommit {
     fn freeze_with_room(&self, purpose: CommitReason, chain: &mut CommitTail) -> Result<Option<Frozen>> {
         for _ in 0..2 {
             let mut transaction = self.writer.lock();
-            let refused = match self.freeze(purpose, chain, &mut transaction) {
+            let no_space = match self.freeze(purpose, chain, &mut transaction) {
                 Err(error @ Error::NoSpace(_)) if !transaction.is_changed() && self.allocator.waits_for_commit() => {
                     error
                 }
@@ -350,9 +350,9 @@ impl GroupCommit {
             let frozen = self.freeze_changes(chain, &mut transaction, false)?;
             drop(transaction);
             match self.record.write(CommitReason::Truncate, chain, frozen) {
-                // A refused commit that must record the previous session is finished by the next
+                // A deferred commit that must record the previous session is finished by the next
                 // leader.
-                Err(Error::NoSpace(_)) if self.medium.pager.sticky_error().reason().is_none() => return Err(refused),
+                Err(Error::NoSpace(_)) if self.medium.pager.sticky_error().reason().is_none() => return Err(no_space),
                 written => written?,
             }
             self.writer.lock().forget_written();
@@ -388,12 +388,12 @@ impl GroupCommit {
         if let Some((first, value)) = chain.previous_session {
             transaction.operate(true, |operation| operation.record_session(first, &value))?;
         }
-        Ok(transaction.freeze(chain.refused, chain.list_pages.len(), with_staged))
+        Ok(transaction.freeze(chain.unused_generation, chain.list_pages.len(), with_staged))
     }
 
     #[cfg(test)]
     pub(in crate::txn) fn commit_without_staged(&self, chain: &mut CommitTail) -> Result<()> {
-        self.record.finish_refused(chain)?;
+        self.record.finish_deferred(chain)?;
         let frozen = self.freeze_changes(chain, &mut self.writer.lock(), false)?;
         self.record.write(CommitReason::Truncate, chain, frozen)
     }

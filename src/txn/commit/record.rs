@@ -31,7 +31,7 @@ pub(super) struct RecordWriter {
     pub(super) session: SessionId,
     pub(super) header_sequence: u64,
     /// TXN-9
-    pub(super) refused: Mutex<Option<DeferredCommit>>,
+    pub(super) deferred: Mutex<Option<DeferredCommit>>,
 }
 
 /// A commit for which the host had no space before its record was written; retried (TXN-9).
@@ -46,43 +46,43 @@ pub(super) struct DeferredCommit {
 
 impl RecordWriter {
     /// Everything between the freeze and the acknowledgement. A failure latches, for the next
-    /// transaction is built on this one; for want of space it is left to [`Self::finish_refused`],
+    /// transaction is built on this one; for want of space it is left to [`Self::finish_deferred`],
     /// unless it was without changes, so that nothing is built on it.
     pub(super) fn write(&self, purpose: CommitReason, chain: &mut CommitTail, frozen: Frozen) -> Result<()> {
-        debug_assert!(self.refused.lock().is_none(), "a commit before this one is not finished");
+        debug_assert!(self.deferred.lock().is_none(), "a commit before this one is not finished");
         self.attempt(purpose, chain, DeferredCommit { frozen, unwritten: None, is_logged: false })
     }
 
     /// Goes on with the commit that the host had no room for, which comes before every other one
     /// (TXN-9). It writes no checkpoint. Errors: `NoSpace` when there is no space yet; then nothing
     /// was lost.
-    pub(super) fn finish_refused(&self, chain: &mut CommitTail) -> Result<()> {
-        let refused = self.refused.lock().take();
-        refused.map_or(Ok(()), |refused| self.attempt(CommitReason::Truncate, chain, refused))
+    pub(super) fn finish_deferred(&self, chain: &mut CommitTail) -> Result<()> {
+        let deferred = self.deferred.lock().take();
+        deferred.map_or(Ok(()), |deferred| self.attempt(CommitReason::Truncate, chain, deferred))
     }
 
-    fn attempt(&self, purpose: CommitReason, chain: &mut CommitTail, mut refused: DeferredCommit) -> Result<()> {
-        let generation = refused.frozen.generation;
+    fn attempt(&self, purpose: CommitReason, chain: &mut CommitTail, mut commit: DeferredCommit) -> Result<()> {
+        let generation = commit.frozen.generation;
         let sticky_error = self.medium.pager.sticky_error();
-        let written = self.try_write(purpose, chain, &mut refused);
-        let is_held = match &written {
-            Err(Error::NoSpace(_)) if sticky_error.reason().is_none() => chain.refused != Some(generation),
+        let written = self.try_write(purpose, chain, &mut commit);
+        let is_deferred = match &written {
+            Err(Error::NoSpace(_)) if sticky_error.reason().is_none() => chain.unused_generation != Some(generation),
             _ => false,
         };
-        self.writer.set_refused(is_held);
+        self.writer.set_commit_deferred(is_deferred);
         match written {
             Ok(()) => {
                 // Otherwise it would keep pages that older readers have released.
-                drop(refused);
+                drop(commit);
                 self.allocator.release_pending_frees();
                 Ok(())
             }
             Err(Error::NoSpace(reason)) if sticky_error.reason().is_none() => {
-                if is_held {
-                    if !std::mem::replace(&mut refused.is_logged, true) {
+                if is_deferred {
+                    if !std::mem::replace(&mut commit.is_logged, true) {
                         tracing::warn!("a commit waits for room on the host, and is tried again: {reason}");
                     }
-                    *self.refused.lock() = Some(refused);
+                    *self.deferred.lock() = Some(commit);
                 }
                 Err(Error::NoSpace(reason))
             }
@@ -91,8 +91,8 @@ impl RecordWriter {
         }
     }
 
-    fn try_write(&self, purpose: CommitReason, chain: &mut CommitTail, refused: &mut DeferredCommit) -> Result<()> {
-        let DeferredCommit { frozen, unwritten, .. } = refused;
+    fn try_write(&self, purpose: CommitReason, chain: &mut CommitTail, commit: &mut DeferredCommit) -> Result<()> {
+        let DeferredCommit { frozen, unwritten, .. } = commit;
         let (generation, empty) = (frozen.generation, frozen.empty);
         let RecordWriter { allocator, medium, .. } = self;
         let (pager, store) = (&medium.pager, &medium.store);
@@ -104,8 +104,12 @@ impl RecordWriter {
         frozen.superseded.iter().filter_map(|node| node.stored.get()).for_each(|pointer| store.forget(pointer));
 
         let session_first = chain.session_first.unwrap_or(generation);
-        let mut next =
-            CommitTail { previous_session: None, refused: None, session_first: Some(session_first), ..chain.clone() };
+        let mut next = CommitTail {
+            previous_session: None,
+            unused_generation: None,
+            session_first: Some(session_first),
+            ..chain.clone()
+        };
         let checkpoint = Checkpoint::write_if_due(self, purpose, chain, generation, empty)?;
         roots[TreeId::Space] = match &checkpoint {
             Some(made) => {
@@ -149,7 +153,7 @@ impl RecordWriter {
                 let pages = lists.iter().chain(made).map(|(run, _)| *run).collect();
                 allocator.undo_checkpoint(checkpoint.map(|made| made.regions).unwrap_or_default(), pages, promised)?;
                 if empty {
-                    chain.refused = Some(generation);
+                    chain.unused_generation = Some(generation);
                 } else if !allocator.promise(frozen.lists) {
                     frozen.lists = 0;
                 }
@@ -436,7 +440,7 @@ pub(in crate::txn) struct CommitTail {
     pub(in crate::txn) previous_session: Option<(Generation, HistoryValue)>,
     /// Generation of an empty commit whose record the host refused for lack of space; the next
     /// empty commit reuses it.
-    pub(in crate::txn) refused: Option<Generation>,
+    pub(in crate::txn) unused_generation: Option<Generation>,
     pub(in crate::txn) log: LogState,
     /// The first block of the log behind all that may hold entries.
     pub(in crate::txn) log_end: u64,
