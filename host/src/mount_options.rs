@@ -160,10 +160,9 @@ type Row = ListOption<MountOptions>;
 const SWITCH: &[&str] = &["on", "off"];
 const SYNC: &[&str] = &["never", "periodic", "always"];
 const SYNC_OPTIONS: [SyncOption; 3] = [SyncOption::Never, SyncOption::Periodic, SyncOption::Always];
-/// The last word for a level is the one that is shown.
-const COMPRESS: &[&str] = &["off", "fast", "default", "best", "on"];
-const COMPRESSIONS: [Compression; 5] =
-    [Compression::Off, Compression::Fast, Compression::Default, Compression::Best, Compression::Default];
+/// Names of `Compression::LEVELS`, and another one for the default, which is shown.
+const COMPRESS: &[&str] = &["off", "fast", "default", "best", COMPRESS_DEFAULT];
+const COMPRESS_DEFAULT: &str = "on";
 const SNAPSHOT_DIR: &[&str] = &["shown", "hidden", "off"];
 const SNAPSHOT_DIRS: [SnapshotDir; 3] = [SnapshotDir::Shown, SnapshotDir::Hidden, SnapshotDir::Off];
 
@@ -190,10 +189,16 @@ pub const MOUNT: &[Row] = &[
     Row::new("pack", OneOf(SWITCH), |o, v| set(&mut o.pack, v.position == 0))
         .implies("on")
         .shown(7, |o| Some(switch(o.pack))),
-    Row::new("compress", OneOf(COMPRESS), |o, v| set(&mut o.compression, COMPRESSIONS[v.position]))
-        .implies("on")
-        .shown(8, |o| COMPRESSIONS.iter().rposition(|level| *level == o.compression).map(|at| COMPRESS[at].into()))
-        .help("How new data is stored"),
+    Row::new("compress", OneOf(COMPRESS), |o, v| {
+        let named = Compression::LEVELS.into_iter().find(|(name, _)| *name == v.text);
+        set(&mut o.compression, named.map_or(Compression::default(), |(_, level)| level))
+    })
+    .implies(COMPRESS_DEFAULT)
+    .shown(8, |o| {
+        let is_chosen = |(_, level): &(&str, Compression)| *level == o.compression && *level != Compression::default();
+        Some(Compression::LEVELS.into_iter().find(is_chosen).map_or(COMPRESS_DEFAULT, |(name, _)| name).into())
+    })
+    .help("How new data is stored"),
     Row::new("atime", OneOf(&["off", "open"]), |o, v| set(&mut o.access_times, v.position == 1))
         .shown(14, |o| o.access_times.then(|| "open".into()))
         .help("Access times: as they are set (default), or\nnoted when something is opened for reading"),
@@ -530,6 +535,16 @@ mod tests {
         assert_eq!(MountOptions::parse(&[text, secret]).unwrap().to_string(), text);
         let plain = MountOptions { memory: 7, ..MountOptions::default() };
         assert_eq!(plain.to_string(), "rw,sync=periodic,memory=7,pack=on,compress=on");
+    }
+
+    #[test]
+    fn mounts_and_commands_name_the_same_levels_of_compression() {
+        for (word, level) in Compression::LEVELS {
+            let options = MountOptions::parse(&[format!("compress={word}")]).unwrap();
+            assert_eq!(options.open_options().compression, level);
+            assert_eq!(MountOptions::parse(&[options.to_string()]).unwrap(), options);
+        }
+        assert_eq!(COMPRESS.len(), Compression::LEVELS.len() + 1);
     }
 
     #[test]

@@ -44,7 +44,7 @@ use crate::error::{Error, Result};
 use crate::format::header::{FEATURE_LOG, Framing};
 use crate::format::page::{Chunk, PackedItem, PageKind};
 use crate::format::values::Extent;
-use crate::format::{BLOCK, Ino, Key, MAX_DATA, MAX_OFFSET, MIN_BLOCKS, Pointer};
+use crate::format::{BLOCK, Ino, Key, MAX_OFFSET, MIN_BLOCKS, Pointer};
 use crate::frame::{self, Compression, OpenedPage, PageCipher, PageContent, PlainPage};
 use crate::fs::{FileSystem, join_ranges};
 use crate::keys::header::{self, Header, Slots};
@@ -598,12 +598,7 @@ fn reframed<'a>(
         }
         at += range.len() as u32;
     }
-    let old = match table.chunks.iter().any(|chunk| !chunk.raw) {
-        false => Compression::Off,
-        true if table.chunk_size as usize == MAX_DATA => Compression::Best,
-        true => Compression::Default,
-    };
-    let compression = compression.unwrap_or(old);
+    let compression = compression.unwrap_or_else(|| Compression::of_page(table));
     if prologue.kind == PageKind::Data && ranges.len() == 1 {
         return Ok(frame::data_page(prologue.owner, items[0].offset, retained, compression));
     }
