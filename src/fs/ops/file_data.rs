@@ -53,10 +53,10 @@ impl FileSystem {
         Ok(out)
     }
 
-    /// Reads the bytes `offset..offset + length` into the first bytes of `buffer`, and returns their
-    /// number, less at the end of the file. Holes read as zeros. The buffer grows as needed and
-    /// never shrinks, so a reused one is neither allocated nor zeroed. After an error its content
-    /// is undefined.
+    /// Reads the bytes `offset..offset + length` into the first bytes of `buffer`, and returns
+    /// their number, less at the end of the file. Holes read as zeros. The buffer grows as needed
+    /// and never shrinks, so a reused one is neither allocated nor zeroed. After an error its
+    /// content is undefined.
     pub fn read_into(&self, ino: Ino, offset: u64, length: usize, buffer: &mut Vec<u8>) -> Result<usize> {
         let wanted = offset..offset.saturating_add(length as u64);
         let (state, overlay) = self.write_buffer.read_overlay(ino, &wanted);

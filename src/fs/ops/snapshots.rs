@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use zeroize::Zeroizing;
+
 use super::attributes::{AttributeLoader, LookupTarget, find, list, stale_to_not_found};
 use super::file_data::{FileLayout, read_published, resize_buffer};
 use super::names::link_target;
 use super::xattr;
 use crate::error::{Error, Result};
 use crate::format::values::{Extent, InodeValue, SnapshotValue, decode_list};
-use crate::format::{Ino, kind};
+use crate::format::{Ino, Pointer, kind};
 use crate::fs::{Attributes, DirectoryEntry, FileSystem, SnapshotId, SnapshotInfo, directory, extents, inode};
 use crate::txn::{Choice, Pinned, ReadView, Volume};
 
@@ -214,7 +216,7 @@ impl FileSystem {
         // Files whose newest bytes are only in memory: the trees do not show them.
         let mut dirty = self.write_buffer.files().into_iter().map(|file| file.ino()).peekable();
         let (state, older_state) = (self.volume.state(), older.volume.state());
-        let mut repacked = RepackedContent { volume: &self.volume, old: Vec::new(), new: Vec::new() };
+        let mut repacked = RepackedContent::default();
         let mut last: Option<ChangedInode> = None;
         self.volume.view(&state).differences(&older.volume.view(&older_state), &mut |key, old, new| {
             // Inode 0 has the lists for reclaim.
@@ -239,7 +241,7 @@ impl FileSystem {
                     let trim = |value: &[u8]| InodeValue::decode(value).map(|inode| inode.trim);
                     changed.content |= old.map(trim).transpose()? != new.map(trim).transpose()?;
                 }
-                kind::EXTENT if !changed.content && repacked.is_equal(key.sub, old, new)? => {}
+                kind::EXTENT if !changed.content && repacked.is_equal(&self.volume, key.sub, old, new)? => {}
                 kind::EXTENT | kind::INLINE => changed.content = true,
                 kind::XATTR | kind::XATTR_PIECE => changed.xattrs = true,
                 // Each entry is in the list and in the index (NAME-1).
@@ -260,26 +262,41 @@ impl FileSystem {
     }
 }
 
-/// Comparison of extents before and after a repack (REPACK-1), with buffers for their bytes.
-struct RepackedContent<'a> {
-    volume: &'a Volume,
-    old: Vec<u8>,
-    new: Vec<u8>,
+/// Comparison of extents before and after a repack (REPACK-1).
+#[derive(Default)]
+struct RepackedContent {
+    old: PageContent,
+    new: PageContent,
 }
 
-impl RepackedContent<'_> {
+impl RepackedContent {
     /// Returns whether two extent values at `offset` are parts of packed pages, with equal bytes.
-    fn is_equal(&mut self, offset: u64, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool> {
+    fn is_equal(&mut self, volume: &Volume, offset: u64, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool> {
         let (Some(old), Some(new)) = (old, new) else { return Ok(false) };
         let (old, new) = (Extent::decode(old)?, Extent::decode(new)?);
-        if old.length != new.length || !extents::may_be_packed(offset, old.length) {
-            return Ok(false);
+        let is_candidate = old.length == new.length && extents::may_be_packed(offset, old.length);
+        Ok(is_candidate && self.old.part(volume, &old)? == self.new.part(volume, &new)?)
+    }
+}
+
+/// Content of the page that was read last: the extents of packed files follow each other there.
+#[derive(Default)]
+struct PageContent {
+    page: Option<Pointer>,
+    length: usize,
+    bytes: Zeroizing<Vec<u8>>,
+}
+
+impl PageContent {
+    fn part(&mut self, volume: &Volume, extent: &Extent) -> Result<&[u8]> {
+        let Extent { page, start, length, .. } = *extent;
+        if self.page != Some(page) {
+            self.page = None;
+            self.length = volume.read_all_data(&page, &mut self.bytes)?;
+            self.page = Some(page);
         }
-        let length = old.length as usize;
-        let (one, other) = (resize_buffer(&mut self.old, length), resize_buffer(&mut self.new, length));
-        self.volume.read_data(&old.page, old.start, one)?;
-        self.volume.read_data(&new.page, new.start, other)?;
-        Ok(one == other)
+        let part = start as usize..start as usize + length as usize;
+        self.bytes[..self.length].get(part).ok_or_else(|| page.damaged("extent reaches beyond its page"))
     }
 }
 

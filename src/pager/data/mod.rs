@@ -70,6 +70,18 @@ impl Pager {
         Ok(())
     }
 
+    /// Fills the first bytes of `buffer` with all file bytes of a data or packed page, past the
+    /// chunk cache; returns their number. Errors of [`Pager::read_data`].
+    pub(crate) fn read_all_data(&self, pointer: &Pointer, buffer: &mut Vec<u8>) -> Result<usize> {
+        self.retry_evicted(pointer, || {
+            let page = PageReader::open(self, pointer, 0, MAX_DATA as u32)?;
+            let head = page.head()?;
+            let length = head.table.plain_length as usize;
+            page.read_whole(&head, 0..head.table.chunks.len(), grow_to(buffer, length))?;
+            Ok(length)
+        })
+    }
+
     /// Prefetches what [`Pager::read_data`] will read: pages, each with first plain byte and
     /// length. Pages without a cached head need two dependent reads, and long ranges need many
     /// pages; a disk can serve these in parallel and merge neighbours. Pages with a cached head are

@@ -23,6 +23,10 @@ impl Volume {
         self.medium.pager.read_data(page, start, out)
     }
 
+    pub(crate) fn read_all_data(&self, page: &Pointer, buffer: &mut Vec<u8>) -> Result<usize> {
+        self.medium.pager.read_all_data(page, buffer)
+    }
+
     pub(crate) fn prefetch_data<'a>(&self, parts: impl Iterator<Item = (&'a Pointer, u32, u32)>) {
         self.medium.pager.prefetch_data(parts);
     }
