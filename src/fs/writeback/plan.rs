@@ -245,6 +245,11 @@ impl PagePlanner<'_> {
 
     /// Writes one frame: its pieces as they are, or merged with the data of its extents.
     fn frame(&mut self, plan: &mut FilePlan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
+        if self.kind == BatchKind::Ahead {
+            // Requests come first. Without it, one waits until this thread has used up its time
+            // slice of some milliseconds.
+            thread::yield_now();
+        }
         let range = number * FRAME..((number + 1) * FRAME).min(inode.trim);
         let mapped = if inode.bytes == 0 {
             Vec::new()
