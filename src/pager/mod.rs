@@ -473,7 +473,8 @@ impl Pager {
 /// - A single rejection for lack of space: the ballast is cut (STORAGE-6) and the same bytes are
 ///   written to the same place again, as if the first attempt had not happened. The seal covers
 ///   bytes and address, and no record references the page before its barrier, so a partial first
-///   attempt has no effect.
+///   attempt has no effect. On NFS such a rejection may be of an earlier write: the next barrier
+///   fails (`EarlyErrors` of the file storage).
 ///
 /// # Reporting
 /// The caller that hits the failure gets its cause; later callers get [`Error::WriteFailed`]. If

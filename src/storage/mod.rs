@@ -107,7 +107,8 @@ pub trait Storage: Send + Sync {
     /// wait for the medium.
     fn start_writeback(&self, _range: Range<u64>) {}
 
-    /// Waits until all earlier writes are durable.
+    /// Waits until all earlier writes are durable. Fails also if a failed write may have taken the
+    /// error of an earlier one.
     fn barrier(&self) -> Result<()> {
         Err(only_readable())
     }

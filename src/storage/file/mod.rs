@@ -17,6 +17,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, PosixFadviseAdvice, fcntl, posix_fadvise};
 use nix::libc;
 use nix::unistd::{Whence, lseek};
+use parking_lot::RwLock;
 use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags};
 use rustix::io::Errno as HostErrno;
 
@@ -59,9 +60,40 @@ pub struct FileStorage {
     min_length: AtomicU64,
     /// Set when a ballast is to be kept (STORAGE-6).
     ballast: AtomicBool,
-    /// Set when a refused write may have taken the error of an earlier one; see
-    /// [`FileStorage::note_refused`].
-    has_lost_write: AtomicBool,
+    /// Type of the host's file system, if it tells.
+    host_type: Option<u64>,
+    early_errors: EarlyErrors,
+}
+
+/// Failed writes to NFS. There, write(2) also returns the error of an earlier write that the server
+/// refused meanwhile (ENOSPC, EDQUOT, EFBIG), and fsync(2) does not report it again. So no barrier
+/// succeeds after a failed write.
+///
+/// A barrier looks for one after its fdatasync(2), when no write is in flight that has taken an
+/// error and has not noted it yet. A write that begins later cannot take the error of a write that
+/// this fdatasync(2) covered.
+#[derive(Default)]
+struct EarlyErrors {
+    in_flight: RwLock<()>,
+    has_failed: AtomicBool,
+}
+
+const REFUSED_EARLIER: &str = "the server refused an earlier write; free space there and mount again";
+
+impl EarlyErrors {
+    fn watch<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _in_flight = self.in_flight.read();
+        write().inspect_err(|_| self.has_failed.store(true, Ordering::SeqCst))
+    }
+
+    /// Fails after a failed write, once the writes in flight have ended.
+    fn check(&self) -> io::Result<()> {
+        let _none_in_flight = self.in_flight.write();
+        match self.has_failed.load(Ordering::SeqCst) {
+            true => Err(io::Error::other(REFUSED_EARLIER)),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Name of a file in its opened directory, visible even if the directory is mounted over.
@@ -87,6 +119,7 @@ impl FileName {
 
 impl FileStorage {
     fn new(file: File, path: &Path, name: Option<FileName>, mode: LockMode, length: u64) -> FileStorage {
+        let host_type = rustix::fs::fstatfs(&file).ok().map(|host| host.f_type as u64);
         FileStorage {
             file,
             path: path.into(),
@@ -94,7 +127,8 @@ impl FileStorage {
             read_only: mode == LockMode::Shared,
             min_length: AtomicU64::new(length),
             ballast: AtomicBool::new(false),
-            has_lost_write: AtomicBool::new(false),
+            host_type,
+            early_errors: EarlyErrors::default(),
         }
     }
 
@@ -199,17 +233,14 @@ impl FileStorage {
         check_length(&self.min_length, &mut || Ok(metadata(&self.file, &self.path)?.len()))
     }
 
-    fn host_type(&self) -> Option<u64> {
-        rustix::fs::fstatfs(&self.file).ok().map(|host| host.f_type as u64)
+    fn may_be_nfs(&self) -> bool {
+        self.host_type.is_none_or(|host| host == NFS)
     }
 
-    /// Notes a write that the host refused. On NFS, a write(2) returns ENOSPC, EDQUOT or EFBIG also
-    /// for an earlier write that the server refused meanwhile, and that fsync(2) then does not
-    /// report any more. So the next barrier fails.
-    fn note_refused(&self, error: &Error, host: Option<u64>) {
-        if matches!(error, Error::NoSpace(_)) && host == Some(NFS) {
-            self.has_lost_write.store(true, Ordering::SeqCst);
-        }
+    fn write_all_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        write_fully(&mut |data, at| self.file.write_at(data, at), offset, data).map_err(|source| {
+            Error::io(format!("writing {}: offset={offset} length={}", self.path.display(), data.len()), source)
+        })
     }
 
     fn failed<E: Into<io::Error>>(&self, what: &str) -> impl FnOnce(E) -> Error + use<E> {
@@ -230,12 +261,32 @@ impl FileStorage {
     /// they cannot be told from data that another thread is writing, and overwriting that would be
     /// worse than a late `NoSpace`.
     fn extend_with_zeros(&self, end: u64) -> Result<()> {
-        let mut at = self.len()?;
-        while at < end {
-            let count = (end - at).min(ZEROS.len() as u64);
-            self.write_at(at, &ZEROS[..count as usize])?;
-            at += count;
+        let before = self.len()?;
+        if before >= end {
+            return Ok(());
         }
+        let zeros = || {
+            let mut at = before;
+            while at < end {
+                let count = (end - at).min(ZEROS.len() as u64);
+                self.write_all_at(at, &ZEROS[..count as usize])?;
+                at += count;
+            }
+            Ok(())
+        };
+        if self.may_be_nfs() {
+            // Between two syncs, without other writes, an error is that of the zeros: nothing is
+            // lost, and the file gets its length back, so that they are written again.
+            let _alone = self.early_errors.in_flight.write();
+            let sync = || host_call::sync_data(&self.file).map_err(self.failed("syncing"));
+            sync().inspect_err(|_| self.early_errors.has_failed.store(true, Ordering::SeqCst))?;
+            zeros().and_then(|()| sync()).inspect_err(|_| {
+                let _ = self.file.set_len(before);
+            })?;
+        } else {
+            zeros()?;
+        }
+        self.min_length.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
 }
@@ -392,12 +443,10 @@ impl Storage for FileStorage {
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         let end = end_of(offset, data.len() as u64)?;
         self.check_not_truncated()?;
-        write_fully(&mut |data, at| self.file.write_at(data, at), offset, data).map_err(|source| {
-            let context = format!("writing {}: offset={offset} length={}", self.path.display(), data.len());
-            let error = Error::io(context, source);
-            self.note_refused(&error, self.host_type());
-            error
-        })?;
+        match self.may_be_nfs() {
+            true => self.early_errors.watch(|| self.write_all_at(offset, data))?,
+            false => self.write_all_at(offset, data)?,
+        }
         self.min_length.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
@@ -457,7 +506,7 @@ impl Storage for FileStorage {
     /// copy-on-write file systems (ZFS, bcachefs, XFS after a reflink) allocate nothing useful past
     /// the end, or were not tried.
     fn keep_ballast(&self) {
-        if self.read_only || self.host_type() != Some(BTRFS) {
+        if self.read_only || self.host_type != Some(BTRFS) {
             return;
         }
         self.ballast.store(true, Ordering::Release);
@@ -491,7 +540,7 @@ impl Storage for FileStorage {
     /// (sync_file_range(2) does only the first, and has no safe interface.) The next barrier
     /// reports an error of the writeback, except on NFS, where a write(2) may take it.
     fn start_writeback(&self, range: Range<u64>) {
-        if self.host_type() == Some(NFS) {
+        if self.may_be_nfs() {
             return;
         }
         let (start, length) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
@@ -502,10 +551,7 @@ impl Storage for FileStorage {
         // Every error is final except EINTR (see `host_call`): the host reports a lost write once
         // and may then mark the page as clean.
         host_call::sync_data(&self.file).map_err(self.failed("syncing"))?;
-        match self.has_lost_write.load(Ordering::SeqCst) {
-            true => Err(self.failed("syncing")(io::Error::from(HostErrno::IO))),
-            false => Ok(()),
-        }
+        if self.may_be_nfs() { self.early_errors.check().map_err(self.failed("syncing")) } else { Ok(()) }
     }
 
     /// Pages covered by a successful barrier are clean and are dropped, even if their writeback

@@ -182,17 +182,59 @@ fn a_link_to_the_file_is_followed() {
     assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
 }
 
+/// Returns a storage that takes its host for NFS, in a directory with another descriptor of it.
+fn on_nfs() -> (tempfile::TempDir, FileStorage) {
+    let (directory, path) = place();
+    let storage = FileStorage { host_type: Some(NFS), ..create(&path).unwrap() };
+    (directory, storage)
+}
+
 #[test]
-fn a_write_refused_by_nfs_fails_the_next_barrier() {
-    let (_directory, path) = place();
-    let storage = create(&path).unwrap();
-    storage.note_refused(&Error::NoSpace("full".into()), Some(BTRFS));
-    storage.note_refused(&Error::io("writing", HostErrno::IO.into()), Some(NFS));
+fn no_barrier_of_nfs_succeeds_after_a_failed_write() {
+    let (_directory, storage) = on_nfs();
+    storage.write_at(0, b"data").unwrap();
     storage.barrier().unwrap();
-    // The error may be that of an earlier write, so nothing may be acknowledged any more.
-    storage.note_refused(&Error::NoSpace("full".into()), Some(NFS));
-    assert!(matches!(storage.barrier(), Err(Error::Io { .. })));
-    assert!(storage.barrier().is_err());
+    let refused: Result<()> = storage.early_errors.watch(|| Err(Error::NoSpace("full".into())));
+    refused.unwrap_err();
+    for _ in 0..2 {
+        let error = storage.barrier().unwrap_err();
+        assert!(matches!(&error, Error::Io { source, .. } if source.to_string() == REFUSED_EARLIER), "{error:?}");
+    }
+}
+
+/// A write that has taken the error of an earlier one notes it before the barrier decides.
+#[test]
+fn a_barrier_of_nfs_waits_for_failed_writes_in_flight() {
+    let (_directory, storage) = on_nfs();
+    let (begun, begin) = std::sync::mpsc::channel();
+    let (fail, failing) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let storage = &storage;
+        let write = scope.spawn(move || {
+            storage.early_errors.watch(|| {
+                begun.send(()).unwrap();
+                failing.recv().unwrap();
+                Err::<(), _>(Error::NoSpace("full".into()))
+            })
+        });
+        begin.recv().unwrap();
+        let barrier = scope.spawn(|| storage.barrier());
+        fail.send(()).unwrap();
+        write.join().unwrap().unwrap_err();
+        barrier.join().unwrap().unwrap_err();
+    });
+}
+
+#[test]
+fn growth_of_nfs_is_synced_zeros() {
+    let (_directory, storage) = on_nfs();
+    storage.write_at(0, b"data").unwrap();
+    storage.extend_with_zeros(200_000).unwrap();
+    assert_eq!(storage.len().unwrap(), 200_000);
+    let mut out = [1; 8];
+    storage.read_at(199_992, &mut out).unwrap();
+    assert_eq!(out, [0; 8]);
+    storage.barrier().unwrap();
 }
 
 /// A host that transfers a few bytes at a time and is interrupted every other time.
