@@ -1,7 +1,7 @@
 //! Snapshots: named versions of the whole tree, views for reading them, and differences between two
 //! versions by inode.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -203,8 +203,8 @@ impl FileSystem {
     /// open archive; read errors.
     ///
     /// One changed small file has the other files of its packed page repacked, over a hundred with
-    /// 1 KiB. Their bytes are compared here, by extents: the two pages are read once for all of
-    /// them, and no inode is looked up.
+    /// 1 KiB. Their bytes are compared here, by extents: no inode is looked up, and mostly the two
+    /// pages are read once.
     pub(crate) fn changes_since(
         &self,
         older: &FileSystem,
@@ -241,7 +241,11 @@ impl FileSystem {
                     let trim = |value: &[u8]| InodeValue::decode(value).map(|inode| inode.trim);
                     changed.content |= old.map(trim).transpose()? != new.map(trim).transpose()?;
                 }
-                kind::EXTENT if !changed.content && repacked.is_equal(&self.volume, key.sub, old, new)? => {}
+                // Otherwise the attributes may tell the difference without reading any content.
+                kind::EXTENT
+                    if !changed.attributes
+                        && !changed.content
+                        && repacked.is_equal(&self.volume, key.sub, old, new)? => {}
                 kind::EXTENT | kind::INLINE => changed.content = true,
                 kind::XATTR | kind::XATTR_PIECE => changed.xattrs = true,
                 // Each entry is in the list and in the index (NAME-1).
@@ -265,12 +269,13 @@ impl FileSystem {
 /// Comparison of extents before and after a repack (REPACK-1).
 #[derive(Default)]
 struct RepackedContent {
-    old: PageContent,
-    new: PageContent,
+    old: RecentPages,
+    new: RecentPages,
 }
 
 impl RepackedContent {
-    /// Returns whether two extent values at `offset` are parts of packed pages, with equal bytes.
+    /// Returns whether two extent values at `offset` may be parts of packed pages, and have equal
+    /// bytes.
     fn is_equal(&mut self, volume: &Volume, offset: u64, old: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool> {
         let (Some(old), Some(new)) = (old, new) else { return Ok(false) };
         let (old, new) = (Extent::decode(old)?, Extent::decode(new)?);
@@ -279,24 +284,36 @@ impl RepackedContent {
     }
 }
 
-/// Content of the page that was read last: the extents of packed files follow each other there.
+/// Content of the pages that were read last. Files packed together mostly have ascending numbers,
+/// but files of several owners or compressions alternate.
 #[derive(Default)]
+struct RecentPages(VecDeque<PageContent>);
+
 struct PageContent {
-    page: Option<Pointer>,
+    page: Pointer,
     length: usize,
     bytes: Zeroizing<Vec<u8>>,
 }
 
-impl PageContent {
+impl RecentPages {
+    const MOST: usize = 4;
+
     fn part(&mut self, volume: &Volume, extent: &Extent) -> Result<&[u8]> {
         let Extent { page, start, length, .. } = *extent;
-        if self.page != Some(page) {
-            self.page = None;
-            self.length = volume.read_all_data(&page, &mut self.bytes)?;
-            self.page = Some(page);
-        }
+        let known = self.0.iter().position(|content| content.page == page);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let oldest = if self.0.len() < Self::MOST { None } else { self.0.pop_front() };
+                let mut bytes = oldest.map_or_else(Zeroizing::default, |content| content.bytes);
+                let length = volume.read_all_data(&page, &mut bytes)?;
+                self.0.push_back(PageContent { page, length, bytes });
+                self.0.len() - 1
+            }
+        };
+        let content = &self.0[at];
         let part = start as usize..start as usize + length as usize;
-        self.bytes[..self.length].get(part).ok_or_else(|| page.damaged("extent reaches beyond its page"))
+        content.bytes[..content.length].get(part).ok_or_else(|| page.damaged("extent reaches beyond its page"))
     }
 }
 

@@ -70,8 +70,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Fills the first bytes of `buffer` with all file bytes of a data or packed page, past the
-    /// chunk cache; returns their number. Errors of [`Pager::read_data`].
+    /// Fills the first bytes of `buffer` with all file bytes of a data or packed page, bypassing
+    /// the chunk cache; returns their number. Errors of [`Pager::read_data`].
     pub(crate) fn read_all_data(&self, pointer: &Pointer, buffer: &mut Vec<u8>) -> Result<usize> {
         self.retry_evicted(pointer, || {
             let page = PageReader::open(self, pointer, 0, MAX_DATA as u32)?;
