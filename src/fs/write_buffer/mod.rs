@@ -40,7 +40,7 @@ pub(super) use layer::{DirtyPiece, Frame, GROUP, INLINE_GROUPS, Layer, WHOLE_GRO
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
@@ -497,6 +497,8 @@ enum BatchState {
 pub(crate) struct WritebackBatch {
     state: Mutex<BatchState>,
     changed: Condvar,
+    /// A thread waited for its pages.
+    is_awaited: AtomicBool,
     pub(crate) publication: Publication,
 }
 
@@ -517,9 +519,14 @@ impl WritebackBatch {
         drop(self.wait_until_written());
     }
 
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is_awaited.load(Ordering::Relaxed)
+    }
+
     fn wait_until_written(&self) -> MutexGuard<'_, BatchState> {
         let mut step = self.state.lock();
         while matches!(&*step, BatchState::Writing) {
+            self.is_awaited.store(true, Ordering::Relaxed);
             self.changed.wait(&mut step);
         }
         step

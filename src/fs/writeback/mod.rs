@@ -71,7 +71,7 @@ impl Writeback {
         let (mut sealed, older) = self.write_buffer.seal_all(&batch, op);
         let was_ahead = self.has_sealed_ahead(self.volume.durable().generation);
         let kind = if was_ahead { BatchKind::Remainder } else { BatchKind::Whole };
-        let written = apply_all(&older, op).and_then(|()| self.write_pages(op.view(), &mut sealed, kind));
+        let written = apply_all(&older, op).and_then(|()| self.write_pages(op.view(), &batch, &mut sealed, kind));
         let result = match written {
             Ok((plans, pages)) => {
                 self.block_count_changes.record(&batch.publication, &plans);
@@ -93,6 +93,7 @@ impl Writeback {
     fn write_pages(
         &self,
         view: View<'_>,
+        batch: &WritebackBatch,
         sealed: &mut SealedLayers,
         kind: BatchKind,
     ) -> Result<(Vec<FilePlan>, UnreferencedPages)> {
@@ -101,7 +102,7 @@ impl Writeback {
         let written = UnreferencedPages::new(&self.volume);
         let (volume, options) = (&self.volume, self.options);
         let threads = if kind == BatchKind::Ahead { 1 } else { self.threads };
-        let planner = PagePlanner { volume, options, view, reserved, threads, kind, written };
+        let planner = PagePlanner { volume, options, view, reserved, threads, kind, batch, written };
         let planned = planner.plan(layers);
         if planned.is_err() {
             let lost = held.saturating_sub(reserved.as_ref().map_or(0, Reservation::groups));
@@ -173,7 +174,7 @@ impl Writeback {
     /// Writes the pages of a batch, outside of any operation; returns the number of records that
     /// applying it changes. After an error its layers are unsealed.
     fn write_batch(&self, batch: &Arc<WritebackBatch>, sealed: &mut SealedLayers, kind: BatchKind) -> Result<u64> {
-        let written = self.write_pages(self.volume.view(&self.volume.state()), sealed, kind);
+        let written = self.write_pages(self.volume.view(&self.volume.state()), batch, sealed, kind);
         let (plans, pages) = match written {
             Ok(planned) => planned,
             Err(error) => {

@@ -19,7 +19,7 @@ use crate::fs::extents::{
 };
 use crate::fs::inode;
 use crate::fs::types::FsOptions;
-use crate::fs::write_buffer::{DirtyPiece, FilePlan, Frame, INLINE_GROUPS, Layer};
+use crate::fs::write_buffer::{DirtyPiece, FilePlan, Frame, INLINE_GROUPS, Layer, WritebackBatch};
 use crate::txn::{Reservation, UnreferencedPages, View, Volume, groups_for};
 
 /// Minimum frames per thread: one takes 20 to 50 us, starting a thread about 50.
@@ -67,6 +67,7 @@ pub(super) struct PagePlanner<'a> {
     /// Maximum number of threads that write frames.
     pub(super) threads: usize,
     pub(super) kind: BatchKind,
+    pub(super) batch: &'a WritebackBatch,
     pub(super) written: UnreferencedPages,
 }
 
@@ -210,13 +211,13 @@ impl PagePlanner<'_> {
         if threads < 2 {
             return frames.iter().try_for_each(|(number, frame)| self.frame(plan, inode, *number, frame));
         }
-        let PagePlanner { volume, options, view, kind, .. } = *self;
+        let PagePlanner { volume, options, view, kind, batch, .. } = *self;
         let planned = &*plan;
         let share = |(_, frame): &(u64, &Frame)| frame.reserved_groups;
         let parts = run_parallel(threads, STRIDE, frames, self.reserved, share, |mine, reserved| {
             let mut part = FilePlan::new(planned.ino, planned.end, *inode);
             let written = UnreferencedPages::new(volume);
-            let mut own = PagePlanner { volume, options, view, reserved, threads: 1, kind, written };
+            let mut own = PagePlanner { volume, options, view, reserved, threads: 1, kind, batch, written };
             mine.iter().try_for_each(|(number, frame)| own.frame(&mut part, inode, *number, frame))?;
             Ok((part, own.written))
         })?;
@@ -245,9 +246,9 @@ impl PagePlanner<'_> {
 
     /// Writes one frame: its pieces as they are, or merged with the data of its extents.
     fn frame(&mut self, plan: &mut FilePlan, inode: &InodeValue, number: u64, frame: &Frame) -> Result<()> {
-        if self.kind == BatchKind::Ahead {
-            // Requests come first. Without it, one waits until this thread has used up its time
-            // slice of some milliseconds.
+        if self.kind == BatchKind::Ahead && !self.batch.is_awaited() {
+            // A request would otherwise wait until this thread has used up its time slice of some
+            // milliseconds. Once a commit waits for the batch, a yield would delay all its callers.
             thread::yield_now();
         }
         let range = number * FRAME..((number + 1) * FRAME).min(inode.trim);
