@@ -27,8 +27,10 @@ pub trait Prompts: Send + Sync {
     fn secret(&self, question: &str) -> Option<Passphrase>;
 }
 
+#[cfg(any(test, debug_assertions))]
 pub(crate) struct NoPrompts;
 
+#[cfg(any(test, debug_assertions))]
 impl Prompts for NoPrompts {
     fn message(&self, _: &str) {}
 

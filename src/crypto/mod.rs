@@ -9,6 +9,7 @@ pub mod identity;
 pub mod kdf;
 pub(crate) mod wrap;
 
+#[cfg(any(test, debug_assertions))]
 pub(crate) use identity::NoPrompts;
 pub use identity::{Identities, Prompts};
 
