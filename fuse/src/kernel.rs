@@ -71,9 +71,8 @@ pub fn session_config(threads: usize) -> Config {
 
 /// Returns the default number of event loops.
 ///
-/// At least two, because an fsync occupies one. More would let more programs share a commit, but
-/// each costs some 10 MiB in addition to `memory=` (4 loops made 110 MiB of 64, 2 made 89), which
-/// is guaranteed to stay within 32.
+/// At least two, because an fsync occupies one. Each costs some 10 MiB in addition to `memory=` (4
+/// loops made 110 MiB of 64, 2 made 89), which is guaranteed to stay within 32.
 ///
 /// For a remote archive each fetch and each fsync occupies a loop for as long as the server takes;
 /// the other loops serve cached data.

@@ -1,7 +1,7 @@
 //! fsync without blocking an event loop for each caller.
 //!
-//! A commit serves all callers that came before it began, but only as many can come as there are
-//! loops to take their requests. So the loop that took the request leads the commit for one caller
+//! A commit serves all callers that came before it began. If each occupied a loop, only as many
+//! could come as there are loops. So the loop that took the request leads the commit for one caller
 //! at a time, without a hand-over. Further callers are queued for a thread, which leads commit
 //! after commit until the queue is empty. If commits wait for a remote store, a hand-over is cheap
 //! compared with a blocked loop: the thread then leads all of them.
