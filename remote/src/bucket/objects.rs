@@ -206,14 +206,17 @@ pub(super) fn object_path(incarnation: &Incarnation, id: &ObjectId) -> String {
     }
 }
 
+/// Returns the object of a name; `None` for any name that [`object_path`] does not return, such as
+/// one with capitals or a sign.
 pub(super) fn parse_path(incarnation: &Incarnation, name: &str) -> Option<ObjectId> {
-    let (part, name) = name.strip_prefix(&hex(incarnation))?.strip_prefix('/')?.split_once('/')?;
-    match part {
-        "log" if name.len() == 16 => u64::from_str_radix(name, 16).ok().map(|number| ObjectId::Log(u64::MAX - number)),
-        "seg" => parse_hash(name).map(ObjectId::Segment),
-        "map" => parse_hash(name).map(ObjectId::Checkpoint),
-        _ => None,
-    }
+    let (part, rest) = name.strip_prefix(&hex(incarnation))?.strip_prefix('/')?.split_once('/')?;
+    let id = match part {
+        "log" => ObjectId::Log(u64::MAX - u64::from_str_radix(rest, 16).ok()?),
+        "seg" => ObjectId::Segment(parse_hash(rest)?),
+        "map" => ObjectId::Checkpoint(parse_hash(rest)?),
+        _ => return None,
+    };
+    (object_path(incarnation, &id) == name).then_some(id)
 }
 
 fn parse_hash(digits: &str) -> Option<Hash> {

@@ -11,7 +11,7 @@ use super::super::inventory::{CollectReport, ObjectCheck, ObjectTotals, Prefixed
 use super::super::layout::{BLOCK, RecordBody, RecordKind, Tombstone, Trailer, encode_record};
 use super::super::list_archives;
 use super::super::map::ObjectId;
-use super::super::objects::{MAX_LIST_ENTRIES, ObjectStore, object_path};
+use super::super::objects::{MAX_LIST_ENTRIES, ObjectStore, object_path, parse_path};
 use super::super::session::WriterSession;
 use super::super::store::{BucketStore, MARKER};
 use super::super::version::BucketVersion;
@@ -270,4 +270,19 @@ fn a_store_that_lists_for_ever_is_looked_through_to_a_bound() {
         list_archives(world.store(1), &below_b, &options(), &mut |_, _| Ok(())),
         Err(Error::Unsupported(_))
     ));
+}
+
+#[test]
+fn an_object_has_one_name() {
+    let incarnation = [0xab; 16];
+    for id in [ObjectId::Log(u64::MAX - 0xabc), ObjectId::Segment([0x0f; 32]), ObjectId::Checkpoint([0xab; 32])] {
+        let name = object_path(&incarnation, &id);
+        assert_eq!(parse_path(&incarnation, &name), Some(id));
+        let (directory, digits) = name.rsplit_once('/').unwrap();
+        let others =
+            [digits.to_uppercase(), format!("+{}", &digits[1..]), digits.replace("0f", "+f"), digits[1..].to_string()];
+        for other in others.iter().filter(|other| *other != digits) {
+            assert_eq!(parse_path(&incarnation, &format!("{directory}/{other}")), None, "{other}");
+        }
+    }
 }
