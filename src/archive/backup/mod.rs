@@ -482,7 +482,7 @@ impl BackupDestination {
                 "an earlier run may have left this file in the directory of the backup; check it, then remove it"
             );
         }
-        Ok(NewBackupFile(replace::UnfinishedFile::new(&self.entry, UNFINISHED)?))
+        replace::UnfinishedFile::new(&self.entry, UNFINISHED).map(NewBackupFile).map_err(in_backup)
     }
 
     /// Checks that the name still denotes the file that was opened.

@@ -343,7 +343,7 @@ fn failure(args: &Args, error: Error) -> Failure {
         Error::Interrupted(_) => {
             interrupt::failure(&error, "the backup is unchanged, or up to date; the same command continues")
         }
-        Error::Refused(Refusal::Destination { .. } | Refusal::DamagedBackup { .. }) => {
+        Error::Refused(Refusal::Destination { .. } | Refusal::DamagedBackup { .. } | Refusal::FailedBackup { .. }) => {
             Failure::of(shown(&args.destination), &error)
         }
         Error::NoSpace(_) => Lockbox::failure(&args.destination, error),
