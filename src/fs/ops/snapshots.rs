@@ -241,7 +241,7 @@ impl FileSystem {
                     let trim = |value: &[u8]| InodeValue::decode(value).map(|inode| inode.trim);
                     changed.content |= old.map(trim).transpose()? != new.map(trim).transpose()?;
                 }
-                // Otherwise the attributes may tell the difference without reading any content.
+                // Other attributes mostly show a difference without any reading of content.
                 kind::EXTENT
                     if !changed.attributes
                         && !changed.content

@@ -60,7 +60,7 @@ pub struct FileStorage {
     min_length: AtomicU64,
     /// Set when a ballast is to be kept (STORAGE-6).
     ballast: AtomicBool,
-    /// Type of the host's file system, if it tells.
+    /// Type of the host's file system, by fstatfs(2); `None` if that fails.
     host_type: Option<u64>,
     early_errors: EarlyErrors,
 }
@@ -74,25 +74,28 @@ pub struct FileStorage {
 /// this fdatasync(2) covered.
 #[derive(Default)]
 struct EarlyErrors {
+    /// Held for reading during each write(2) and fdatasync(2): both may take an error. Held for
+    /// writing by a caller that has to know that it took none.
     in_flight: RwLock<()>,
     has_failed: AtomicBool,
 }
 
-const REFUSED_EARLIER: &str = "the server refused an earlier write; free space there and mount again";
+const MAY_BE_LOST: &str = "an earlier write may be lost; check the server and its free space, and mount again";
 
 impl EarlyErrors {
-    fn watch<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
+    fn watch<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let _in_flight = self.in_flight.read();
-        write().inspect_err(|_| self.has_failed.store(true, Ordering::SeqCst))
+        call().inspect_err(|_| self.set_failed())
+    }
+
+    fn set_failed(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
     }
 
     /// Fails after a failed write, once the writes in flight have ended.
     fn check(&self) -> io::Result<()> {
         let _none_in_flight = self.in_flight.write();
-        match self.has_failed.load(Ordering::SeqCst) {
-            true => Err(io::Error::other(REFUSED_EARLIER)),
-            false => Ok(()),
-        }
+        if self.has_failed.load(Ordering::SeqCst) { Err(io::Error::other(MAY_BE_LOST)) } else { Ok(()) }
     }
 }
 
@@ -261,12 +264,8 @@ impl FileStorage {
     /// they cannot be told from data that another thread is writing, and overwriting that would be
     /// worse than a late `NoSpace`.
     fn extend_with_zeros(&self, end: u64) -> Result<()> {
-        let before = self.len()?;
-        if before >= end {
-            return Ok(());
-        }
-        let zeros = || {
-            let mut at = before;
+        let zeros = |from: u64| {
+            let mut at = from;
             while at < end {
                 let count = (end - at).min(ZEROS.len() as u64);
                 self.write_all_at(at, &ZEROS[..count as usize])?;
@@ -275,16 +274,24 @@ impl FileStorage {
             Ok(())
         };
         if self.may_be_nfs() {
-            // Between two syncs, without other writes, an error is that of the zeros: nothing is
-            // lost, and the file gets its length back, so that they are written again.
+            // Between two syncs, without other writes and syncs, an error is that of the zeros:
+            // nothing is lost, and the file gets its length back, so that they are written again.
             let _alone = self.early_errors.in_flight.write();
-            let sync = || host_call::sync_data(&self.file).map_err(self.failed("syncing"));
-            sync().inspect_err(|_| self.early_errors.has_failed.store(true, Ordering::SeqCst))?;
-            zeros().and_then(|()| sync()).inspect_err(|_| {
-                let _ = self.file.set_len(before);
+            let before = self.len()?;
+            host_call::sync_data(&self.file).map_err(|errno| {
+                tracing::warn!("a write to {} failed: {errno}", self.path.display());
+                self.early_errors.set_failed();
+                self.failed("syncing")(io::Error::other(MAY_BE_LOST))
+            })?;
+            let synced = || host_call::sync_data(&self.file).map_err(self.failed("syncing"));
+            zeros(before).and_then(|()| synced()).inspect_err(|_| {
+                self.min_length.fetch_min(before, Ordering::SeqCst);
+                if self.file.set_len(before).is_err() {
+                    self.early_errors.set_failed();
+                }
             })?;
         } else {
-            zeros()?;
+            zeros(self.len()?)?;
         }
         self.min_length.fetch_max(end, Ordering::SeqCst);
         Ok(())
@@ -550,8 +557,12 @@ impl Storage for FileStorage {
     fn barrier(&self) -> Result<()> {
         // Every error is final except EINTR (see `host_call`): the host reports a lost write once
         // and may then mark the page as clean.
-        host_call::sync_data(&self.file).map_err(self.failed("syncing"))?;
-        if self.may_be_nfs() { self.early_errors.check().map_err(self.failed("syncing")) } else { Ok(()) }
+        let sync = || host_call::sync_data(&self.file).map_err(self.failed("syncing"));
+        if !self.may_be_nfs() {
+            return sync();
+        }
+        self.early_errors.watch(sync)?;
+        self.early_errors.check().map_err(self.failed("syncing"))
     }
 
     /// Pages covered by a successful barrier are clean and are dropped, even if their writeback
