@@ -278,6 +278,9 @@ impl FileStorage {
             // nothing is lost, and the file gets its length back, so that they are written again.
             let _alone = self.early_errors.in_flight.write();
             let before = self.len()?;
+            if before >= end {
+                return Ok(());
+            }
             host_call::sync_data(&self.file).map_err(|errno| {
                 tracing::warn!("a write to {} failed: {errno}", self.path.display());
                 self.early_errors.set_failed();
