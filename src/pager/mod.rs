@@ -358,11 +358,16 @@ impl Pager {
         self.erase_blocks(slot_block(slot), 1, environment, "scrubbing a commit slot")
     }
 
-    /// Seals an entry and writes it at block `address`. The blocks hold no live entry. Any failure
-    /// except `NoSpace` sets the sticky error.
+    /// Seals an entry, writes it at block `address`, and waits until it is durable; earlier writes
+    /// need not be ([`Storage::sync_range`]). The blocks hold no live entry. Any failure except
+    /// `NoSpace` of the write sets the sticky error.
     pub(crate) fn write_entry(&self, head: &EntryHead, address: u64, body: &[u8]) -> Result<Tag> {
         let sealed = self.cipher.seal_entry(head, address, body)?;
-        self.write(address * BLOCK, &sealed.bytes, "writing an entry of the log")?;
+        let at = address * BLOCK;
+        self.write(at, &sealed.bytes, "writing an entry of the log")?;
+        self.storage
+            .sync_range(at, &sealed.bytes)
+            .map_err(|error| self.sticky_error.record("making an entry of the log durable", error))?;
         Ok(sealed.tag)
     }
 

@@ -13,10 +13,11 @@
 //! All other interruptible host calls go through this module: `clippy.toml` forbids the bare calls.
 #![expect(clippy::disallowed_methods, reason = "the place that repeats them")]
 
+use std::io::IoSlice;
 use std::os::fd::AsFd;
 
 use rustix::fs::FallocateFlags;
-use rustix::io::{Errno, Result, retry_on_intr};
+use rustix::io::{Errno, ReadWriteFlags, Result, pwritev2, retry_on_intr};
 
 /// Makes a file, or the names of a directory, durable.
 pub fn sync(file: impl AsFd) -> Result<()> {
@@ -35,6 +36,12 @@ pub(crate) fn sync_directory(directory: impl AsFd) -> Result<()> {
 /// Makes content and length of a file durable.
 pub(crate) fn sync_data(file: impl AsFd) -> Result<()> {
     retry_on_intr(|| rustix::fs::fdatasync(&file))
+}
+
+/// Writes `data` and makes it durable without waiting for other dirty pages of the file; returns
+/// the bytes written.
+pub(crate) fn write_synced(file: impl AsFd, offset: u64, data: &[u8]) -> Result<usize> {
+    retry_on_intr(|| pwritev2(&file, &[IoSlice::new(data)], offset, ReadWriteFlags::DSYNC))
 }
 
 pub(crate) fn sync_file_system(file: impl AsFd) -> Result<()> {

@@ -31,9 +31,10 @@ pub(crate) const BALLAST: u64 = 2 << 20;
 ///
 /// # Contract
 /// STORAGE-1  `write_at`, `punch`, `allocate` and `set_len` may reach the medium in any order, in
-///     parts of 512 bytes, or not at all, until a `barrier` called after them has returned `Ok`.
-/// STORAGE-2  After a failed `barrier` the state of all writes since the last successful one is
-///     unknown; the caller rejects further writes (sticky error).
+///     parts of 512 bytes, or not at all, until a `barrier` called after them, or a `sync_range` of
+///     the last write to these bytes, has returned `Ok`.
+/// STORAGE-2  After a failed `barrier` or `sync_range` the state of all writes since the last
+///     successful `barrier` is unknown; the caller rejects further writes (sticky error).
 /// STORAGE-3  `read_at` sees every earlier write of this process, whether or not it is on the
 ///     medium; after `barrier` and `evict` it reads the medium.
 /// STORAGE-4  If [`Storage::has_atomic_barrier`] holds, all writes between two barriers reach the
@@ -111,6 +112,19 @@ pub trait Storage: Send + Sync {
     /// error of an earlier one.
     fn barrier(&self) -> Result<()> {
         Err(only_readable())
+    }
+
+    /// Waits until `data`, which was just written at `offset`, is durable. Where
+    /// [`Storage::has_range_sync`] holds, earlier writes may stay volatile. Errors: as for a
+    /// barrier, and final like them.
+    fn sync_range(&self, _offset: u64, _data: &[u8]) -> Result<()> {
+        self.barrier()
+    }
+
+    /// Returns whether [`Storage::sync_range`] waits for its range only and not for all earlier
+    /// writes.
+    fn has_range_sync(&self) -> bool {
+        false
     }
 
     /// Returns whether STORAGE-4 holds. Then one barrier does the work of two, no recovered record

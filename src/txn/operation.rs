@@ -13,8 +13,8 @@
 //! LOG-2  All changes that follow from records of tree 1 are derived from them on replay: the
 //!     extents before and after give the references that a page loses and gains. So an operation
 //!     that brings pages in, or takes dirty data into the trees, is made durable by a commit.
-//! LOG-3  An entry is written by the leader, in the place after the previous one, after that one's
-//!     barrier; and only on top of the newest record, of this session, when that has no log
+//! LOG-3  An entry is written by the leader, in the place after the previous one, once that one is
+//!     durable; and only on top of the newest record, of this session, when that has no log
 //!     pending.
 //! LOG-4  No block of the log that an entry of the newest durable record takes is written. A record
 //!     that does not contain the log of the one before it names that log as pending, and no entry

@@ -139,8 +139,9 @@ impl Writeback {
     }
 
     /// Seals pages for the dirty data of files that are not locked, and leaves it to the next
-    /// commit to write and name them: log entries can follow (LOG-2), and that commit has less to
-    /// do while callers wait for it. It merges no frames either; the next batch here does.
+    /// commit to name them: log entries can follow (LOG-2), and that commit has less to do while
+    /// callers wait for it. It merges no frames either; the next batch here does. Where no entry
+    /// waits for them, the pages are written and made durable as well.
     ///
     /// Once for each commit, which follows `record`: a file takes one sealed layer at a time,
     /// because a second one would be planned on extents that the first one replaces.
@@ -151,7 +152,9 @@ impl Writeback {
         let mut sealed = self.write_buffer.seal_some(&batch, &locked, BATCH_PIECES, AHEAD_BYTES);
         drop(locked);
         self.sealed_ahead.store(record.0, Ordering::Relaxed);
-        self.write_batch(&batch, &mut sealed, BatchKind::Ahead).map(drop)
+        self.write_batch(&batch, &mut sealed, BatchKind::Ahead)?;
+        // Not before the batch is written: a commit waits for it, and makes its own barrier.
+        if self.volume.has_range_sync() { self.volume.sync_data_ahead() } else { Ok(()) }
     }
 
     /// Returns whether a batch was sealed ahead of the commit that follows this record.

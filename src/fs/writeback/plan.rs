@@ -51,8 +51,8 @@ const MOST_UNWRITTEN: usize = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchKind {
     Whole,
-    /// Its pages stay in memory until the commit names them: a log entry that follows would wait
-    /// for them, because its barrier covers all that was written.
+    /// Sealed ahead of a commit. Where a log entry that follows would wait for its pages, because
+    /// only a barrier makes the entry durable, they stay in memory until the commit names them.
     Ahead,
     /// Data that arrived after a batch ahead of the commit: frames that are rewritten only to save
     /// space are left to a later batch.
@@ -177,10 +177,11 @@ impl PagePlanner<'_> {
         self.add(written)
     }
 
-    /// Adds pages of the plans, and writes them now unless the batch is ahead of a commit.
+    /// Adds pages of the plans, and writes them now unless they have to stay in memory.
     fn add(&mut self, pages: UnreferencedPages) -> Result<()> {
         self.written.absorb(pages);
-        let most = if self.kind == BatchKind::Ahead { MOST_UNWRITTEN } else { 0 };
+        let keeps = self.kind == BatchKind::Ahead && !self.volume.has_range_sync();
+        let most = if keeps { MOST_UNWRITTEN } else { 0 };
         if self.written.unwritten_bytes() > most { self.written.write() } else { Ok(()) }
     }
 

@@ -182,6 +182,23 @@ fn a_link_to_the_file_is_followed() {
     assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
 }
 
+/// With RWF_DSYNC and with a barrier.
+#[test]
+fn a_synced_range_keeps_its_bytes_and_its_neighbours() {
+    for host_type in [Some(SYNCS_RANGES[0]), Some(NFS), None] {
+        let (_directory, path) = place();
+        let storage = FileStorage { host_type, ..create(&path).unwrap() };
+        storage.write_at(0, &[1; 3000]).unwrap();
+        storage.write_at(1000, &[2; 1000]).unwrap();
+        storage.sync_range(1000, &[2; 1000]).unwrap();
+        let mut out = [0; 3000];
+        storage.read_at(0, &mut out).unwrap();
+        assert_eq!(out.map(usize::from).iter().sum::<usize>(), 4000);
+        assert_eq!(out[1000..2000], [2; 1000]);
+        assert_eq!(storage.len().unwrap(), 3000);
+    }
+}
+
 /// Returns a storage that takes its host for NFS, and its directory.
 fn on_nfs() -> (tempfile::TempDir, FileStorage) {
     let (directory, path) = place();

@@ -458,9 +458,9 @@ struct LogReservation {
 }
 
 impl GroupCommit {
-    /// Writes an entry of all published and dirty changes, and waits for its barrier. Returns false
-    /// when a commit is needed: there is no log or no space in it, or a change that log entries
-    /// cannot record.
+    /// Writes an entry of all published and dirty changes, durably. Returns false when a
+    /// commit is needed: there is no log or no space in it, or a change that log entries cannot
+    /// record.
     fn append(&self, chain: &mut CommitTail) -> Result<bool> {
         let LogState::Open(tail) = chain.log else { return Ok(false) };
         if self.medium.pager.storage().has_atomic_barrier() {
@@ -492,13 +492,12 @@ impl GroupCommit {
             self.writer.lock().leave_log();
         }
         let after = match written {
-            Err(Error::NoSpace(reason)) => {
+            Err(Error::NoSpace(reason)) if pager.sticky_error().reason().is_none() => {
                 tracing::warn!("the host refused a write into the log: {reason}");
                 return Ok(false);
             }
             written => written?,
         };
-        pager.barrier()?;
         self.logged.0.fetch_add(1, Ordering::Relaxed);
         self.logged.1.fetch_add((after.block - tail.block) * BLOCK, Ordering::Relaxed);
         chain.log = LogState::Open(after);

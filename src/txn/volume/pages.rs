@@ -65,6 +65,15 @@ impl Volume {
         self.medium.pager.limit_unsynced()
     }
 
+    pub(crate) fn has_range_sync(&self) -> bool {
+        self.medium.pager.storage().has_range_sync()
+    }
+
+    /// Makes written pages durable, so that the next commit does not wait for them.
+    pub(crate) fn sync_data_ahead(&self) -> Result<()> {
+        self.medium.pager.barrier()
+    }
+
     pub(crate) fn write_data(
         &self,
         reservation: &mut Reservation,

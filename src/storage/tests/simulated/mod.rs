@@ -5,7 +5,8 @@
 //! [`MemoryStorage`](super::MemoryStorage):
 //!
 //! HOST-1  An operation is pending until a successful barrier; a crash keeps any subset of the
-//!     pending ones, in any order, in parts.
+//!     pending ones, in any order, in parts. A successful `sync_range` takes its bytes out of the
+//!     pending writes: they are on the medium.
 //! HOST-2  Punches, allocations and length changes persist independently of data: each may survive
 //!     where an earlier write did not.
 //! HOST-3  After a failed barrier the written data is *clean but lost*: reads see it until it is
@@ -43,6 +44,7 @@ pub(crate) enum OpKind {
     Punch { offset: u64, length: u64 },
     Allocate { offset: u64, length: u64 },
     SetLen(u64),
+    SyncRange { offset: u64, data: Arc<[u8]> },
     Barrier,
 }
 
@@ -162,7 +164,7 @@ impl SimulatedStorage {
         self.state.lock().writes
     }
 
-    /// Returns the number of successful barriers.
+    /// Returns the number of successful barriers and syncs of ranges.
     pub(crate) fn barriers(&self) -> u64 {
         self.state.lock().barriers
     }
@@ -268,8 +270,21 @@ fn apply(image: &mut SparseImage, op: &OpKind) {
         OpKind::Punch { offset, length } => image.punch(*offset, *length),
         OpKind::Allocate { offset, length } => image.allocate(*offset, *length),
         OpKind::SetLen(length) => image.set_len(*length),
-        OpKind::Barrier => {}
+        OpKind::SyncRange { .. } | OpKind::Barrier => {}
     }
+}
+
+/// Returns what is left of a pending operation once the range `synced` is on the medium. Only
+/// writes lose their part of it, so a crash may punch what was synced: no caller punches there.
+fn outside_of(kind: &OpKind, synced: &Range<u64>) -> Vec<OpKind> {
+    let OpKind::Write { offset, data } = kind else { return vec![kind.clone()] };
+    let (start, end) = (*offset, offset + data.len() as u64);
+    let parts = [start..end.min(synced.start), start.max(synced.end)..end];
+    let part = |part: Range<u64>| OpKind::Write {
+        offset: part.start,
+        data: data[(part.start - start) as usize..(part.end - start) as usize].into(),
+    };
+    parts.into_iter().filter(|part| !part.is_empty()).map(part).collect()
 }
 
 fn apply_fate(image: &mut SparseImage, op: &OpKind, fate: &Fate) {
@@ -318,7 +333,7 @@ fn apply_parts(image: &mut SparseImage, op: &OpKind, survives: &dyn Fn(u64) -> b
             }
         }
         OpKind::SetLen(_) if survives(0) => apply(image, op),
-        OpKind::SetLen(_) | OpKind::Barrier => {}
+        OpKind::SetLen(_) | OpKind::SyncRange { .. } | OpKind::Barrier => {}
     }
 }
 
@@ -362,9 +377,22 @@ impl State {
             OpKind::Write { offset, data } => (*offset, offset + data.len() as u64),
             OpKind::Punch { offset, length } => (*offset, offset.saturating_add(*length)),
             OpKind::SetLen(length) => (*length, u64::MAX),
-            OpKind::Allocate { .. } | OpKind::Barrier => return,
+            OpKind::Allocate { .. } | OpKind::SyncRange { .. } | OpKind::Barrier => return,
         };
         self.lost.retain(|block| block * HOST_BLOCK < start || (block + 1) * HOST_BLOCK > end);
+    }
+
+    /// Counts a barrier or the sync of a range, or fails it and loses the pending data (HOST-3).
+    fn begin_barrier(&mut self) -> Result<()> {
+        let mut begun = self.fault(FaultClass::Barrier);
+        if std::mem::take(&mut self.fail_barrier) {
+            begun = Err(eio("barrier error"));
+        }
+        match begun {
+            Ok(()) => self.barriers += 1,
+            Err(_) => self.drop_pending_data(),
+        }
+        begun
     }
 
     fn persist_pending(&mut self) {
@@ -378,6 +406,19 @@ impl State {
         self.pending_bytes = 0;
         if let Some(trace) = &mut self.trace {
             trace.push(OpKind::Barrier);
+        }
+    }
+
+    fn persist_range(&mut self, offset: u64, data: &Arc<[u8]>) {
+        let synced = offset..offset + data.len() as u64;
+        self.medium.put(offset, data);
+        self.pending = std::mem::take(&mut self.pending)
+            .into_iter()
+            .flat_map(|op| outside_of(&op.kind, &synced).into_iter().map(move |kind| PendingOp { kind, ..op.clone() }))
+            .collect();
+        self.pending_bytes = self.pending_bytes.saturating_sub(data.len() as u64);
+        if let Some(trace) = &mut self.trace {
+            trace.push(OpKind::SyncRange { offset, data: data.clone() });
         }
     }
 
@@ -502,19 +543,27 @@ impl Storage for SimulatedStorage {
     fn barrier(&self) -> Result<()> {
         self.announce(&OpKind::Barrier);
         let mut state = self.state.lock();
-        let mut result = state.fault(FaultClass::Barrier);
-        if std::mem::take(&mut state.fail_barrier) {
-            result = Err(eio("barrier error"));
+        state.begin_barrier()?;
+        state.persist_pending();
+        state.unpin();
+        Ok(())
+    }
+
+    fn sync_range(&self, offset: u64, data: &[u8]) -> Result<()> {
+        if !self.has_range_sync() {
+            return self.barrier();
         }
-        match result {
-            Ok(()) => {
-                state.persist_pending();
-                state.unpin();
-                state.barriers += 1;
-            }
-            Err(_) => state.drop_pending_data(),
-        }
-        result
+        let data: Arc<[u8]> = data.into();
+        self.announce(&OpKind::SyncRange { offset, data: data.clone() });
+        let mut state = self.state.lock();
+        state.begin_barrier()?;
+        state.persist_range(offset, &data);
+        Ok(())
+    }
+
+    fn has_range_sync(&self) -> bool {
+        let state = self.state.lock();
+        !state.ordered && state.room.is_none()
     }
 
     fn evict(&self, offset: u64, length: u64) -> Result<()> {

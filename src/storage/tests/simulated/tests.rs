@@ -36,6 +36,28 @@ fn synced_data_survives_a_crash() {
     assert_eq!((storage.writes(), storage.barriers(), storage.pending().len()), (3, 2, 0));
 }
 
+/// Of older writes, only the parts outside of the range stay pending.
+#[test]
+fn a_synced_range_survives_a_crash_and_other_writes_may_not() {
+    let storage = ones();
+    storage.record(1 << 20);
+    storage.write_at(2048, &[2; BLOCK]).unwrap();
+    storage.write_at(4096, &[3; 1024]).unwrap();
+    storage.sync_range(4096, &[3; 1024]).unwrap();
+    let dropped = drop_all(&storage).contents();
+    assert!(dropped[..4096].iter().chain(&dropped[5120..]).all(|byte| *byte == 1));
+    assert_eq!(dropped[4096..5120], [3; 1024]);
+    let kept = storage.crash(&mut |_| Fate::Keep);
+    assert_eq!(kept.contents(), storage.contents());
+    let trace = storage.recorded().unwrap();
+    let mut point = trace.replay();
+    while point.advance() {}
+    assert_eq!(point.power_loss(&mut |_| Fate::Drop).contents(), dropped);
+    assert_eq!(point.power_loss(&mut |_| Fate::Keep).contents(), storage.contents());
+    storage.barrier().unwrap();
+    assert_eq!(drop_all(&storage).contents(), storage.contents());
+}
+
 #[test]
 fn a_write_tears_between_sectors() {
     let storage = ones();

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::super::memory::SparseImage;
-use super::{Fate, OpKind, PendingOp, SimulatedStorage, State, apply, apply_fate, apply_parts};
+use super::{Fate, OpKind, PendingOp, SimulatedStorage, State, apply, apply_fate, apply_parts, outside_of};
 
 /// Operations requested since recording began; see [`SimulatedStorage::record`].
 #[derive(Clone)]
@@ -27,8 +27,11 @@ impl Trace {
 
     /// Records the operation unless the memory limit is reached; earlier operations stay valid.
     pub(super) fn push(&mut self, op: OpKind) {
-        let bytes =
-            size_of::<OpKind>() as u64 + if let OpKind::Write { data, .. } = &op { data.len() as u64 } else { 0 };
+        let bytes = size_of::<OpKind>() as u64
+            + match &op {
+                OpKind::Write { data, .. } | OpKind::SyncRange { data, .. } => data.len() as u64,
+                _ => 0,
+            };
         self.complete &= bytes <= self.left;
         if self.complete {
             self.left -= bytes;
@@ -47,7 +50,7 @@ impl Trace {
 
     /// Returns a replay positioned before the first operation.
     pub(crate) fn replay(&self) -> TraceReplay<'_> {
-        TraceReplay { trace: self, at: 0, window: 0, medium: self.base.clone() }
+        TraceReplay { trace: self, at: 0, pending: Vec::new(), medium: self.base.clone() }
     }
 }
 
@@ -80,24 +83,24 @@ impl SimulatedStorage {
 pub(crate) struct TraceReplay<'a> {
     trace: &'a Trace,
     at: usize,
-    /// First operation after the last barrier.
-    window: usize,
-    /// Medium after the last barrier.
+    pending: Vec<OpKind>,
+    /// Medium after the last barrier or sync of a range.
     medium: SparseImage,
 }
 
-impl<'a> TraceReplay<'a> {
+impl TraceReplay<'_> {
     pub(crate) fn position(&self) -> usize {
         self.at
     }
 
-    /// Returns the operations completed since the last barrier.
-    pub(crate) fn pending(&self) -> &'a [OpKind] {
-        &self.trace.ops[self.window..self.at]
+    /// Returns the operations completed that no barrier and no sync of a range covered.
+    pub(crate) fn pending(&self) -> &[OpKind] {
+        &self.pending
     }
 
+    /// Returns whether the next operation is a barrier or the sync of a range.
     pub(crate) fn at_barrier(&self) -> bool {
-        matches!(self.trace.ops.get(self.at), Some(OpKind::Barrier))
+        matches!(self.trace.ops.get(self.at), Some(OpKind::Barrier | OpKind::SyncRange { .. }))
     }
 
     /// Returns whether a crash keeps all pending operations or none (HOST-5).
@@ -109,11 +112,13 @@ impl<'a> TraceReplay<'a> {
     pub(crate) fn advance(&mut self) -> bool {
         match self.trace.ops.get(self.at) {
             None => return false,
-            Some(OpKind::Barrier) => {
-                self.trace.ops[self.window..self.at].iter().for_each(|op| apply(&mut self.medium, op));
-                self.window = self.at + 1;
+            Some(OpKind::Barrier) => self.pending.drain(..).for_each(|op| apply(&mut self.medium, &op)),
+            Some(OpKind::SyncRange { offset, data }) => {
+                self.medium.put(*offset, data);
+                let synced = *offset..*offset + data.len() as u64;
+                self.pending = self.pending.iter().flat_map(|op| outside_of(op, &synced)).collect();
             }
-            Some(_) => {}
+            Some(op) => self.pending.push(op.clone()),
         }
         self.at += 1;
         true
