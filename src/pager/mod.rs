@@ -23,7 +23,7 @@ use crate::format::{BLOCK, Generation, LOG, Pointer, RING_SLOTS, Run, Tag, reser
 use crate::frame::{DataHead, EntryStart, OpenedPage, PageCipher, PlainPage, SealedPage, WRONG_KIND};
 use crate::storage::Storage;
 
-/// Unsynced bytes, excluding batches in flight, that an fsync of a small file may have to wait for.
+/// Unsynced bytes, excluding batches in flight, that a commit of a small file may have to wait for.
 const UNSYNCED_LIMIT: u64 = 16 << 20;
 
 /// Bytes of file data after which their writeback is started: a few milliseconds of most media.
@@ -233,8 +233,8 @@ impl Pager {
     }
 }
 
-/// Bytes written since the last barrier. Limits what the next barrier has to wait for, so that an
-/// fsync of one file never waits for gigabytes of another: the host writes complete ranges to the
+/// Bytes written since the last barrier. Limits what the next barrier has to wait for, so that a
+/// commit of one file never waits for gigabytes of another: the host writes complete ranges to the
 /// medium early, and a barrier is issued when more than the limit may be left.
 ///
 /// Writers only count; [`Pager::limit_unsynced`] alone may wait for the medium. Writers of file
@@ -461,7 +461,8 @@ impl Pager {
 /// and whether it was reported.
 ///
 /// # Failures that set it
-/// - A failed barrier: the state of all writes before it is unknown.
+/// - A failed barrier, or a failed sync of a log entry, also for lack of space: the state of all
+///   writes before it is unknown.
 /// - A failed write with an I/O error: the content of those blocks is unknown, and the next write
 ///   is likely to fail too.
 /// - A page, list or record that a commit cannot write for any reason except lack of space: the

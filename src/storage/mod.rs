@@ -115,8 +115,8 @@ pub trait Storage: Send + Sync {
     }
 
     /// Waits until `data`, which was just written at `offset`, is durable. Where
-    /// [`Storage::has_range_sync`] holds, earlier writes may stay volatile. Errors: as for a
-    /// barrier, and final like them.
+    /// [`Storage::has_range_sync`] holds, earlier writes may stay volatile. An error is final, as
+    /// that of a barrier.
     fn sync_range(&self, _offset: u64, _data: &[u8]) -> Result<()> {
         self.barrier()
     }

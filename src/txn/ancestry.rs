@@ -6,10 +6,10 @@
 //!     its own newest one (its last barrier has returned, or recovery verified it from the medium).
 //!     A reader reports only the one before the newest (by TXN-3 the newest was written after the
 //!     barrier of that one returned), because a reader may see a record that so far is in the
-//!     host's cache alone. The same holds for entries of the log. A writer names the last one with
-//!     a returned barrier, or that recovery read from the medium. A reader names the one before the
-//!     last that it sees, as each is written after the barrier of the one before (10.3 rule 8), and
-//!     the first one after that of the record itself; and all that the newest record names as
+//!     host's cache alone. The same holds for entries of the log. A writer names the last one
+//!     that is durable, or that recovery read from the medium. A reader names the one before the
+//!     last that it sees, as each is written once the one before is durable (10.3 rule 8), and the
+//!     first one once the record is; and all that the newest record names as
 //!     pending, as they were read from the medium before it was written.
 //! LINEAGE-2  A recovery never undoes a record that was named by LINEAGE-1: handed in as `seen`, a
 //!     bad page of it is damage (specification 10.1).

@@ -102,7 +102,7 @@ impl FileSystem {
         if let Some(record) = self.record_with_full_log()
             && let Err(error) = self.writeback.seal_ahead(record)
         {
-            tracing::debug!(%error, "dirty data could not be sealed before the commit, which reports why");
+            tracing::debug!(%error, "dirty data could not be sealed and synced before the commit, which reports why");
         }
     }
 

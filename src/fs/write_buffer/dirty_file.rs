@@ -479,7 +479,11 @@ impl PublishedRanges<'_> {
             Some(length) => length.min(range.end).saturating_sub(range.start),
             None if self.bytes == 0 => 0,
             // A file without holes, as most are: the kernel asks with each fsync.
-            None if self.bytes == self.visible => visible.end - visible.start,
+            None if self.bytes == self.visible => {
+                let covered = visible.end - visible.start;
+                debug_assert!(extents::measure(self.view, self.ino, visible, u64::MAX).is_ok_and(|m| m.1 == covered));
+                covered
+            }
             None => extents::measure(self.view, self.ino, visible, u64::MAX)?.1,
         };
         Ok(range.end - range.start - covered)

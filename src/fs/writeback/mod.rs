@@ -140,8 +140,8 @@ impl Writeback {
 
     /// Seals pages for the dirty data of files that are not locked, and leaves it to the next
     /// commit to name them: log entries can follow (LOG-2), and that commit has less to do while
-    /// callers wait for it. It merges no frames either; the next batch here does. Where no entry
-    /// waits for them, the pages are written and made durable as well.
+    /// callers wait for it. It merges no frames either; the next batch here does. Where the sync of
+    /// an entry does not wait for the pages, this writes them and makes them durable as well.
     ///
     /// Once for each commit, which follows `record`: a file takes one sealed layer at a time,
     /// because a second one would be planned on extents that the first one replaces.
@@ -154,7 +154,8 @@ impl Writeback {
         self.sealed_ahead.store(record.0, Ordering::Relaxed);
         self.write_batch(&batch, &mut sealed, BatchKind::Ahead)?;
         // Not before the batch is written: a commit waits for it, and makes its own barrier.
-        if self.volume.has_range_sync() { self.volume.sync_data_ahead() } else { Ok(()) }
+        let has_written = self.volume.has_range_sync() && !sealed.layers.is_empty();
+        if has_written { self.volume.sync_data_ahead() } else { Ok(()) }
     }
 
     /// Returns whether a batch was sealed ahead of the commit that follows this record.

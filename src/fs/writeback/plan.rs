@@ -51,8 +51,8 @@ const MOST_UNWRITTEN: usize = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchKind {
     Whole,
-    /// Sealed ahead of a commit. Where a log entry that follows would wait for its pages, because
-    /// only a barrier makes the entry durable, they stay in memory until the commit names them.
+    /// Sealed ahead of a commit. Where only a barrier makes a log entry durable, an entry would
+    /// wait for the pages of this batch, so they stay in memory until the commit names them.
     Ahead,
     /// Data that arrived after a batch ahead of the commit: frames that are rewritten only to save
     /// space are left to a later batch.

@@ -6,8 +6,8 @@
 //! SEEN-1  A commit is remembered only when it is durable (LINEAGE-1): so no crash makes the
 //!     archive older than the remembered commit. A crash between the two leaves the archive newer,
 //!     which is no alarm. So is an entry of the log, with the record that it extends: a writer
-//!     remembers the last one with a returned barrier, a reader the one before the last that it
-//!     sees. So a host that loses its cache loses at most one that no reader remembers.
+//!     remembers the last one that is durable, a reader the one before the last that it sees. So a
+//!     host that loses its cache loses at most one that no reader remembers.
 //! SEEN-2  The remembered state goes to recovery as evidence (LINEAGE-2): a remembered commit with
 //!     a bad page is damage and is not undone.
 //! SEEN-3  A header is remembered by the lowest sequence number of its valid copies: copies are

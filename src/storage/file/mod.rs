@@ -43,7 +43,7 @@ const BTRFS: u64 = 0x9123_683E;
 const NFS: u64 = 0x6969;
 /// File system types of ext2 to ext4 and of XFS. There, a write with RWF_DSYNC waits for its own
 /// pages and, like fdatasync(2), for the growth of the file.
-const SYNCS_RANGES: [u64; 2] = [0xEF53, 0x5846_5342];
+const RANGE_SYNC_TYPES: [u64; 2] = [0xEF53, 0x5846_5342];
 
 /// Unit of the ballast allocation in bytes: the minimum growth of an archive.
 const BALLAST_PIECE: u64 = 1 << 20;
@@ -65,25 +65,26 @@ pub struct FileStorage {
     ballast: AtomicBool,
     /// Type of the host's file system, by fstatfs(2); `None` if that fails.
     host_type: Option<u64>,
+    has_range_sync: bool,
     early_errors: EarlyErrors,
 }
 
-/// Failed writes to NFS. There, write(2) also returns the error of an earlier write that the server
-/// refused meanwhile (ENOSPC, EDQUOT, EFBIG), and fsync(2) does not report it again. So no barrier
-/// succeeds after a failed write.
+/// Failed syncs, and failed writes to NFS. The host reports the loss of a write to one caller: to
+/// one of the syncs that run then, on NFS also to a write(2) (ENOSPC, EDQUOT, EFBIG). So no sync
+/// succeeds after a call that failed.
 ///
-/// A barrier looks for one after its fdatasync(2), when no write is in flight that has taken an
-/// error and has not noted it yet. A write that begins later cannot take the error of a write that
-/// this fdatasync(2) covered.
+/// A sync looks for one after its own call, when no call is in flight that has taken an error and
+/// has not noted it yet. A call that begins later cannot take the error of a write that this sync
+/// covered.
 #[derive(Default)]
 struct EarlyErrors {
-    /// Held for reading during each write(2) and fdatasync(2): both may take an error. Held for
-    /// writing by a caller that has to know that it took none.
+    /// Held for reading during each call that may take an error. Held for writing by a caller that
+    /// has to know that none did.
     in_flight: RwLock<()>,
     has_failed: AtomicBool,
 }
 
-const MAY_BE_LOST: &str = "an earlier write may be lost; check the server and its free space, and mount again";
+const MAY_BE_LOST: &str = "an earlier write may be lost; check the disk or the server, and mount again";
 
 impl EarlyErrors {
     fn watch<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -95,7 +96,7 @@ impl EarlyErrors {
         self.has_failed.store(true, Ordering::SeqCst);
     }
 
-    /// Fails after a failed write, once the writes in flight have ended.
+    /// Fails after a failed call, once those in flight have ended.
     fn check(&self) -> io::Result<()> {
         let _none_in_flight = self.in_flight.write();
         if self.has_failed.load(Ordering::SeqCst) { Err(io::Error::other(MAY_BE_LOST)) } else { Ok(()) }
@@ -126,6 +127,7 @@ impl FileName {
 impl FileStorage {
     fn new(file: File, path: &Path, name: Option<FileName>, mode: LockMode, length: u64) -> FileStorage {
         let host_type = rustix::fs::fstatfs(&file).ok().map(|host| host.f_type as u64);
+        let device = rustix::fs::fstat(&file).map_or(0, |found| found.st_dev);
         FileStorage {
             file,
             path: path.into(),
@@ -134,6 +136,7 @@ impl FileStorage {
             min_length: AtomicU64::new(length),
             ballast: AtomicBool::new(false),
             host_type,
+            has_range_sync: has_range_sync(host_type, device),
             early_errors: EarlyErrors::default(),
         }
     }
@@ -249,6 +252,13 @@ impl FileStorage {
         })
     }
 
+    /// Runs a sync of the host. Every error is final except EINTR (see `host_call`): the host
+    /// reports a lost write once and may then mark the page as clean.
+    fn sync(&self, sync: impl FnOnce() -> io::Result<()>) -> Result<()> {
+        self.early_errors.watch(|| sync().map_err(self.failed("syncing")))?;
+        self.early_errors.check().map_err(self.failed("syncing"))
+    }
+
     fn failed<E: Into<io::Error>>(&self, what: &str) -> impl FnOnce(E) -> Error + use<E> {
         let context = format!("{what} {}", self.path.display());
         move |source| Error::io(context, source.into())
@@ -302,6 +312,12 @@ impl FileStorage {
         self.min_length.fetch_max(end, Ordering::SeqCst);
         Ok(())
     }
+}
+
+/// Returns whether a write with RWF_DSYNC on this host syncs its own range. Without a block device
+/// the type is that of a server (9p), and the flag may have no effect.
+fn has_range_sync(host_type: Option<u64>, device: u64) -> bool {
+    host_type.is_some_and(|host| RANGE_SYNC_TYPES.contains(&host)) && rustix::fs::major(device) != 0
 }
 
 /// Compares the length with its lower bound. The bound is read first, so that concurrent growth
@@ -551,7 +567,8 @@ impl Storage for FileStorage {
 
     /// The advice starts the writeback of dirty pages, and drops clean ones from the cache.
     /// (sync_file_range(2) does only the first, and has no safe interface.) The next barrier
-    /// reports an error of the writeback, except on NFS, where a write(2) may take it.
+    /// or sync of a range reports an error of the writeback, except on NFS, where a write(2) may
+    /// take it.
     fn start_writeback(&self, range: Range<u64>) {
         if self.may_be_nfs() {
             return;
@@ -561,32 +578,22 @@ impl Storage for FileStorage {
     }
 
     fn barrier(&self) -> Result<()> {
-        // Every error is final except EINTR (see `host_call`): the host reports a lost write once
-        // and may then mark the page as clean.
-        let sync = || host_call::sync_data(&self.file).map_err(self.failed("syncing"));
-        if !self.may_be_nfs() {
-            return sync();
-        }
-        self.early_errors.watch(sync)?;
-        self.early_errors.check().map_err(self.failed("syncing"))
+        self.sync(|| Ok(host_call::sync_data(&self.file)?))
     }
 
-    /// Writes the data once more, now with RWF_DSYNC: its pages are dirty already, so a lack of
-    /// space was an error of the first write, and every error here is one of the medium.
+    /// Writes the data once more, now with RWF_DSYNC. A lack of space was an error of the first
+    /// write, which is no loss; here every error may be one, also ENOSPC, for it can be the error
+    /// of other pages.
     fn sync_range(&self, offset: u64, data: &[u8]) -> Result<()> {
-        if !self.has_range_sync() {
+        if !self.has_range_sync {
             return self.barrier();
         }
         let mut write = |data: &[u8], at| Ok(host_call::write_synced(&self.file, at, data)?);
-        match write_fully(&mut write, offset, data) {
-            // A sandbox such as gVisor, which reports the type of its host.
-            Err(source) if source.kind() == io::ErrorKind::Unsupported => self.barrier(),
-            written => written.map_err(self.failed("syncing")),
-        }
+        self.sync(|| write_fully(&mut write, offset, data))
     }
 
     fn has_range_sync(&self) -> bool {
-        self.host_type.is_some_and(|host| SYNCS_RANGES.contains(&host))
+        self.has_range_sync
     }
 
     /// Pages covered by a successful barrier are clean and are dropped, even if their writeback

@@ -182,12 +182,22 @@ fn a_link_to_the_file_is_followed() {
     assert!(matches!(storage.check_identity(), Err(Error::Damaged(_))));
 }
 
+#[test]
+fn only_a_disk_of_ext4_or_xfs_syncs_ranges() {
+    let (disk, server) = (rustix::fs::makedev(254, 1), rustix::fs::makedev(0, 50));
+    for host_type in RANGE_SYNC_TYPES {
+        assert!(has_range_sync(Some(host_type), disk));
+        assert!(!has_range_sync(Some(host_type), server), "9p reports the type of its server");
+    }
+    assert!(!has_range_sync(Some(BTRFS), disk) && !has_range_sync(Some(NFS), server) && !has_range_sync(None, disk));
+}
+
 /// With RWF_DSYNC and with a barrier.
 #[test]
 fn a_synced_range_keeps_its_bytes_and_its_neighbours() {
-    for host_type in [Some(SYNCS_RANGES[0]), Some(NFS), None] {
+    for has_range_sync in [true, false] {
         let (_directory, path) = place();
-        let storage = FileStorage { host_type, ..create(&path).unwrap() };
+        let storage = FileStorage { has_range_sync, ..create(&path).unwrap() };
         storage.write_at(0, &[1; 3000]).unwrap();
         storage.write_at(1000, &[2; 1000]).unwrap();
         storage.sync_range(1000, &[2; 1000]).unwrap();
@@ -219,31 +229,36 @@ fn no_barrier_of_nfs_succeeds_after_a_failed_write() {
     }
 }
 
-/// A write that has taken the error of an earlier one notes it before the barrier decides.
+/// A call that has taken the error of an earlier write notes it before a sync decides.
 #[test]
-fn a_barrier_of_nfs_waits_for_failed_writes_in_flight() {
-    let (_directory, storage) = on_nfs();
-    let (begun, begin) = std::sync::mpsc::channel();
-    let (fail, failing) = std::sync::mpsc::channel::<()>();
-    std::thread::scope(|scope| {
-        let storage = &storage;
-        let write = scope.spawn(move || {
-            storage.early_errors.watch(|| {
-                begun.send(()).unwrap();
-                failing.recv().unwrap();
-                Err::<(), _>(Error::NoSpace("full".into()))
-            })
+fn a_sync_waits_for_failed_calls_in_flight() {
+    for (has_range_sync, syncs_range) in [(false, false), (true, false), (true, true)] {
+        let (_directory, path) = place();
+        let storage = FileStorage { has_range_sync, ..create(&path).unwrap() };
+        storage.write_at(0, b"data").unwrap();
+        let (begun, begin) = std::sync::mpsc::channel();
+        let (fail, failing) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let storage = &storage;
+            let taker = scope.spawn(move || {
+                storage.sync(|| {
+                    begun.send(()).unwrap();
+                    failing.recv().unwrap();
+                    Err(io::Error::from_raw_os_error(libc::EIO))
+                })
+            });
+            begin.recv().unwrap();
+            let sync =
+                scope.spawn(move || if syncs_range { storage.sync_range(0, b"data") } else { storage.barrier() });
+            // Until the sync waits for the call.
+            while storage.early_errors.in_flight.try_read().is_some() && !sync.is_finished() {
+                std::thread::yield_now();
+            }
+            fail.send(()).unwrap();
+            taker.join().unwrap().unwrap_err();
+            sync.join().unwrap().unwrap_err();
         });
-        begin.recv().unwrap();
-        let barrier = scope.spawn(|| storage.barrier());
-        // Until the barrier waits for the write.
-        while storage.early_errors.in_flight.try_read().is_some() && !barrier.is_finished() {
-            std::thread::yield_now();
-        }
-        fail.send(()).unwrap();
-        write.join().unwrap().unwrap_err();
-        barrier.join().unwrap().unwrap_err();
-    });
+    }
 }
 
 #[test]
