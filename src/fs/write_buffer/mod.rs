@@ -318,7 +318,7 @@ impl WriteBuffer {
         let (state, dirty) = self.dirty_ranges(ino);
         let view = self.volume.view(&state);
         let inode = inode::load(view, ino)?;
-        let below = PublishedRanges::new(view, ino, &inode)?;
+        let below = PublishedRanges::new(view, ino, &inode)?.counting_extents();
         let added = dirty.iter().map(|range| below.hole_bytes(range)).sum::<Result<u64>>()?;
         let size = inode.size.max(dirty.last().map_or(0, |range| range.end));
         Ok(ContentSize { size, bytes: inode.bytes + added })
