@@ -304,7 +304,7 @@ case_the_log_tells_who_ended_the_mount() {
 
 # Some hosts end an fsync(2) with EINTR, which is no error of the file.
 case_host_calls_that_a_signal_interrupts_are_made_again() {
-    local calls=fdatasync,fsync,fallocate,ftruncate,syncfs traced
+    local calls=fdatasync,fsync,fallocate,ftruncate,syncfs,pwritev2 traced
     traced=(strace -f -e "trace=$calls" -e "inject=$calls:error=EINTR:when=1+3")
     new_archive box
     head -c 5000000 /dev/urandom >"$WORK/large"
@@ -312,9 +312,15 @@ case_host_calls_that_a_signal_interrupts_are_made_again() {
     "${traced[@]}" -o "$WORK/trace.extract" lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out"
     same_file "$WORK/large" "$WORK/out/large"
     "${traced[@]}" -o "$WORK/trace.compact" lockbox compact --passfile "$PASSFILE" "$WORK/box.lbx"
+    # On ext4 and XFS the daemon syncs its log with pwritev2(2).
+    "${traced[@]}" -o "$WORK/trace.exec" lockbox exec --passfile "$PASSFILE" "$WORK/box.lbx" -- \
+        sh -c 'for n in 1 2 3 4 5; do echo $n | dd of=synced oflag=append,sync conv=notrunc status=none; done'
     lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
+    same "$(lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" /synced)" $'1\n2\n3\n4\n5'
     local call
-    for call in fdatasync fsync fallocate ftruncate; do
+    local hit=(fdatasync fsync fallocate ftruncate)
+    case $(stat -f -c %T "$WORK") in ext2/ext3 | xfs) hit+=(pwritev2) ;; esac
+    for call in "${hit[@]}"; do
         grep -Eq "$call\(.*EINTR.*INJECTED" "$WORK"/trace.* || fail "$call was never interrupted"
     done
 }
