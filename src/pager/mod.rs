@@ -240,7 +240,7 @@ impl Pager {
 /// Writers only count; [`Pager::limit_unsynced`] alone may wait for the medium. Writers of file
 /// data call it after the last use of their pages. A commit therefore never waits for an early
 /// barrier while it blocks other writers: its flush waits for pages in flight and issues its own
-/// barriers.
+/// barriers. A barrier waits for an early one that began during it (`LostWrites`).
 #[derive(Default)]
 struct UnsyncedBytes {
     bytes: AtomicU64,
@@ -365,6 +365,10 @@ impl Pager {
         let sealed = self.cipher.seal_entry(head, address, body)?;
         let at = address * BLOCK;
         self.write(at, &sealed.bytes, "writing an entry of the log")?;
+        if !self.storage.has_range_sync() {
+            // The sync covers all counted bytes.
+            self.unsynced.reset();
+        }
         self.storage
             .sync_range(at, &sealed.bytes)
             .map_err(|error| self.sticky_error.record("making an entry of the log durable", error))?;
@@ -480,7 +484,7 @@ impl Pager {
 ///   written to the same place again, as if the first attempt had not happened. The seal covers
 ///   bytes and address, and no record references the page before its barrier, so a partial first
 ///   attempt has no effect. On NFS such a rejection may be of an earlier write: the next barrier
-///   fails (`EarlyErrors` of the file storage).
+///   fails (`LostWrites` of the file storage).
 ///
 /// # Reporting
 /// The caller that hits the failure gets its cause; later callers get [`Error::WriteFailed`]. If

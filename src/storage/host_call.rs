@@ -3,11 +3,11 @@
 //! # Why a repeated fsync loses nothing
 //! After a failed fsync(2) a second one cannot be trusted: the host reports a lost write once, and
 //! may then mark its page as clean. EINTR is not such a report: it means that the call ended early.
-//! Linux keeps the error of a failed writeback with the file (EIO, ENOSPC, EDQUOT) until an
-//! fsync(2) of the same descriptor returns it, and file systems on which writeback itself can be
-//! interrupted (NFS, SMB) leave the page dirty. So the repeated call does the remaining work or
-//! returns the error, and every error except EINTR is returned at once. (A FUSE host that replies
-//! EINTR to a WRITE and drops it would break this, like one that replies 0.)
+//! Linux keeps the error of a failed writeback with the file (EIO, ENOSPC, EDQUOT) until a sync of
+//! the same descriptor returns it (fsync(2), a write with RWF_DSYNC), and file systems on which
+//! writeback itself can be interrupted (NFS, SMB) leave the page dirty. So the repeated call does
+//! the remaining work or returns the error, and every error except EINTR is returned at once. (A
+//! FUSE host that replies EINTR to a WRITE and drops it would break this, like one that replies 0.)
 //!
 //! The methods of [`std::fs::File`] (`sync_all`, `sync_data`, `set_len`, `open`) repeat themselves.
 //! All other interruptible host calls go through this module: `clippy.toml` forbids the bare calls.

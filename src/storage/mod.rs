@@ -108,14 +108,14 @@ pub trait Storage: Send + Sync {
     /// wait for the medium.
     fn start_writeback(&self, _range: Range<u64>) {}
 
-    /// Waits until all earlier writes are durable. Fails also if a failed write may have taken the
-    /// error of an earlier one.
+    /// Waits until all earlier writes are durable. Fails also after a failed call that may have
+    /// taken the error of an earlier write.
     fn barrier(&self) -> Result<()> {
         Err(only_readable())
     }
 
     /// Waits until `data`, which was just written at `offset`, is durable. Where
-    /// [`Storage::has_range_sync`] holds, earlier writes may stay volatile. An error is final, as
+    /// [`Storage::has_range_sync`] holds, earlier writes may stay volatile. An error is final, like
     /// that of a barrier.
     fn sync_range(&self, _offset: u64, _data: &[u8]) -> Result<()> {
         self.barrier()

@@ -96,13 +96,16 @@ impl FileSystem {
         self.volume.nearly_full_log().filter(|record| !self.writeback.has_sealed_ahead(*record))
     }
 
-    /// Seals dirty data once the log is nearly full, so that callers wait less for the commit that
-    /// empties it. For a thread for which no caller waits.
+    /// Seals dirty data once the log is nearly full, and syncs its pages where they are written, so
+    /// that callers wait less for the commit that empties it. For a thread for which no caller
+    /// waits.
     pub fn seal_ahead(&self) {
-        if let Some(record) = self.record_with_full_log()
-            && let Err(error) = self.writeback.seal_ahead(record)
-        {
-            tracing::debug!(%error, "dirty data could not be sealed and synced before the commit, which reports why");
+        let Some(record) = self.record_with_full_log() else { return };
+        // The batch is marked as written before the sync: a commit that waits for it makes its own.
+        let sealed = self.writeback.seal_ahead(record);
+        let synced = sealed.and_then(|is_written| if is_written { self.volume.sync_data_ahead() } else { Ok(()) });
+        if let Err(error) = synced {
+            tracing::debug!(%error, "cannot seal and sync dirty data ahead of the commit, which reports the reason");
         }
     }
 

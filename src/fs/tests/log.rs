@@ -107,7 +107,7 @@ fn a_commit_names_what_was_sealed_ahead_of_it() {
 fn names_what_was_sealed_ahead(syncs_ranges: bool) {
     let (storage, dice, fs) = with_log(3);
     if !syncs_ranges {
-        storage.set_room(Some(1 << 30));
+        storage.sync_by_barriers();
     }
     let ino = file(&fs, b"file");
     let noise = |length: usize| {

@@ -484,7 +484,8 @@ impl PublishedRanges<'_> {
         let covered = match self.inline {
             Some(length) => length.min(range.end).saturating_sub(range.start),
             None if self.bytes == 0 => 0,
-            // A file without holes, as most are: the kernel asks with each fsync.
+            // A file without holes, as most are: the kernel asks with each fsync. (Extents beyond
+            // the size, which only a foreign archive has, make st_blocks wrong.)
             None if self.bytes == self.visible => visible.end - visible.start,
             None => extents::measure(self.view, self.ino, visible, u64::MAX)?.1,
         };

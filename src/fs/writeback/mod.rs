@@ -141,11 +141,12 @@ impl Writeback {
     /// Seals pages for the dirty data of files that are not locked, and leaves it to the next
     /// commit to name them: log entries can follow (LOG-2), and that commit has less to do while
     /// callers wait for it. It merges no frames either; the next batch here does. Where the sync of
-    /// an entry does not wait for the pages, this writes them and makes them durable as well.
+    /// an entry does not wait for the pages, this writes them as well, and returns true: the caller
+    /// syncs them.
     ///
     /// Once for each commit, which follows `record`: a file takes one sealed layer at a time,
     /// because a second one would be planned on extents that the first one replaces.
-    pub(super) fn seal_ahead(&self, record: Generation) -> Result<()> {
+    pub(super) fn seal_ahead(&self, record: Generation) -> Result<bool> {
         let files = self.write_buffer.files();
         let locked: Vec<_> = files.iter().filter_map(|file| file.try_lock()).collect();
         let batch = Arc::new(WritebackBatch::default());
@@ -153,9 +154,7 @@ impl Writeback {
         drop(locked);
         self.sealed_ahead.store(record.0, Ordering::Relaxed);
         self.write_batch(&batch, &mut sealed, BatchKind::Ahead)?;
-        // Not before the batch is written: a commit waits for it, and makes its own barrier.
-        let has_written = self.volume.has_range_sync() && !sealed.layers.is_empty();
-        if has_written { self.volume.sync_data_ahead() } else { Ok(()) }
+        Ok(self.volume.has_range_sync() && !sealed.layers.is_empty())
     }
 
     /// Returns whether a batch was sealed ahead of the commit that follows this record.

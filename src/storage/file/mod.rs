@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, PosixFadviseAdvice, fcntl, posix_fadvise};
@@ -66,40 +66,50 @@ pub struct FileStorage {
     /// Type of the host's file system, by fstatfs(2); `None` if that fails.
     host_type: Option<u64>,
     has_range_sync: bool,
-    early_errors: EarlyErrors,
+    lost_writes: LostWrites,
 }
 
 /// Failed syncs, and failed writes to NFS. The host reports the loss of a write to one caller: to
-/// one of the syncs that run then, on NFS also to a write(2) (ENOSPC, EDQUOT, EFBIG). So no sync
+/// one of the syncs in progress, on NFS also to a write(2) (ENOSPC, EDQUOT, EFBIG). So no sync
 /// succeeds after a call that failed.
 ///
 /// A sync looks for one after its own call, when no call is in flight that has taken an error and
 /// has not noted it yet. A call that begins later cannot take the error of a write that this sync
 /// covered.
 #[derive(Default)]
-struct EarlyErrors {
+struct LostWrites {
     /// Held for reading during each call that may take an error. Held for writing by a caller that
-    /// has to know that none did.
+    /// needs their results.
     in_flight: RwLock<()>,
-    has_failed: AtomicBool,
+    /// The first error.
+    failed: OnceLock<String>,
 }
 
-const MAY_BE_LOST: &str = "an earlier write may be lost; check the disk or the server, and mount again";
+const MAY_BE_LOST: &str =
+    "an earlier write may be lost; check the disk, or the server and its free space, and open the archive again";
 
-impl EarlyErrors {
+impl LostWrites {
     fn watch<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let _in_flight = self.in_flight.read();
-        call().inspect_err(|_| self.set_failed())
+        call().inspect_err(|error| self.set_failed(error))
     }
 
-    fn set_failed(&self) {
-        self.has_failed.store(true, Ordering::SeqCst);
+    fn set_failed(&self, error: &Error) {
+        let source = std::error::Error::source(error).map(|source| format!(": {source}"));
+        self.failed.get_or_init(|| format!("{error}{}", source.unwrap_or_default()));
     }
 
     /// Fails after a failed call, once those in flight have ended.
     fn check(&self) -> io::Result<()> {
         let _none_in_flight = self.in_flight.write();
-        if self.has_failed.load(Ordering::SeqCst) { Err(io::Error::other(MAY_BE_LOST)) } else { Ok(()) }
+        self.result()
+    }
+
+    fn result(&self) -> io::Result<()> {
+        match self.failed.get() {
+            Some(failed) => Err(io::Error::other(format!("{MAY_BE_LOST} ({failed})"))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -137,7 +147,7 @@ impl FileStorage {
             ballast: AtomicBool::new(false),
             host_type,
             has_range_sync: has_range_sync(host_type, device),
-            early_errors: EarlyErrors::default(),
+            lost_writes: LostWrites::default(),
         }
     }
 
@@ -255,8 +265,8 @@ impl FileStorage {
     /// Runs a sync of the host. Every error is final except EINTR (see `host_call`): the host
     /// reports a lost write once and may then mark the page as clean.
     fn sync(&self, sync: impl FnOnce() -> io::Result<()>) -> Result<()> {
-        self.early_errors.watch(|| sync().map_err(self.failed("syncing")))?;
-        self.early_errors.check().map_err(self.failed("syncing"))
+        self.lost_writes.watch(|| sync().map_err(self.failed("syncing")))?;
+        self.lost_writes.check().map_err(self.failed("syncing"))
     }
 
     fn failed<E: Into<io::Error>>(&self, what: &str) -> impl FnOnce(E) -> Error + use<E> {
@@ -289,21 +299,20 @@ impl FileStorage {
         if self.may_be_nfs() {
             // Between two syncs, without other writes and syncs, an error is that of the zeros:
             // nothing is lost, and the file gets its length back, so that they are written again.
-            let _alone = self.early_errors.in_flight.write();
+            let _alone = self.lost_writes.in_flight.write();
             let before = self.len()?;
             if before >= end {
                 return Ok(());
             }
-            host_call::sync_data(&self.file).map_err(|errno| {
-                tracing::warn!("a write to {} failed: {errno}", self.path.display());
-                self.early_errors.set_failed();
-                self.failed("syncing")(io::Error::other(MAY_BE_LOST))
+            let sync = || host_call::sync_data(&self.file).map_err(self.failed("syncing"));
+            sync().or_else(|error| {
+                self.lost_writes.set_failed(&error);
+                self.lost_writes.result().map_err(self.failed("syncing"))
             })?;
-            let synced = || host_call::sync_data(&self.file).map_err(self.failed("syncing"));
-            zeros(before).and_then(|()| synced()).inspect_err(|_| {
+            zeros(before).and_then(|()| sync()).inspect_err(|error| {
                 self.min_length.fetch_min(before, Ordering::SeqCst);
                 if self.file.set_len(before).is_err() {
-                    self.early_errors.set_failed();
+                    self.lost_writes.set_failed(error);
                 }
             })?;
         } else {
@@ -473,7 +482,7 @@ impl Storage for FileStorage {
         let end = end_of(offset, data.len() as u64)?;
         self.check_not_truncated()?;
         match self.may_be_nfs() {
-            true => self.early_errors.watch(|| self.write_all_at(offset, data))?,
+            true => self.lost_writes.watch(|| self.write_all_at(offset, data))?,
             false => self.write_all_at(offset, data)?,
         }
         self.min_length.fetch_max(end, Ordering::SeqCst);
@@ -581,15 +590,19 @@ impl Storage for FileStorage {
         self.sync(|| Ok(host_call::sync_data(&self.file)?))
     }
 
-    /// Writes the data once more, now with RWF_DSYNC. A lack of space was an error of the first
-    /// write, which is no loss; here every error may be one, also ENOSPC, for it can be the error
-    /// of other pages.
+    /// Writes the data again, with RWF_DSYNC. ENOSPC of the first write loses nothing. Any error of
+    /// this one, ENOSPC too, may be the loss of another page.
     fn sync_range(&self, offset: u64, data: &[u8]) -> Result<()> {
         if !self.has_range_sync {
             return self.barrier();
         }
         let mut write = |data: &[u8], at| Ok(host_call::write_synced(&self.file, at, data)?);
-        self.sync(|| write_fully(&mut write, offset, data))
+        let synced = |source: io::Error| match source.raw_os_error() {
+            // A sandbox without this call, which has reported no loss by that.
+            Some(libc::ENOSYS) => Ok(host_call::sync_data(&self.file)?),
+            _ => Err(source),
+        };
+        self.sync(|| write_fully(&mut write, offset, data).or_else(synced))
     }
 
     fn has_range_sync(&self) -> bool {

@@ -458,8 +458,8 @@ struct LogReservation {
 }
 
 impl GroupCommit {
-    /// Writes an entry of all published and dirty changes, durably. Returns false when a
-    /// commit is needed: there is no log or no space in it, or a change that log entries cannot
+    /// Writes an entry of all published and dirty changes and makes it durable. Returns false when
+    /// a commit is needed: there is no log or no space in it, or a change that log entries cannot
     /// record.
     fn append(&self, chain: &mut CommitTail) -> Result<bool> {
         let LogState::Open(tail) = chain.log else { return Ok(false) };

@@ -125,7 +125,7 @@ impl fmt::Display for Tally {
 enum End {
     /// All requested writes are on the medium.
     Whole,
-    /// No write since the last barrier is on the medium.
+    /// No pending write is on the medium.
     Nothing,
     /// All except this operation.
     Without(usize),
@@ -157,7 +157,7 @@ fn ends(point: &TraceReplay<'_>, mut each: impl FnMut(End)) {
         return;
     }
     each(End::Whole);
-    if pending == 1 {
+    if pending == 1 || (pending > 1 && point.is_after_range_sync()) {
         each(End::Nothing);
     }
     let step = pending.div_ceil(MANY).max(1);

@@ -173,7 +173,12 @@ impl Changes<'_> {
             28 => self.remove_snapshot(),
             29 | 30 => self.restore(),
             31 | 32 => self.back_up(),
-            33 | 34 => fs.writeback.seal_ahead(fs.volume.durable().generation).unwrap(),
+            33 | 34 => {
+                // Entries may come before the sync of its pages, or a crash without it.
+                if fs.writeback.seal_ahead(fs.volume.durable().generation).unwrap() && self.below(2) == 0 {
+                    fs.volume.sync_data_ahead().unwrap();
+                }
+            }
             _ => {
                 if let Some(ino) = file {
                     let mode = Some(0o600 + self.below(64) as u32);
@@ -331,6 +336,9 @@ pub(super) fn run(seed: u64) -> Run {
         pack: !seed.is_multiple_of(4),
         ..OPTIONS
     };
+    if seed % 5 == 1 {
+        storage.sync_by_barriers();
+    }
     let fs = create_with(storage.clone(), dice.clone(), options);
     storage.record(TRACE_LIMIT);
     let recorder = Recorder::new(&fs, &storage, &dice);

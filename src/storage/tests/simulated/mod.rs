@@ -9,7 +9,7 @@
 //!     pending writes: they are on the medium.
 //! HOST-2  Punches, allocations and length changes persist independently of data: each may survive
 //!     where an earlier write did not.
-//! HOST-3  After a failed barrier the written data is *clean but lost*: reads see it until it is
+//! HOST-3  After a failed barrier or sync of a range the written data is *clean but lost*: reads see it until it is
 //!     evicted, and no later barrier writes it to the medium. (ext4 and XFS behave so after a
 //!     failed writeback.)
 //! HOST-4  The death of a process loses nothing of the cache and makes nothing durable.
@@ -88,6 +88,8 @@ struct State {
     pending_upload_bytes: u64,
     /// Set for atomic barriers (HOST-5).
     ordered: bool,
+    /// Set when the sync of a range is a barrier.
+    syncs_by_barriers: bool,
     fail_barrier: bool,
     /// Space of a copy-on-write host (HOST-6).
     room: Option<fault::CowSpace>,
@@ -133,6 +135,11 @@ impl SimulatedStorage {
     /// Makes the host copy-on-write (HOST-6) with `free` bytes left; `None` ends that.
     pub(crate) fn set_room(&self, free: Option<u64>) {
         self.state.lock().set_room(free);
+    }
+
+    /// Makes each sync of a range a barrier.
+    pub(crate) fn sync_by_barriers(&self) {
+        self.state.lock().syncs_by_barriers = true;
     }
 
     /// Makes all following barriers atomic (STORAGE-4).
@@ -274,8 +281,8 @@ fn apply(image: &mut SparseImage, op: &OpKind) {
     }
 }
 
-/// Returns what is left of a pending operation once the range `synced` is on the medium. Only
-/// writes lose their part of it, so a crash may punch what was synced: no caller punches there.
+/// Returns the parts of a pending operation outside of the range `synced`, which is on the medium.
+/// Only writes have such parts, so a crash may punch what was synced: no caller punches there.
 fn outside_of(kind: &OpKind, synced: &Range<u64>) -> Vec<OpKind> {
     let OpKind::Write { offset, data } = kind else { return vec![kind.clone()] };
     let (start, end) = (*offset, offset + data.len() as u64);
@@ -563,7 +570,7 @@ impl Storage for SimulatedStorage {
 
     fn has_range_sync(&self) -> bool {
         let state = self.state.lock();
-        !state.ordered && state.room.is_none()
+        !state.ordered && !state.syncs_by_barriers && state.room.is_none()
     }
 
     fn evict(&self, offset: u64, length: u64) -> Result<()> {

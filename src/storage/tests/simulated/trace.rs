@@ -98,6 +98,11 @@ impl TraceReplay<'_> {
         &self.pending
     }
 
+    /// Returns whether the last operation was the sync of a range.
+    pub(crate) fn is_after_range_sync(&self) -> bool {
+        self.at > 0 && matches!(self.trace.ops.get(self.at - 1), Some(OpKind::SyncRange { .. }))
+    }
+
     /// Returns whether the next operation is a barrier or the sync of a range.
     pub(crate) fn at_barrier(&self) -> bool {
         matches!(self.trace.ops.get(self.at), Some(OpKind::Barrier | OpKind::SyncRange { .. }))
