@@ -110,14 +110,20 @@ case_a_daemon_leaves_no_core_and_cannot_be_traced_by_its_user() {
     as_user lockbox umount "$WORK/home/point"
 }
 
+refers() {
+    [[ $(readlink "$1") == "$2" ]]
+}
+
 case_a_daemon_holds_its_pipes_alone() {
     local pid
     new_archive box
     attach box
     pid=$(daemon_of "$WORK/box.lbx")
-    # The key came by standard input, which is gone. What is said on standard error is in the log.
-    same "$(readlink "/proc/$pid/fd/0" "/proc/$pid/fd/1" | sort -u)" /dev/null
-    same "$(readlink "/proc/$pid/fd/2")" "$(realpath "$WORK/box.log")"
+    # The key came by standard input, which is gone. The daemon lets go of the other two once it has reported to the command that it
+    # is mounted. What is said on standard error is in the log.
+    same "$(readlink "/proc/$pid/fd/0")" /dev/null
+    await refers "/proc/$pid/fd/1" /dev/null
+    await refers "/proc/$pid/fd/2" "$(realpath "$WORK/box.log")"
     detach box
 }
 
