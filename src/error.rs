@@ -109,6 +109,14 @@ impl Error {
         }
     }
 
+    /// Returns the message, followed by that of the cause.
+    pub(crate) fn with_cause(&self) -> String {
+        match std::error::Error::source(self) {
+            Some(source) => format!("{self}: {source}"),
+            None => self.to_string(),
+        }
+    }
+
     /// Creates the error of a request to a server. `context` is the whole sentence.
     pub fn request(context: impl Into<String>, kind: io::ErrorKind) -> Self {
         Error::Io { context: context.into(), source: Arc::new(io::Error::new(kind, FailedRequest { advice: None })) }

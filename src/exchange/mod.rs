@@ -91,10 +91,7 @@ impl fmt::Display for Problem {
         match &self.cause {
             ProblemCause::Changed => f.write_str("the file changed while it was read"),
             ProblemCause::Itself => f.write_str("the archive cannot hold itself"),
-            ProblemCause::Failed(error) => match std::error::Error::source(error) {
-                Some(source) => write!(f, "{error}: {source}"),
-                None => write!(f, "{error}"),
-            },
+            ProblemCause::Failed(error) => f.write_str(&error.with_cause()),
         }
     }
 }

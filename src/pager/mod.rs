@@ -365,13 +365,12 @@ impl Pager {
         let sealed = self.cipher.seal_entry(head, address, body)?;
         let at = address * BLOCK;
         self.write(at, &sealed.bytes, "writing an entry of the log")?;
-        if !self.storage.has_range_sync() {
-            // The sync covers all counted bytes.
-            self.unsynced.reset();
+        if self.storage.has_range_sync() {
+            let synced = self.storage.sync_range(at, &sealed.bytes);
+            synced.map_err(|error| self.sticky_error.record("making an entry of the log durable", error))?;
+        } else {
+            self.barrier()?;
         }
-        self.storage
-            .sync_range(at, &sealed.bytes)
-            .map_err(|error| self.sticky_error.record("making an entry of the log durable", error))?;
         Ok(sealed.tag)
     }
 
@@ -521,11 +520,7 @@ impl StickyError {
             first = true;
             // Set before the reason becomes visible and a caller can ask for the cause.
             *self.unreported.lock() = Some(error.clone());
-            let mut text = format!("{doing}: {error}");
-            if let Some(source) = std::error::Error::source(&error) {
-                text.push_str(&format!(": {source}"));
-            }
-            text
+            format!("{doing}: {}", error.with_cause())
         });
         if first && !self.is_unlogged {
             tracing::error!("archive is read-only from now on: {reason}");

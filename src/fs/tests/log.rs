@@ -96,9 +96,8 @@ fn a_small_fsync_is_one_write_into_the_log_and_a_sync_of_its_range() {
     assert_space(&back);
 }
 
-/// Sealing ahead writes and syncs its pages where the sync of an entry does not wait for them, and
-/// keeps them in memory elsewhere. Entries follow, and the commit is left with what was written
-/// later.
+/// Sealing ahead writes and syncs its pages if the sync of an entry does not wait for them, and
+/// otherwise keeps them in memory. Entries follow, and the commit seals only later writes.
 #[test]
 fn a_commit_names_what_was_sealed_ahead_of_it() {
     [true, false].into_iter().for_each(names_what_was_sealed_ahead);

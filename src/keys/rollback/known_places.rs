@@ -45,7 +45,7 @@ use lockbox_terminal::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{MARK, RollbackOptions, SealedFile, mark_at, open_directory, put_mark, read_in, sentence, write_in};
+use super::{MARK, RollbackOptions, SealedFile, mark_at, open_directory, put_mark, read_in, write_in};
 use crate::crypto::SecretKey;
 use crate::crypto::aead::XaesKey;
 use crate::crypto::kdf::hkdf;
@@ -202,7 +202,7 @@ impl KnownPlaces {
 
     fn of(options: &RollbackOptions, archive: ArchiveId, fingerprint: Fingerprint) -> KnownPlaces {
         let places = places(options).unwrap_or_else(|error| {
-            tracing::warn!("{}; another archive in the place of this one would not be noticed", sentence(&error));
+            tracing::warn!("{}; another archive in the place of this one would not be noticed", error.with_cause());
             Vec::new()
         });
         KnownPlaces { places, archive, fingerprint }
@@ -307,7 +307,7 @@ impl KnownPlaces {
             if let Err(error) = place.file.save(known.encode(), &SystemEnvironment) {
                 tracing::warn!(
                     "{}; another archive in the place of this one would not be noticed later",
-                    sentence(&error)
+                    error.with_cause()
                 );
                 return;
             }
@@ -345,7 +345,7 @@ fn places(options: &RollbackOptions) -> Result<Vec<Place>> {
         let loaded = file.load(HEAD + MOST_FINGERPRINTS * FINGERPRINT);
         let known = loaded.and_then(|plain| plain.map(|plain| Known::decode(&plain)).transpose());
         let known = known.unwrap_or_else(|error| {
-            tracing::warn!("{}; another archive in the place of this one would not be noticed", sentence(&error));
+            tracing::warn!("{}; another archive in the place of this one would not be noticed", error.with_cause());
             None
         });
         Place { name: name.clone(), file, known }

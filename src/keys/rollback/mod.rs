@@ -218,14 +218,6 @@ fn mark_at(bytes: &[u8], at: usize) -> Mark {
     Mark { session: array_at(bytes, at), first, generation, tag: array_at(bytes, at + 32) }
 }
 
-/// An error with its cause, for a warning.
-fn sentence(error: &Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
-}
-
 const KEY_LABEL: &str = "lockbox/v1/seen";
 const NAME_LABEL: &str = "lockbox/v1/seen/name";
 /// Associated data: there is one kind of message under the key.
@@ -377,7 +369,7 @@ impl RollbackCheck {
         let file = directory.map(|directory| RollbackStateFile::new(directory, volume_key, archive));
         let seen = file.as_ref().and_then(|file| {
             file.load().unwrap_or_else(|error| {
-                tracing::warn!("{}; an older copy of this archive would not be noticed", sentence(&error));
+                tracing::warn!("{}; an older copy of this archive would not be noticed", error.with_cause());
                 None
             })
         });
@@ -571,7 +563,7 @@ impl RollbackGuard {
             && let Err(error) = self.try_remember(file)
             && !self.complained.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!("{}; an older copy of this archive would not be noticed later", sentence(&error));
+            tracing::warn!("{}; an older copy of this archive would not be noticed later", error.with_cause());
         }
     }
 

@@ -95,8 +95,7 @@ impl LostWrites {
     }
 
     fn set_failed(&self, error: &Error) {
-        let source = std::error::Error::source(error).map(|source| format!(": {source}"));
-        self.failed.get_or_init(|| format!("{error}{}", source.unwrap_or_default()));
+        self.failed.get_or_init(|| error.with_cause());
     }
 
     /// Fails after a failed call, once those in flight have ended.

@@ -9,9 +9,9 @@
 //!     pending writes: they are on the medium.
 //! HOST-2  Punches, allocations and length changes persist independently of data: each may survive
 //!     where an earlier write did not.
-//! HOST-3  After a failed barrier or sync of a range the written data is *clean but lost*: reads see it until it is
-//!     evicted, and no later barrier writes it to the medium. (ext4 and XFS behave so after a
-//!     failed writeback.)
+//! HOST-3  After a failed barrier or sync of a range the written data is *clean but lost*: reads
+//!     see it until it is evicted, and no later barrier writes it to the medium. (ext4 and XFS
+//!     behave so after a failed writeback.)
 //! HOST-4  The death of a process loses nothing of the cache and makes nothing durable.
 //! HOST-5  Storage with atomic barriers (STORAGE-4) keeps all pending operations or none in a
 //!     crash, and none when the process dies.

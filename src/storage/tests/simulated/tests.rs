@@ -36,7 +36,7 @@ fn synced_data_survives_a_crash() {
     assert_eq!((storage.writes(), storage.barriers(), storage.pending().len()), (3, 2, 0));
 }
 
-/// Of older writes, only the parts outside of the range stay pending.
+/// The parts of older writes outside of the range stay pending.
 #[test]
 fn a_synced_range_survives_a_crash_and_other_writes_may_not() {
     let storage = ones();
