@@ -30,6 +30,7 @@ use lockbox_terminal::display;
 use crate::error::{Error, Result, Timestamp};
 use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, SetTime, XattrMode, mode};
+use crate::storage::FileIdentity;
 
 /// Kernel limit in bytes of one value and of the list of names.
 const MAX_VALUE: usize = 64 << 10;
@@ -352,10 +353,13 @@ pub(super) fn creator_of(stat: &Stat) -> Creator {
     Creator { uid: stat.st_uid, gid: stat.st_gid, umask: None }
 }
 
-/// Returns whether a host file was modified between two stat calls, as far as its times show.
-pub(super) fn was_written(before: &Stat, after: &Stat) -> bool {
-    let version = |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
-    version(before) != version(after)
+/// Version of a host file, which differs after any change of it. That of a later file with the
+/// inode number of a removed one differs as well. The change time counts, because programs can set
+/// the modification time back.
+pub(super) type FileVersion = (FileIdentity, i64, [(i64, u64); 2]);
+
+pub(super) fn version(stat: &Stat) -> FileVersion {
+    (FileIdentity::from(stat), stat.st_size, [(stat.st_mtime, stat.st_mtime_nsec), (stat.st_ctime, stat.st_ctime_nsec)])
 }
 
 /// Reads into the buffer and returns the number of bytes, 0 at the end of the file.

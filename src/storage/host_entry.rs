@@ -218,7 +218,7 @@ impl RenameStep<'_> {
 }
 
 /// Identity of a file among all that exist at the same time: device and inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity(u64, u64);
 
 impl FileIdentity {

@@ -204,6 +204,7 @@ fn a_file_that_changes_meanwhile_is_reported() {
     let path = work_dir.create_archive("a.lbx");
     fs::create_dir(work_dir.path("tree")).unwrap();
     fs::write(work_dir.path("tree/log"), vec![b'a'; 3 << 20]).unwrap();
+    fs::write(work_dir.path("tree/restored"), vec![b'a'; 3 << 20]).unwrap();
     fs::write(work_dir.path("tree/other"), "other").unwrap();
     let key = keys::unlock(&path, &Passphrase::new(PASSPHRASE.into())).unwrap();
     let archive = Archive::open(&path, &key, &Default::default()).unwrap();
@@ -217,8 +218,8 @@ fn a_file_that_changes_meanwhile_is_reported() {
         one_file_system: false,
         mirror: None,
     };
-    let log = work_dir.path("tree/log");
-    let mut appended = false;
+    let (log, restored) = (work_dir.path("tree/log"), work_dir.path("tree/restored"));
+    let (mut appended, mut calls) = (false, 0);
     let report = exchange::import(
         archive.file_system(),
         archive.identity(),
@@ -229,13 +230,24 @@ fn a_file_that_changes_meanwhile_is_reported() {
                 appended = true;
                 OpenOptions::new().append(true).open(&log).unwrap().write_all(b"more").unwrap();
             }
+            calls += u32::from(progress.path.ends_with(b"/restored"));
+            // With the same size and modification time as before; the first call precedes the file.
+            if progress.path.ends_with(b"/restored") && calls == 2 {
+                let file = OpenOptions::new().write(true).open(&restored).unwrap();
+                let time = file.metadata().unwrap().modified().unwrap();
+                file.write_all_at(b"new", (3 << 20) - 3).unwrap();
+                file.set_modified(time).unwrap();
+            }
             Ok(())
         },
     )
     .unwrap();
-    assert_eq!((report.copied.files, report.problems.len()), (2, 1));
-    assert!(report.problems[0].path.ends_with(b"tree/log"));
-    assert!(matches!(report.problems[0].cause, ProblemCause::Changed));
+    assert_eq!(report.copied.files, 3);
+    let mut changed: Vec<_> = report.problems.iter().map(|problem| problem.path.as_slice()).collect();
+    changed.sort_unstable();
+    assert_eq!(changed.len(), 2);
+    assert!(changed[0].ends_with(b"tree/log") && changed[1].ends_with(b"tree/restored"));
+    assert!(report.problems.iter().all(|problem| matches!(problem.cause, ProblemCause::Changed)));
     archive.close().unwrap();
     await_free(&path);
     assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "tree/log"]), vec![b'a'; 3 << 20]);

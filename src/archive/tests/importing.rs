@@ -252,3 +252,47 @@ fn less_content_than_a_file_states_is_copied_and_reported() {
     let file = fs.lookup(ROOT_INO, b"possible").unwrap();
     assert_eq!(fs.read(file.ino, 0, 1 << 20).unwrap(), content);
 }
+
+/// A later file may have the inode number of a removed one, or its modification time.
+#[test]
+fn a_file_is_the_hard_link_of_no_other_version() {
+    let host = tempfile::tempdir().unwrap();
+    let (first, out) = (host.path().join("one/file"), host.path().join("out"));
+    let second = host.path().join("two/file");
+    let (old, new) = (noise(1, 100_000), noise(2, 100_000));
+    for renames in [true, false] {
+        for directory in ["one", "two"] {
+            std::fs::create_dir_all(host.path().join(directory)).unwrap();
+        }
+        std::fs::write(&first, &old).unwrap();
+        std::fs::hard_link(&first, &out).unwrap();
+        let time = std::fs::metadata(&first).unwrap().modified().unwrap();
+        let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
+        let mut changed = false;
+        let report =
+            import(&fs, None, &[host.path().join("one"), host.path().join("two")], &options(), &mut |progress| {
+                if progress.path.ends_with(b"/two") && !changed {
+                    changed = true;
+                    if renames {
+                        std::fs::rename(&out, &second).unwrap();
+                        std::fs::remove_file(&first).unwrap();
+                    } else {
+                        std::fs::hard_link(&first, &second).unwrap();
+                    }
+                    std::fs::write(&second, &new).unwrap();
+                    File::options().write(true).open(&second).unwrap().set_modified(time).unwrap();
+                }
+                Ok(())
+            })
+            .unwrap();
+        assert!(changed && report.problems.is_empty());
+        let content = |directory: &[u8]| {
+            let file = fs.lookup(fs.lookup(ROOT_INO, directory).unwrap().ino, b"file").unwrap();
+            (file.links, fs.read(file.ino, 0, 1 << 20).unwrap())
+        };
+        assert!(content(b"one") == (1, old.clone()) && content(b"two") == (1, new.clone()), "renames: {renames}");
+        std::fs::remove_dir_all(host.path().join("one")).unwrap();
+        std::fs::remove_dir_all(host.path().join("two")).unwrap();
+        let _ = std::fs::remove_file(&out);
+    }
+}

@@ -13,7 +13,7 @@ use lockbox_terminal::display;
 use super::{ImportedDirectory, Importer, top_name};
 use crate::error::{Error, Result};
 use crate::exchange::attributes::{
-    self, FileDifference, HostName, XattrObject, attributes_of, compare_with_host, host_error,
+    self, FileDifference, HostName, XattrObject, attributes_of, compare_with_host, host_error, version,
 };
 use crate::exchange::path_ops::{self, delete_tree, none_if_missing};
 use crate::exchange::staging_dir::open_directory;
@@ -338,7 +338,7 @@ impl Importer<'_> {
     /// others.
     pub(super) fn is_unchanged(&mut self, stat: &Stat, host: HostName<'_>, parent: Ino, name: &[u8]) -> Result<bool> {
         let Some(existing) = none_if_missing(self.fs.lookup(parent, name))? else { return Ok(false) };
-        let id = (stat.st_dev, stat.st_ino);
+        let id = version(stat);
         let linked = self.links.get(&id).copied();
         let same_names = match linked {
             Some((ino, _)) => ino == existing.ino,

@@ -15,7 +15,9 @@ use rustix::io::Errno;
 
 use lockbox_terminal::display;
 
-use super::attributes::{self, HostName, SkippedItems, XattrObject, attributes_of, creator_of, host_error};
+use super::attributes::{
+    self, FileVersion, HostName, SkippedItems, XattrObject, attributes_of, creator_of, host_error, version,
+};
 use super::walk::{self, HostEntries, TreeWalk, WalkStep};
 use super::{CopyCounts, CopyTally, FileTotals, Filter, Problem, ProblemCause, Progress, path_ops};
 use crate::error::{Error, Result};
@@ -143,9 +145,9 @@ struct Importer<'a> {
     archive: Option<FileIdentity>,
     report: ImportReport,
     tally: CopyTally,
-    /// Copies of files with several hard links, by device and inode number, with the number of
-    /// links still expected. Overlapping sources may encounter a link twice.
-    links: HashMap<(u64, u64), (Ino, u64)>,
+    /// Copies of files with several hard links, by version, with the number of links still
+    /// expected. Overlapping sources may encounter a link twice.
+    links: HashMap<FileVersion, (Ino, u64)>,
     /// Files of the archive matched with a host file that has several hard links.
     claimed: HashSet<Ino>,
     piece: Vec<u8>,
@@ -243,8 +245,13 @@ impl Importer<'_> {
             FileType::Directory => return self.directory(open(OFlags::DIRECTORY)?, parent, name).map(Some),
             FileType::RegularFile => {
                 let file = open(OFlags::empty())?;
-                if stat.st_nlink != 1 || !self.read_small(&file, parent, name)? {
-                    self.linked(&stat, parent, name, |import| import.file(&file, parent, name))?;
+                // The name may denote another file by now.
+                let stat = rustix::fs::fstat(&file).map_err(host_error("cannot read"))?;
+                if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+                    return Err(Error::invalid("the file was replaced while it was opened"));
+                }
+                if !self.read_small(&file, &stat, parent, name)? {
+                    self.linked(&stat, parent, name, |import| import.file(&file, &stat, parent, name))?;
                 }
             }
             _ => self.linked(&stat, parent, name, |import| import.node(host, &stat, parent, name))?,
@@ -295,7 +302,7 @@ impl Importer<'_> {
         name: &[u8],
         copy: impl FnOnce(&mut Self) -> Result<Ino>,
     ) -> Result<()> {
-        let id = (stat.st_dev, stat.st_ino);
+        let id = version(stat);
         let remaining = match self.links.get(&id).copied() {
             Some((ino, remaining)) => {
                 self.place(parent, name, |name| self.fs.link(ino, parent, name), |_, _| Ok(()))?;
@@ -312,15 +319,11 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn file(&mut self, host: &OwnedFd, parent: Ino, name: &[u8]) -> Result<Ino> {
-        let stat = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Error::invalid("the file was replaced while it was opened"));
-        }
-        let (fs, creator) = (self.fs, creator_of(&stat));
+    fn file(&mut self, host: &OwnedFd, stat: &Stat, parent: Ino, name: &[u8]) -> Result<Ino> {
+        let (fs, creator) = (self.fs, creator_of(stat));
         let make = |name: &[u8]| fs.create_and_open(parent, name, stat.st_mode & mode::PERMISSIONS, creator);
         let ino = self.place(parent, name, make, |import, ino| {
-            let filled = import.fill(host, &stat, ino);
+            let filled = import.fill(host, stat, ino);
             fs.release(ino)?;
             filled
         })?;
@@ -338,7 +341,7 @@ impl Importer<'_> {
         let set = SetAttributes { size: Some(end), ..attributes_of(before) };
         self.fs.set_attributes(ino, &set)?;
         let after = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
-        if end < size || attributes::was_written(before, &after) {
+        if end < size || version(before) != version(&after) {
             self.report.problems.push(Problem { path: self.path.clone(), cause: ProblemCause::Changed });
         }
         Ok(())

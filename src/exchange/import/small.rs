@@ -6,12 +6,12 @@
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{FileType, SeekFrom, Stat};
+use rustix::fs::{SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::{ImportDirectory, Importer, ends_import};
 use crate::error::Result;
-use crate::exchange::attributes::{self, XattrObject, host_error, read_at, timestamps, was_written};
+use crate::exchange::attributes::{self, XattrObject, host_error, read_at, timestamps, version};
 use crate::exchange::path_ops::none_if_missing;
 use crate::exchange::{Problem, ProblemCause};
 use crate::format::Ino;
@@ -58,13 +58,9 @@ impl PendingFiles {
 
 impl Importer<'_> {
     /// Reads a small file into the batch; returns false for a file that must be copied directly.
-    pub(super) fn read_small(&mut self, host: &OwnedFd, parent: Ino, name: &[u8]) -> Result<bool> {
-        let stat = rustix::fs::fstat(host).map_err(host_error("cannot read"))?;
+    pub(super) fn read_small(&mut self, host: &OwnedFd, stat: &Stat, parent: Ino, name: &[u8]) -> Result<bool> {
         let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
-            || size > MAX_SMALL_FILE
-            || has_holes(host, &stat, size)?
-        {
+        if stat.st_nlink != 1 || size > MAX_SMALL_FILE || has_holes(host, stat, size)? {
             return Ok(false);
         }
         if none_if_missing(self.fs.lookup(parent, name))?.is_some() {
@@ -85,13 +81,13 @@ impl Importer<'_> {
             // Longer than reported.
             return Ok(false);
         }
-        let changed = (content.len() as u64) < size || was_written(&stat, &after);
+        let changed = (content.len() as u64) < size || version(stat) != version(&after);
         // Memory in use: attributes may be much larger than the content.
         self.pending.bytes +=
             content.len() + xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
         self.pending.names.insert((parent, name.to_vec()));
         let (path, name) = (self.path.clone(), name.to_vec());
-        self.pending.files.push(SmallFile { path, directory: parent, name, stat, xattrs, content, changed });
+        self.pending.files.push(SmallFile { path, directory: parent, name, stat: *stat, xattrs, content, changed });
         if self.pending.files.len() >= MOST_FILES || self.pending.bytes >= MOST_BYTES {
             self.add_pending()?;
         }

@@ -14,13 +14,13 @@ use tar::{EntryType, Header};
 use super::pax::{self, SparseMap};
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR};
 use crate::error::{Error, Result};
-use crate::exchange::attributes::{HostName, host_error, read_at, split_names, timestamps};
+use crate::exchange::attributes::{FileVersion, HostName, host_error, read_at, split_names, timestamps, version};
 use crate::exchange::staging_dir::open_directory;
 use crate::exchange::walk::{ArchiveWalk, ContentPrefetch, TreeWalk, WalkStep};
 use crate::exchange::{CopyCounts, CopyTally, Entries, Filter, ListingEntry, Progress, path_ops, split_device_number};
 use crate::format::Ino;
 use crate::fs::{Attributes, FileSystem, mode};
-use crate::storage::{FileIdentity, names};
+use crate::storage::names;
 
 /// Size of one read from the archive, in bytes.
 const PIECE: usize = 1 << 20;
@@ -466,13 +466,6 @@ pub fn pack_tree(directory: &Path, name: &[u8], out: &mut dyn Write) -> Result<P
     Ok(pack.report)
 }
 
-/// Attributes that change whenever a file or directory is modified.
-type FileVersion = (FileIdentity, i64, [(i64, u64); 2]);
-
-fn version(stat: &Stat) -> FileVersion {
-    (FileIdentity::from(stat), stat.st_size, [(stat.st_mtime, stat.st_mtime_nsec), (stat.st_ctime, stat.st_ctime_nsec)])
-}
-
 fn stat_of(file: &OwnedFd) -> Result<Stat> {
     rustix::fs::fstat(file).map_err(host_error("cannot examine it"))
 }
@@ -502,7 +495,7 @@ struct Packer<'a> {
     out: CountingWriter<'a>,
     report: PackReport,
     /// First paths of files with several hard links.
-    links: HashMap<(u64, u64), Vec<u8>>,
+    links: HashMap<FileVersion, Vec<u8>>,
 }
 
 impl Packer<'_> {
@@ -543,12 +536,12 @@ impl Packer<'_> {
             return Err(changed(path));
         }
         if stat.st_nlink > 1 {
-            if let Some(first) = self.links.get(&(stat.st_dev, stat.st_ino)) {
+            if let Some(first) = self.links.get(&version(&stat)) {
                 self.report.copied.links += 1;
                 let member = PaxMember::new(path, EntryType::Link, &bare(&stat)).linked_to(first.clone());
                 return member.write(&mut self.out);
             }
-            self.links.insert((stat.st_dev, stat.st_ino), path.to_vec());
+            self.links.insert(version(&stat), path.to_vec());
         }
         let unstated = if stat.st_size == 0 { unstated_content(&file)? } else { Vec::new() };
         let size = u64::try_from(stat.st_size).unwrap_or_default().max(unstated.len() as u64);
