@@ -96,12 +96,16 @@ impl KeyName {
     pub(crate) fn find<'k>(&self, keys: &'k [KeyInfo]) -> Result<&'k KeyInfo> {
         let named = |key: &&KeyInfo| match self {
             KeyName::Slot(slot) => key.slot == *slot,
-            KeyName::Label(label) => key.about.as_ref().is_some_and(|about| about.label == *label),
+            KeyName::Label(label) => key.label() == Some(label),
         };
         let mut found = keys.iter().filter(named);
         match (found.next(), found.next(), self) {
             (Some(key), None, _) => Ok(key),
             (None, _, KeyName::Slot(slot)) => Err(Error::invalid(format!("key slot {slot} is empty"))),
+            // Such as that of a variable that is not set.
+            (None, _, KeyName::Label(label)) if label.is_empty() => {
+                Err(Error::invalid("an empty name denotes no key slot; use a number or a label"))
+            }
             (None, _, KeyName::Label(label)) => {
                 let shown = |label: &str| lockbox_terminal::display(label.as_bytes());
                 let labels: Vec<String> = keys.iter().filter_map(KeyInfo::label).map(shown).collect();

@@ -101,9 +101,10 @@ fn keys_are_added_listed_and_removed_by_number_or_label() {
 
     assert!(refusal(case.remove("no such")).contains("no key slot has the label"));
     assert!(refusal(case.remove("7")).contains("is empty"));
+    assert_eq!(case.remove("2").unwrap(), 2);
+    assert!(refusal(case.remove("")).contains("an empty name denotes no key slot"), "slot 0 has no label");
     assert_eq!(case.remove("usb stick").unwrap(), 1);
     assert!(!case.opens(&with_file()));
-    assert_eq!(case.remove("2").unwrap(), 2);
     assert!(refusal(case.remove("0")).contains("the last one"));
     assert!(case.opens(&secrets("first")));
 }
