@@ -241,6 +241,14 @@ fn an_import_merges_and_replaces_only_when_told() {
     tar(&["--append", "--file", "twice.tar", "tree/one"], &work_dir.path(""));
     imported(&work_dir, &["a.lbx", "--to", "twice"], &fs::read(work_dir.path("twice.tar")).unwrap());
     assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "twice/tree/one"]), b"newest");
+    // The import would delete it with its own directory.
+    fs::create_dir(work_dir.path(".lockbox-import-tar")).unwrap();
+    fs::write(work_dir.path(".lockbox-import-tar/file"), "file").unwrap();
+    let same_name = tar(&["--create", "--file", "-", ".lockbox-import-tar"], &work_dir.path(""));
+    let output = import(&work_dir, &["a.lbx"], &same_name);
+    assert!(output.code == 2 && output.stderr.contains("the import itself uses this name"), "{}", output.stderr);
+    imported(&work_dir, &["a.lbx", "--to", "below"], &same_name);
+    assert_eq!(work_dir.run_ok(&["cat", "a.lbx", "below/.lockbox-import-tar/file"]), b"file");
     // What somebody else named so is not.
     stage(&path, false);
     let output = import(&work_dir, &["a.lbx", "--to", "more"], &input);

@@ -24,7 +24,7 @@ use crate::env::SystemEnvironment;
 use crate::error::{Error, Refusal, Result, Timestamp};
 use crate::exchange::attributes::{SkippedItems, host_error, times};
 use crate::exchange::extract::write_all;
-use crate::exchange::path_ops::{delete_tree, none_if_missing, resolve_or_create};
+use crate::exchange::path_ops::{self, delete_tree, none_if_missing, resolve_or_create};
 use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
 use crate::exchange::walk::join;
 use crate::exchange::{CopyCounts, Entries, Progress};
@@ -359,6 +359,12 @@ impl TarImporter<'_> {
             self.directories.push((self.stage, member));
             return Ok(());
         };
+        let first = member.path.first().unwrap_or(&name);
+        if first == STAGE && path_ops::components(&self.options.to)?.is_empty() {
+            return Err(Error::invalid(
+                "the import itself uses this name: import into another directory of the archive",
+            ));
+        }
         let parent = self.directory_of(&member.path)?;
         if let Some(existing) = none_if_missing(self.fs.lookup(parent, &name))? {
             match (existing.is_directory(), matches!(member.kind, MemberKind::Directory)) {
