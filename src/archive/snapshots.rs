@@ -151,13 +151,13 @@ impl SnapshotManager {
         Ok(name)
     }
 
-    /// Creates the snapshot of a complete backup of a directory; returns its name, which
-    /// [`SnapshotManager::prune_backups`] recognizes.
+    /// Creates the snapshot of a backup of a directory, of which everything was copied if
+    /// `is_complete`; returns its name, which [`SnapshotManager::prune_backups`] recognizes.
     ///
     /// # Errors
     /// As [`SnapshotManager::create`].
-    pub fn create_backup(&self, now: Timestamp) -> Result<Vec<u8>> {
-        self.create_numbered(BACKUP, now)
+    pub fn create_backup(&self, now: Timestamp, is_complete: bool) -> Result<Vec<u8>> {
+        self.create_numbered(if is_complete { BACKUP } else { INCOMPLETE_BACKUP }, now)
     }
 
     /// Creates a snapshot named after the time and, if there is one of this second, a number.
@@ -214,7 +214,7 @@ impl SnapshotManager {
         }
         // Also after a snapshot of an earlier session, which may have had other rules or have ended
         // before pruning.
-        self.prune(keep, &|one| time_of_scheduled(&one.name))?;
+        self.prune(keep, &[&|one| time_of_scheduled(&one.name)])?;
         Ok(true)
     }
 
@@ -255,24 +255,30 @@ impl SnapshotManager {
     }
 
     /// Removes snapshots of backups ([`SnapshotManager::create_backup`]) that `keep` does not keep,
-    /// and returns their names. Other snapshots are ignored.
+    /// and returns their names. Other snapshots are ignored. Complete and incomplete backups are
+    /// two series, so that an incomplete one never takes the place of a complete one.
     ///
     /// # Errors
     /// As [`SnapshotManager::remove`].
     pub fn prune_backups(&self, keep: &RetentionPolicy) -> Result<Vec<Vec<u8>>> {
-        self.prune(keep, &|one| is_numbered(&one.name, BACKUP).then_some(one.time))
+        let [complete, incomplete] = [BACKUP, INCOMPLETE_BACKUP]
+            .map(|prefix| move |one: &Snapshot| is_numbered(&one.name, prefix).then_some(one.time));
+        self.prune(keep, &[&complete, &incomplete])
     }
 
-    /// Prunes the series of the snapshots that have a `time` in it.
-    fn prune(&self, keep: &RetentionPolicy, time: &dyn Fn(&Snapshot) -> Option<Timestamp>) -> Result<Vec<Vec<u8>>> {
+    /// Prunes each series: the snapshots that have a time in it.
+    fn prune(&self, keep: &RetentionPolicy, series: &[&TimeInSeries]) -> Result<Vec<Vec<u8>>> {
         let mut removed = Vec::new();
         self.remove(&mut |all| {
-            let (series, times): (Vec<&Snapshot>, Vec<Timestamp>) =
-                all.iter().filter_map(|one| Some((one, time(one)?))).unzip();
-            let kept = keep.kept_by(&times);
-            let gone = || series.iter().zip(&kept).filter(|(_, rules)| rules.is_empty()).map(|(one, _)| one);
-            removed = gone().map(|one| one.name.clone()).collect();
-            Ok(gone().map(|one| one.id).collect())
+            let mut gone = Vec::new();
+            for time in series {
+                let (members, times): (Vec<&Snapshot>, Vec<Timestamp>) =
+                    all.iter().filter_map(|one| Some((one, time(one)?))).unzip();
+                let kept = keep.kept_by(&times);
+                gone.extend(members.into_iter().zip(kept).filter(|(_, rules)| rules.is_empty()).map(|(one, _)| one));
+            }
+            removed = gone.iter().map(|one| one.name.clone()).collect();
+            Ok(gone.iter().map(|one| one.id).collect())
         })?;
         Ok(removed)
     }
@@ -281,8 +287,12 @@ impl SnapshotManager {
 /// Name prefix of scheduled snapshots.
 const SCHEDULED: &str = "auto-";
 
-/// Name prefix of snapshots of complete backups of a directory.
+/// Time of a snapshot in a series, if it belongs to that.
+type TimeInSeries<'a> = dyn Fn(&Snapshot) -> Option<Timestamp> + 'a;
+
+/// Name prefixes of snapshots of backups of a directory.
 const BACKUP: &str = "backup-";
+const INCOMPLETE_BACKUP: &str = "backup-incomplete-";
 
 /// Name prefix of snapshots that are created before a restore.
 const BEFORE_RESTORE: &str = "before-restore-";

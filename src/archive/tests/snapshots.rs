@@ -481,14 +481,15 @@ fn pruning_backups_removes_no_other_snapshot() {
     }
     moments.create_scheduled(now).unwrap();
     // All in one second.
-    let made: Vec<Vec<u8>> = (0..3).map(|_| moments.create_backup(now).unwrap()).collect();
+    let made: Vec<Vec<u8>> = (0..3).map(|_| moments.create_backup(now, true).unwrap()).collect();
     assert_eq!(made[2], b"backup-1970-01-01T00-00-01Z-3");
     let keep = RetentionPolicy::default().with(RetentionRule::Last, 1);
-    assert_eq!(moments.prune_backups(&keep).unwrap(), made[..2]);
+    let incomplete: Vec<Vec<u8>> = (0..2).map(|_| moments.create_backup(now, false).unwrap()).collect();
+    assert_eq!(moments.prune_backups(&keep).unwrap(), [&made[..2], &incomplete[..1]].concat());
     assert_eq!(moments.prune_backups(&keep).unwrap(), Vec::<Vec<u8>>::new());
     let left: Vec<Vec<u8>> = moments.list().unwrap().into_iter().map(|one| one.name).collect();
     let others: [&[u8]; 4] = [b"monday", b"backup-monday", b"2026-11-27T03-00-00Z", b"auto-1970-01-01T00-00-01Z"];
-    assert_eq!(left, [&others[..], &[&made[2]]].concat());
+    assert_eq!(left, [&others[..], &[&made[2], &incomplete[1]]].concat());
     assert_sound(&fs);
 }
 

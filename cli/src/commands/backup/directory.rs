@@ -8,8 +8,8 @@
 //! 3. One commit makes the rest of the content durable together with the snapshot. So a snapshot
 //!    shows a complete run, and a run that is killed before changes no earlier snapshot; the next
 //!    one continues with the live tree.
-//! 4. Older snapshots are pruned, after 3 and only if every object was copied: runs that miss
-//!    something never push out the snapshots that have it.
+//! 4. Older snapshots are pruned, after 3 and only if every object was copied. Runs that miss
+//!    something never push out the snapshots that have it: their snapshots are pruned apart.
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -145,7 +145,7 @@ fn write(
     let taken = copied.and_then(|report| {
         interrupt.check()?;
         let time = Timestamp::from_system(SystemTime::now());
-        let snapshot = archive.snapshot_manager().create_backup(time)?;
+        let snapshot = archive.snapshot_manager().create_backup(time, report.problems.is_empty())?;
         Ok(Written { report, snapshot, time, removed: Vec::new() })
     });
     let pruned = match &taken {
