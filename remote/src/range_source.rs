@@ -60,8 +60,10 @@ impl RemoteError {
         matches!(self, RemoteError::Transient(_) | RemoteError::Busy { .. })
     }
 
+    /// Returns the pause that the server asks for; None for zero, as of an invalid value or a past
+    /// date: a wait of zero would never reach a time limit.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
-        if let RemoteError::Busy { after, .. } = self { Some(*after) } else { None }
+        if let RemoteError::Busy { after, .. } = self { Some(*after).filter(|after| !after.is_zero()) } else { None }
     }
 
     /// Returns whether the refusal may mean that the object does not exist.

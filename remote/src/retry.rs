@@ -164,6 +164,7 @@ fn random_fraction() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::range_source::RemoteError;
 
     #[test]
     fn an_attempt_that_takes_long_is_repeated_all_the_same() {
@@ -187,6 +188,17 @@ mod tests {
         // The time is over meanwhile: no new attempt.
         let now = first + Duration::from_secs(100_000);
         assert_eq!(hard.pause(now, now, Some(Duration::ZERO), None), None);
+    }
+
+    #[test]
+    fn a_pause_of_zero_is_not_a_request_to_wait() {
+        let mut attempts = 0;
+        let failed = with_retry_on(None, &SimulatedClock::new(), &|| Some(Duration::from_secs(30)), &mut || {
+            attempts += 1;
+            let busy = RemoteError::Busy { why: "status 503".into(), after: Duration::ZERO };
+            if attempts < 1000 { Err(busy) } else { Ok(()) }
+        });
+        assert!(failed.is_err(), "{attempts} attempts within the limit");
     }
 
     #[test]
