@@ -366,8 +366,9 @@ impl WriterSession {
         match self.store.create(&name, &pending.bytes)? {
             CreateOutcome::Conflict => {
                 self.fenced = true;
-                if pending.trailer.kind == RecordKind::Commit {
-                    self.spool_refused(&name, &pending.bytes);
+                // The spooled record needs its checkpoint, which a discard would remove.
+                if pending.trailer.kind == RecordKind::Commit && self.spool_refused(&name, &pending.bytes) {
+                    self.uploaded.clear();
                 }
                 return self.resolve_pending();
             }
@@ -394,16 +395,18 @@ impl WriterSession {
     }
 
     /// Spools a record that lost against another writer, for its user to read (SPOOL-4): its
-    /// objects stay in the store for a day.
-    fn spool_refused(&self, name: &str, bytes: &[u8]) {
-        let Some(spool) = self.store.spool() else { return };
-        match spool.append_refused(name, bytes) {
+    /// objects stay in the store for a day. Returns whether it is spooled.
+    fn spool_refused(&self, name: &str, bytes: &[u8]) -> bool {
+        let Some(spool) = self.store.spool() else { return false };
+        let spooled = spool.append_refused(name, bytes);
+        match &spooled {
             Ok(()) => tracing::warn!("{}", refused_notice(&self.store.name)),
             Err(error) => tracing::warn!(
                 "{}: the last writes are lost: cannot store them on this machine: {error}",
                 self.store.name
             ),
         }
+        spooled.is_ok()
     }
 
     /// Removes `uploaded` objects and checkpoints that no record names, until the deadline. The
@@ -530,7 +533,8 @@ impl WriterSession {
 
 /// Sorts records before other objects and merges consecutive ones that died within one hour of the
 /// store's clock: a writer that commits once a second creates 86,400 in the grace period, and each
-/// commit stores the list. A merged entry has the time of its latest record. Removes duplicates.
+/// commit stores the list. A merged entry has the time of its latest record. Removes duplicates of
+/// records.
 fn coalesce_tombstones(tombstones: Vec<Tombstone>) -> Vec<Tombstone> {
     let number = |dead: &Tombstone| dead.id.sequence();
     let (mut records, objects): (Vec<Tombstone>, Vec<Tombstone>) =

@@ -8,15 +8,31 @@
 //!
 //! # Invariants
 //! SPOOL-1  The file contains the exact bytes of the uploads, in upload order, and is durable
-//!     before an append succeeds. A torn file ends before its first incomplete entry: that append
-//!     did not succeed.
+//!     before an append succeeds. After the last whole entry it has only bytes of an append that
+//!     did not succeed; a file with other bytes there is damaged.
 //! SPOOL-2  While spooling is active, all later objects are spooled as well, and read from the
 //!     spool: the store never gets an object without its predecessor.
 //! SPOOL-3  A replay sends the original records or nothing: each must follow the store's newest
 //!     record by its hash, or already exist. A writer that acquired the archive since has taken the
 //!     first number with a record that is never removed (BUCKET-3), so that number is not free
 //!     again, as the number of a commit may be.
-//! SPOOL-4  Objects that the store lacks are deleted only by order of their owner.
+//! SPOOL-4  Objects that the store lacks are deleted only by order of their owner. A damaged file
+//!     is not changed, and no writer here acquires the archive before its owner moves it away.
+//! SPOOL-5  No other writer here acquires the archive while a process has a file with content open:
+//!     its first record would take the number of the record that this process sends.
+//!
+//! # Interrupted appends
+//! An append truncates the file to its whole entries, makes the name and the object durable after a
+//! gap for the entry's header, and only then writes that header. The file's header is durable
+//! before the first entry. So an append that ends early (a killed process, a loss of power, a full
+//! disk) leaves:
+//! - no byte;
+//! - or a gap, which reads as zeros, and any part of the name and the object;
+//! - or, before the first entry, at most as many bytes as the file's header has.
+//!
+//! It cannot leave a header without its whole entry, nor a file header that is invalid before
+//! entries: such bytes were durable once and have been altered. The write of an entry's header can
+//! be torn, too, by a loss of power at the border of two sectors; the file counts as damaged then.
 //!
 //! The file: a header (magic, version and address length of 32 bits each, the address, SHA-256 of
 //! all that), and entries (lengths of name and object of 64 bits each, SHA-256 of both, the name,
@@ -85,6 +101,20 @@ struct SpoolState {
     end: u64,
 }
 
+impl SpoolState {
+    /// Opens, locks and reads the file, created if missing; returns None if another process has it
+    /// open. Errors: as of [`read`]; `InvalidData` for a damaged file (SPOOL-1).
+    fn open(directory: &OwnedFd, name: &str, address: &str) -> io::Result<Option<SpoolState>> {
+        let Some(file) = open_locked(directory, name)? else { return Ok(None) };
+        let (entries, end) = read(&file, address)?;
+        if !is_torn_append(&file, address, end)? {
+            let why = format!("its bytes from {end} on are damaged; move the file away to go on without it");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        Ok(Some(SpoolState { file: Some(file), entries, end }))
+    }
+}
+
 struct SpoolEntry {
     name: String,
     at: u64,
@@ -109,28 +139,32 @@ pub struct PendingUpload {
 impl UploadSpool {
     /// Opens the spool for a writer of the archive at `address` with this incarnation: one address
     /// may lead to different archives, by user and over time. Returns None if spooling is
-    /// impossible, which is logged, or if another process has the file open. Errors: when a pending
-    /// file exists that cannot be sent: acquiring the archive would make it unsendable (SPOOL-4).
+    /// impossible, which is logged, or if another process has the empty file open. Errors: when a
+    /// pending file exists that cannot be sent: acquiring the archive would make it unsendable
+    /// (SPOOL-4); `InUse` when another process has it open (SPOOL-5).
     pub(super) fn open(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<Option<UploadSpool>> {
         let name = stem(address, incarnation) + PENDING_SUFFIX;
         let opened = create_private_dir(directory).and_then(|()| open_private_dir(directory)).and_then(|directory| {
-            let Some(file) = open_locked(&directory, &name)? else { return Ok(None) };
-            let (entries, end) = read(&file, address)?;
-            let state = Mutex::new(SpoolState { file: Some(file), entries, end });
+            let Some(state) = SpoolState::open(&directory, &name, address)?.map(Mutex::new) else { return Ok(None) };
             let (is_spooling, refused, name) = (AtomicBool::new(false), AtomicU64::new(0), name.clone());
             Ok(Some(UploadSpool { directory, address: address.to_owned(), name, state, is_spooling, refused }))
         });
-        opened.or_else(|error| {
-            let path = directory.join(name);
-            let shown = lockbox_terminal::display(path.as_os_str().as_encoded_bytes());
-            if has_content(&path) {
-                return Err(Error::io(format!("{address}: cannot send the unsent data in {shown}"), error));
+        let path = directory.join(name);
+        let shown = lockbox_terminal::display(path.as_os_str().as_encoded_bytes());
+        let failure = format!("{address}: cannot send the unsent data in {shown}");
+        match opened {
+            Ok(None) if has_content(&path) => {
+                Err(Error::InUse(format!("{failure}: another process has it open; wait until that process ends")))
             }
-            tracing::warn!(
-                "cannot store unsent data in {shown}: {error}; writes that the remote store does not accept are lost"
-            );
-            Ok(None)
-        })
+            Err(error) if has_content(&path) => Err(Error::io(failure, error)),
+            Err(error) => {
+                tracing::warn!(
+                    "cannot store unsent data in {shown}: {error}; writes that the remote store does not accept are lost"
+                );
+                Ok(None)
+            }
+            Ok(spool) => Ok(spool),
+        }
     }
 
     /// Opens the latest spool file of the archive at `address` with this incarnation, for reading.
@@ -178,21 +212,30 @@ impl UploadSpool {
 
     fn try_append(&self, state: &mut SpoolState, name: &str, object: &[u8]) -> io::Result<()> {
         if state.file.is_none() {
-            state.file = open_locked(&self.directory, &self.name)?;
-            state.end = 0;
+            let found = SpoolState::open(&self.directory, &self.name, &self.address)?;
+            let found = found.ok_or(io::ErrorKind::WouldBlock)?;
+            // A later writer left them to be sent.
+            if !found.entries.is_empty() {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            *state = found;
         }
         let file = state.file.as_ref().ok_or(io::ErrorKind::WouldBlock)?;
+        // The order is that of "Interrupted appends" above.
+        file.set_len(state.end)?;
         if state.end == 0 {
             let header = encode_header(&self.address);
-            file.set_len(0)?;
             file.write_all_at(&header, 0)?;
+            file.sync_data()?;
             state.end = header.len() as u64;
         }
-        let lengths = [name.len() as u64, object.len() as u64].map(u64::to_le_bytes).concat();
-        let entry = [&lengths[..], &checksum(name, object), name.as_bytes()].concat();
-        let at = state.end + entry.len() as u64;
-        file.write_all_at(&entry, state.end)?;
+        let named = state.end + ENTRY_HEADER;
+        let at = named + name.len() as u64;
+        file.write_all_at(name.as_bytes(), named)?;
         file.write_all_at(object, at)?;
+        file.sync_data()?;
+        let lengths = [name.len() as u64, object.len() as u64].map(u64::to_le_bytes).concat();
+        file.write_all_at(&[&lengths[..], &checksum(name, object)].concat(), state.end)?;
         file.sync_data()?;
         host_call::sync(&self.directory)?;
         state.end = at + object.len() as u64;
@@ -380,6 +423,17 @@ fn read(file: &File, address: &str) -> io::Result<(Vec<SpoolEntry>, u64)> {
         at += ENTRY_HEADER + name + object;
     }
     Ok((entries, at))
+}
+
+/// Returns whether an interrupted append can have left the bytes from the end of the entries on.
+fn is_torn_append(file: &File, address: &str, end: u64) -> io::Result<bool> {
+    let rest = file.metadata()?.len().saturating_sub(end);
+    if end == 0 {
+        return Ok(rest <= encode_header(address).len() as u64);
+    }
+    let mut gap = vec![0; rest.min(ENTRY_HEADER) as usize];
+    file.read_exact_at(&mut gap, end)?;
+    Ok(gap.iter().all(|byte| *byte == 0))
 }
 
 /// Lists the spool files in a directory by address and time. Errors: I/O errors of the host;

@@ -2,7 +2,7 @@
 //! reordered.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,14 +13,15 @@ use parking_lot::{Condvar, Mutex};
 
 use super::super::layout::Incarnation;
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
+use super::super::session::WriterSession;
 use super::super::spool::{PendingUpload, UploadSpool, discard, pending_uploads};
 use super::super::writable::BucketWriter;
-use super::super::{Bucket, collect_garbage, open_pending_upload};
+use super::super::{Bucket, collect_garbage, open_pending_upload, open_store};
 use super::GRACE;
 use super::nth_request::{How, counting};
 use super::simulated::World;
 use super::writable::{NAME, found, living, made, whole};
-use super::{Compared, options};
+use super::{Compared, options, somebody, store};
 use crate::RemoteOptions;
 use crate::range_source::{RemoteError, RemoteResult};
 
@@ -222,6 +223,22 @@ fn what_another_writer_came_before_is_kept_for_who_wrote_it() {
 }
 
 #[test]
+fn the_checkpoint_of_a_refused_record_stays_in_the_store() {
+    let place = tempfile::tempdir().unwrap();
+    let world = World::new(1, 0);
+    let base = made(&world, 3);
+    let store = open_store(world.store(2), NAME.into(), &at(place.path()));
+    let mut session = WriterSession::open_existing(store, somebody(), true).unwrap();
+    session.least_changes = 0;
+    let overtaken = BucketWriter::from_session(session, &at(place.path()), Arc::default()).unwrap();
+    overtaken.write_at(0, &[0xC1; 4096]).unwrap();
+    drop(living(&world, 3).unwrap());
+    assert!(matches!(overtaken.barrier(), Err(Error::InUse(_))));
+    drop(overtaken);
+    assert!(read(&world, place.path()).unwrap() == [&[0xC1; 4096], &base[4096..]].concat());
+}
+
+#[test]
 fn who_only_collects_is_told_too_that_another_writer_came_before_what_was_kept() {
     let place = tempfile::tempdir().unwrap();
     let world = World::new(1, 0);
@@ -371,46 +388,76 @@ fn what_waits_for_one_archive_is_not_sent_to_another_one_of_its_address() {
 }
 
 #[test]
-fn a_file_that_is_cut_or_altered_ends_before_the_first_entry_that_is_not_whole() {
+fn a_file_with_an_altered_byte_is_kept_and_its_writer_fails() {
     let place = tempfile::tempdir().unwrap();
-    let spool = UploadSpool::open(place.path(), NAME, &HERE).unwrap().unwrap();
     let objects: Vec<(String, Vec<u8>)> = (1..4u8).map(|number| (format!("name-{number}"), vec![number; 40])).collect();
-    for (name, object) in &objects {
-        spool.append(name, object, true).unwrap();
-    }
-    drop(spool);
-    let path = fs::read_dir(place.path()).unwrap().next().unwrap().unwrap().path();
-    let bytes = fs::read(&path).unwrap();
+    let (path, bytes) = spooled(place.path(), &objects);
     let (head, entry) = (16 + NAME.len() + 32, 48 + 6 + 40);
     assert_eq!(bytes.len(), head + 3 * entry);
-    let whole = |bytes: &[u8]| {
-        fs::write(&path, bytes).unwrap();
-        let spool = UploadSpool::open(place.path(), NAME, &HERE).unwrap().unwrap();
-        let names = spool.names();
-        // Nothing of what was there is read as something else.
-        assert!(names.iter().zip(&objects).all(|(name, (wanted, _))| name == wanted));
-        let count = names.len();
-        // Kept from removing it.
-        std::mem::forget(spool);
-        count
+    let names = |content: &[u8]| {
+        fs::write(&path, content).unwrap();
+        let opened = UploadSpool::open(place.path(), NAME, &HERE);
+        let names = opened.map(|spool| spool.unwrap().names());
+        assert!(names.is_err() || content.len() <= head || fs::read(&path).unwrap() == content);
+        names.map_err(|error| error.to_string())
     };
-    for length in 0..bytes.len() {
-        assert_eq!(whole(&bytes[..length]), length.saturating_sub(head) / entry, "cut to {length}");
-        fs::remove_file(&path).unwrap();
-    }
+    let wanted: Vec<&str> = objects.iter().map(|(name, _)| name.as_str()).collect();
     for at in 0..bytes.len() {
-        let mut altered = bytes.clone();
-        altered[at] ^= 0x10;
-        if (8..12).contains(&at) {
-            // Of another version.
-            fs::write(&path, &altered).unwrap();
-            assert!(UploadSpool::open(place.path(), NAME, &HERE).is_err());
-            continue;
-        }
-        let wanted = if at < head { 0 } else { (at - head) / entry };
-        assert_eq!(whole(&altered), wanted, "altered at {at}");
-        fs::remove_file(&path).unwrap();
+        let message = names(&flipped(&bytes, at)).unwrap_err();
+        assert!(message.contains("cannot send the unsent data"), "altered at {at}: {message}");
     }
+    // An append makes the header durable before it writes an entry.
+    for length in 1..=head {
+        assert!(names(&bytes[..length]).unwrap().is_empty(), "cut to {length}");
+    }
+    for length in head + 1..=bytes.len() {
+        match (length - head) % entry {
+            0 => assert_eq!(names(&bytes[..length]).unwrap(), wanted[..(length - head) / entry]),
+            _ => assert!(names(&bytes[..length]).is_err(), "cut to {length}"),
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_append_leaves_the_entries_before_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (path, before) = spooled(place.path(), &[("first".into(), vec![1; 40])]);
+    // Data of an entry without its header, as long as each part of it.
+    for length in [1, 47, 48, 49, 100, 3000] {
+        let torn = [vec![0; 48], vec![0xEE; 3000]].concat();
+        fs::write(&path, [&before[..], &torn[..length]].concat()).unwrap();
+        let spool = UploadSpool::open(place.path(), NAME, &HERE).unwrap().unwrap();
+        assert_eq!(spool.names(), ["first"], "{length} bytes");
+        spool.append("short", &[2; 40], true).unwrap();
+        drop(spool);
+        let again = UploadSpool::open(place.path(), NAME, &HERE).unwrap().unwrap();
+        assert_eq!(again.names(), ["first", "short"], "{length} bytes");
+        assert_eq!(again.object("short").unwrap().unwrap(), [2; 40]);
+        assert_eq!(fs::read(&path).unwrap().len(), before.len() + 48 + 5 + 40, "the rest of it is gone");
+        drop(again);
+    }
+}
+
+#[test]
+fn a_writer_with_refused_data_leaves_the_file_of_a_later_one() {
+    let place = tempfile::tempdir().unwrap();
+    let open = || UploadSpool::open(place.path(), NAME, &HERE).unwrap().unwrap();
+    let overtaken = open();
+    overtaken.append_refused("refused", &[1; 40]).unwrap();
+    open().append("later", &[2; 40], true).unwrap();
+    assert!(overtaken.append("lost", &[3; 40], true).is_err());
+    drop(overtaken);
+    assert_eq!(open().names(), ["later"]);
+}
+
+/// Returns the file of these entries and its content.
+fn spooled(place: &Path, objects: &[(String, Vec<u8>)]) -> (PathBuf, Vec<u8>) {
+    let spool = UploadSpool::open(place, NAME, &HERE).unwrap().unwrap();
+    objects.iter().for_each(|(name, object)| spool.append(name, object, true).unwrap());
+    drop(spool);
+    let path = fs::read_dir(place).unwrap().next().unwrap().unwrap().path();
+    let bytes = fs::read(&path).unwrap();
+    (path, bytes)
 }
 
 #[test]
@@ -605,11 +652,17 @@ fn that_another_writer_came_first_is_told_by_whatever_comes_of_it() {
     drop(other);
 }
 
+fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
+    let mut flipped = bytes.to_vec();
+    flipped[at] ^= 0x10;
+    flipped
+}
+
 #[test]
 fn nobody_comes_before_what_waits_where_that_cannot_be_read() {
     use std::os::unix::fs::PermissionsExt;
     let mode = |place: &Path, mode: u32| fs::set_permissions(place, fs::Permissions::from_mode(mode)).unwrap();
-    for case in ["directory", "link", "version"] {
+    for case in ["directory", "link", "version", "header", "entry"] {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("unsent");
         let world = World::new(1, 0);
@@ -620,6 +673,8 @@ fn nobody_comes_before_what_waits_where_that_cannot_be_read() {
         match case {
             "directory" => mode(&directory, 0o770),
             "link" => fs::hard_link(&file, place.path().join("copy")).unwrap(),
+            "header" => fs::write(&file, flipped(&bytes, 20)).unwrap(),
+            "entry" => fs::write(&file, flipped(&bytes, bytes.len() / 2)).unwrap(),
             // A newer program wrote it, which has other bytes from there on.
             _ => fs::write(&file, [&bytes[..8], &2u32.to_le_bytes(), &bytes[12..]].concat()).unwrap(),
         }
@@ -638,6 +693,22 @@ fn nobody_comes_before_what_waits_where_that_cannot_be_read() {
         assert!(next.notice().is_none(), "{case}");
         assert!(found(&world) == now, "{case}");
     }
+}
+
+#[test]
+fn a_writer_does_not_overtake_the_one_that_sends_the_unsent_data() {
+    let place = tempfile::tempdir().unwrap();
+    let world = World::new(1, 0);
+    let now = leave(&world, place.path(), &made(&world, 3));
+    is_away(&world, false);
+    let incarnation = store(&world, 9).existing_incarnation().unwrap();
+    let sending = UploadSpool::open(place.path(), NAME, &incarnation).unwrap().unwrap();
+    let refused = BucketWriter::open(world.store(4), NAME.into(), &at(place.path()), true).err();
+    assert!(matches!(&refused, Some(Error::InUse(why)) if why.contains("unsent data")), "{refused:?}");
+    drop(sending);
+    let next = mounted(&world, place.path()).unwrap();
+    assert!(next.notice().is_none());
+    assert!(found(&world) == now);
 }
 
 #[test]
@@ -665,7 +736,8 @@ fn a_last_word_that_came_too_late_is_no_loss_and_told_as_none() {
 #[test]
 fn what_is_thrown_away_is_nothing_that_a_writer_has_taken_up() {
     let place = tempfile::tempdir().unwrap();
-    let open = || UploadSpool::open(place.path(), NAME, &HERE).unwrap();
+    let try_open = || UploadSpool::open(place.path(), NAME, &HERE);
+    let open = || try_open().unwrap();
     let count = || fs::read_dir(place.path()).unwrap().count();
     open().unwrap().append("earlier", &[1; 40], true).unwrap();
     let file = fs::read_dir(place.path()).unwrap().next().unwrap().unwrap().path();
@@ -680,10 +752,10 @@ fn what_is_thrown_away_is_nothing_that_a_writer_has_taken_up() {
         while count() == all {
             std::thread::yield_now();
         }
-        let writer = open();
+        let writer = try_open();
         assert_eq!(thrown.join().unwrap(), all);
         // It may have been in the way for long.
-        let writer = writer.or_else(open).unwrap();
+        let writer = writer.unwrap_or_default().or_else(open).unwrap();
         writer.append("later", &[2; 40], true).unwrap();
         drop(writer);
         assert_eq!(open().unwrap().names(), ["later"]);
