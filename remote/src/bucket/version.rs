@@ -109,6 +109,9 @@ impl BucketVersion {
         for entry in &body.changes {
             map.assign(entry);
         }
+        // A commit since the checkpoint replaced their last blocks, and its record declared them
+        // dead. Objects that its full list omitted are found as orphans.
+        map.take_unreferenced();
         if map.end() > trailer.length.div_ceil(BLOCK) {
             return Err(Error::damaged(format!("{}: the block map is longer than the archive", store.name)));
         }

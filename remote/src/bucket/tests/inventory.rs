@@ -256,6 +256,36 @@ fn objects_that_are_needed_and_called_dead_stay() {
 }
 
 #[test]
+fn objects_that_died_since_the_checkpoint_are_not_needed_and_are_declared_dead_once() {
+    let world = World::new(1, 0);
+    let come = || Bucket::open(below(&world, ""), "s3://b/p".into(), &options(), true).unwrap();
+    let mut one = come();
+    one.session.least_changes = 0;
+    one.create_empty().unwrap().write_at(0, &vec![7; 20 << 20]).unwrap();
+    one.publish().unwrap();
+    let mut two = come();
+    two.open_existing().unwrap().unwrap().write_at(0, &vec![8; 20 << 20]).unwrap();
+    two.publish().unwrap();
+    let dead_segments = || {
+        let store = store(&world, 9);
+        let newest = BucketVersion::load_newest(&store, &store.existing_incarnation().unwrap()).unwrap().unwrap();
+        assert!(newest.trailer.checkpoint.is_some());
+        newest.tombstones.iter().filter(|dead| matches!(dead.id, ObjectId::Segment(_))).count()
+    };
+    let declared = dead_segments();
+    assert!(declared > 0);
+    drop(come());
+    assert_eq!(dead_segments(), declared);
+    for _ in 0..2 {
+        world.with(|state| state.clock += GRACE + 60);
+        drop(come());
+    }
+    assert_eq!(dead_segments(), 0, "they are removed");
+    let found = examined(&world, true).unwrap();
+    assert!(found.faults.is_empty(), "{found:?}");
+}
+
+#[test]
 fn a_store_that_lists_for_ever_is_looked_through_to_a_bound() {
     let world = World::new(1, 0);
     back_up(&world, "");
