@@ -70,6 +70,14 @@ impl AzureAccount {
         Ok(AzureAccount { secret, ..account })
     }
 
+    fn from_message(settings: &AccountMessage) -> AzureAccount {
+        let key = settings.key.clone().map(|key| AccountSecret::Key(Zeroizing::new(key)));
+        let token = settings.token.clone().map(|token| AccountSecret::Token(Zeroizing::new(token)));
+        let access = settings.access.clone().map(|token| AccountSecret::Access(Zeroizing::new(token)));
+        let secret = key.or(token).or(access);
+        AzureAccount { name: settings.name.clone(), endpoint: settings.endpoint.clone(), secret }
+    }
+
     /// Resolves the account with the precedence of the Azure tools: connection string, then key,
     /// then token; the environment before the file.
     pub(crate) fn of(variable: Variable<'_>, file: File<'_>) -> Result<AzureAccount> {
@@ -186,7 +194,7 @@ pub(crate) fn account_lookup(
 ) -> impl Fn() -> RemoteResult<Option<AzureAccount>> + Send + Sync + 'static {
     move || match &broker {
         None => AzureAccount::with_secret().map(Some),
-        Some(_) => account(broker.as_ref()).map(Some).map_err(|error| RemoteError::Denied(error.to_string())),
+        Some(broker) => broker.account().map(|settings| Some(AzureAccount::from_message(&settings))),
     }
 }
 
@@ -194,12 +202,8 @@ pub(crate) fn account_lookup(
 /// the environment names no account, or an invalid one.
 pub(crate) fn account(broker: Option<&Broker>) -> Result<AzureAccount> {
     let Some(broker) = broker else { return AzureAccount::of_environment() };
-    let settings = broker.account().map_err(Error::invalid)?;
-    let key = settings.key.clone().map(|key| AccountSecret::Key(Zeroizing::new(key)));
-    let token = settings.token.clone().map(|token| AccountSecret::Token(Zeroizing::new(token)));
-    let access = settings.access.clone().map(|token| AccountSecret::Access(Zeroizing::new(token)));
-    let secret = key.or(token).or(access);
-    Ok(AzureAccount { name: settings.name.clone(), endpoint: settings.endpoint.clone(), secret })
+    let settings = broker.account().map_err(|error| Error::invalid(error.message()))?;
+    Ok(AzureAccount::from_message(&settings))
 }
 
 /// Resolves the account of the environment with its secret, in the form that is sent between

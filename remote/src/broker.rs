@@ -140,6 +140,31 @@ pub(crate) struct AccountMessage {
     pub(crate) access: Option<String>,
 }
 
+/// Failed lookup of the broker, in the form that is sent to the fetcher.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct LookupFailure {
+    why: String,
+    /// The lookup may succeed later, as [`RemoteError::is_transient`].
+    is_transient: bool,
+}
+
+impl From<RemoteError> for LookupFailure {
+    fn from(error: RemoteError) -> LookupFailure {
+        let is_transient = error.is_transient();
+        let why = match error {
+            RemoteError::Transient(why) | RemoteError::Busy { why, .. } => why,
+            error => error.message(),
+        };
+        LookupFailure { why, is_transient }
+    }
+}
+
+impl From<LookupFailure> for RemoteError {
+    fn from(LookupFailure { why, is_transient }: LookupFailure) -> RemoteError {
+        if is_transient { RemoteError::Transient(why) } else { RemoteError::Denied(why) }
+    }
+}
+
 /// Client of the broker, used by the fetcher.
 #[derive(Clone, Debug)]
 pub struct Broker(Arc<Mutex<UnixStream>>);
@@ -175,9 +200,11 @@ impl Broker {
         serde_json::from_slice(&answer).map_err(io::Error::from)
     }
 
-    /// Requests a secret; `failure` begins the message where the broker does not reply.
-    fn secret<T: DeserializeOwned>(&self, question: &BrokerRequest, failure: &str) -> Result<T, String> {
-        self.request(question, None).unwrap_or_else(|error| Err(format!("{failure}: {error}")))
+    /// Requests a secret; `failure` begins the message where the broker does not reply. Errors:
+    /// `Denied`; `Transient` for a lookup that may succeed later.
+    fn secret<T: DeserializeOwned>(&self, question: &BrokerRequest, failure: &str) -> RemoteResult<T> {
+        let reply: io::Result<Result<T, LookupFailure>> = self.request(question, None);
+        Ok(reply.map_err(|error| RemoteError::Denied(format!("{failure}: {error}")))??)
     }
 
     /// Looks up the addresses of a host; a failed lookup has the error kind of the system resolver.
@@ -193,15 +220,15 @@ impl Broker {
 
     /// Requests the keys for S3, or for Google's store; returns None for a public bucket.
     pub(crate) fn key_pair(&self, google: bool) -> RemoteResult<Option<KeyPair>> {
-        self.secret(&BrokerRequest::Keys { google }, "cannot request credentials").map_err(RemoteError::Denied)
+        self.secret(&BrokerRequest::Keys { google }, "cannot request credentials")
     }
 
     /// Requests the value of the header `Authorization` for the web server of the scope.
     pub(crate) fn login(&self) -> RemoteResult<Option<String>> {
-        self.secret(&BrokerRequest::Login, "cannot ask for a login").map_err(RemoteError::Denied)
+        self.secret(&BrokerRequest::Login, "cannot ask for a login")
     }
 
-    pub(crate) fn account(&self) -> Result<AccountMessage, String> {
+    pub(crate) fn account(&self) -> RemoteResult<AccountMessage> {
         self.secret(&BrokerRequest::Account, "cannot request the account")
     }
 }
@@ -244,5 +271,27 @@ pub(crate) fn receive(stream: &UnixStream, count: usize) -> io::Result<(u8, Vec<
         Ok((first[0], sockets))
     } else {
         Err(io::ErrorKind::InvalidData.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_lookup_is_transient_at_the_client_if_it_was_at_the_broker() {
+        for error in [RemoteError::Transient("no answer".into()), RemoteError::Denied("it is refused".into())] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let failure = LookupFailure::from(error.clone());
+            let answering = thread::spawn(move || {
+                let socket = receive(&theirs, 1).unwrap().1.pop().unwrap();
+                io::read_to_string(&socket).unwrap();
+                (&socket).write_all(&serde_json::to_vec(&Err::<(), _>(failure)).unwrap()).unwrap();
+            });
+            assert_eq!(Broker::new(ours).key_pair(true).err(), Some(error));
+            answering.join().unwrap();
+        }
     }
 }

@@ -201,6 +201,8 @@ pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<String, 
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// Minimum time between lookups when a store denies the current credentials.
 const MIN_REFRESH_INTERVAL: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(2) };
+/// Minimum time between lookups after one that failed but may succeed later.
+const FAILURE_INTERVAL: Duration = if cfg!(test) { Duration::MAX } else { Duration::from_secs(2) };
 /// Time limit of the program: it may wait for the touch of a hardware key.
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum output of the program in bytes.
@@ -208,8 +210,14 @@ const MAX_OUTPUT: u64 = 64 << 10;
 
 pub(crate) struct CredentialCache<T> {
     lookup: LookupFn<T>,
-    /// Result of the last lookup, and its time.
-    cached: Mutex<Option<(Option<Arc<T>>, Instant)>>,
+    cached: Mutex<CachedLookup<T>>,
+}
+
+struct CachedLookup<T> {
+    /// Result of the last successful lookup, and its time.
+    found: Option<(Option<Arc<T>>, Instant)>,
+    /// Transient failure of a later lookup, and its time.
+    failure: Option<(RemoteError, Instant)>,
 }
 
 /// Credential lookup; None for a public bucket.
@@ -226,13 +234,20 @@ struct ProcessOutput {
 
 impl<T: PartialEq> CredentialCache<T> {
     pub(crate) fn new(lookup: impl Fn() -> RemoteResult<Option<T>> + Send + Sync + 'static) -> CredentialCache<T> {
-        CredentialCache { lookup: Box::new(lookup), cached: Mutex::new(None) }
+        CredentialCache { lookup: Box::new(lookup), cached: Mutex::new(CachedLookup { found: None, failure: None }) }
     }
 
     /// Calls `ask` with the current credentials. If they are denied, looks them up again and
-    /// retries with different ones: they may have expired and been renewed.
+    /// retries with different ones: they may have expired and been renewed. Old ones that cannot be
+    /// renewed now are used: the store decides whether they have expired.
     pub(crate) fn with<R>(&self, ask: impl Fn(Option<&T>) -> RemoteResult<R>) -> RemoteResult<R> {
-        let credentials = self.get_newer_than(MAX_AGE)?;
+        let credentials = match self.get_newer_than(MAX_AGE) {
+            Err(error) if error.is_transient() => {
+                let old = self.cached.lock().found.as_ref().map(|(credentials, _)| credentials.clone());
+                old.ok_or(error)?
+            }
+            found => found?,
+        };
         let answer = ask(credentials.as_deref());
         if let Err(RemoteError::Denied(_) | RemoteError::Refused(_)) = &answer {
             let renewed = self.get_newer_than(MIN_REFRESH_INTERVAL)?;
@@ -243,14 +258,22 @@ impl<T: PartialEq> CredentialCache<T> {
         answer
     }
 
-    /// Returns the cached credentials if they are newer; a lookup may run a program.
+    /// Returns the cached credentials if they are newer; a lookup may run a program, or wait for a
+    /// service. A transient failure is returned for [`FAILURE_INTERVAL`]: waiting requests do not
+    /// repeat the lookup one by one.
     fn get_newer_than(&self, age: Duration) -> RemoteResult<Option<Arc<T>>> {
         let mut cached = self.cached.lock();
-        if let Some((credentials, _)) = cached.as_ref().filter(|(_, at)| at.elapsed() < age) {
+        if let Some((credentials, _)) = cached.found.as_ref().filter(|(_, at)| at.elapsed() < age) {
             return Ok(credentials.clone());
         }
-        let credentials = (self.lookup)()?.map(Arc::new);
-        *cached = Some((credentials.clone(), Instant::now()));
+        if let Some((error, _)) = cached.failure.as_ref().filter(|(_, at)| at.elapsed() < FAILURE_INTERVAL) {
+            return Err(error.clone());
+        }
+        let found = (self.lookup)();
+        cached.failure =
+            found.as_ref().err().filter(|error| error.is_transient()).map(|error| (error.clone(), Instant::now()));
+        let credentials = found?.map(Arc::new);
+        cached.found = Some((credentials.clone(), Instant::now()));
         Ok(credentials)
     }
 }
@@ -402,6 +425,7 @@ pub(crate) fn is_owned_by_root(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 
@@ -535,6 +559,26 @@ mod tests {
             let message = run_process(line, PROCESS_TIMEOUT).err().unwrap();
             assert!(message.contains("credential_process") && !message.contains("secret"), "{message}");
         }
+    }
+
+    #[test]
+    fn old_credentials_are_used_while_their_renewal_fails() {
+        let lookups = Arc::new(AtomicUsize::new(0));
+        let counted = lookups.clone();
+        let cache = CredentialCache::new(move || match counted.fetch_add(1, Ordering::SeqCst) {
+            0 => Ok(Some(7)),
+            _ => Err(RemoteError::Transient("no answer".into())),
+        });
+        let ask = || cache.with(|number| Ok(number.copied()));
+        assert_eq!(ask(), Ok(Some(7)));
+        cache.cached.lock().found.as_mut().unwrap().1 -= MAX_AGE;
+        assert_eq!((ask(), ask()), (Ok(Some(7)), Ok(Some(7))));
+        assert_eq!(lookups.load(Ordering::SeqCst), 2, "one failed renewal serves the requests that follow");
+        // Once the store denies them, the outage is the failure.
+        let denied = cache.with(|_| Err::<(), _>(RemoteError::Denied("expired".into())));
+        assert!(denied.as_ref().is_err_and(RemoteError::is_transient), "{denied:?}");
+        let never = CredentialCache::<u8>::new(|| Err(RemoteError::Transient("no answer".into())));
+        assert!(never.with(|_| Ok(())).is_err_and(|error| error.is_transient()));
     }
 
     #[test]

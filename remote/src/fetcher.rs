@@ -31,11 +31,11 @@ use zeroize::Zeroizing;
 use crate::RemoteOptions;
 use crate::address::{Address, Cloud};
 use crate::azure;
-use crate::broker::{Broker, BrokerRequest, BrokerScope, MAX_SOCKETS, receive, send, socket_pairs};
+use crate::broker::{Broker, BrokerRequest, BrokerScope, LookupFailure, MAX_SOCKETS, receive, send, socket_pairs};
 use crate::bucket::{BucketWriter, CLEAN_INTERVAL, Follower};
 use crate::cache::create_private_dir;
 use crate::credentials::{self, variable};
-use crate::range_source::{RemoteError, RequestStats};
+use crate::range_source::RequestStats;
 use crate::s3;
 use crate::web_login;
 
@@ -576,15 +576,16 @@ fn answer_request(mut socket: &UnixStream, scope: &BrokerScope) -> io::Result<()
         BrokerRequest::Keys { google } => {
             let cloud = if google { Cloud::Google } else { Cloud::S3 };
             let found = s3::credential_lookup(cloud, None)().map(|keys| keys.as_ref().map(credentials::to_key_pair));
-            serde_json::to_vec(&found.map_err(|error| error.message()))
+            serde_json::to_vec(&found.map_err(LookupFailure::from))
         }
         BrokerRequest::Login => {
             let BrokerScope::Web(host) = scope else { return Err(io::ErrorKind::PermissionDenied.into()) };
             let found = web_login::login_lookup(host.clone(), None)();
             let header = found.map(|login| login.map(|login| Zeroizing::new(login.header().to_owned())));
-            serde_json::to_vec(&header.as_ref().map(|header| header.as_deref()).map_err(RemoteError::message))
+            let header = header.map_err(LookupFailure::from);
+            serde_json::to_vec(&header.as_ref().map(|header| header.as_deref()))
         }
-        BrokerRequest::Account => serde_json::to_vec(&azure::account_message().map_err(|error| error.message())),
+        BrokerRequest::Account => serde_json::to_vec(&azure::account_message().map_err(LookupFailure::from)),
     }?;
     socket.write_all(&Zeroizing::new(answer))
 }
