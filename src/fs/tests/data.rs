@@ -509,6 +509,32 @@ fn a_flush_whose_operation_is_not_published_is_made_again_and_nothing_twice() {
     bench.audit(&files[..5]);
 }
 
+/// The second flush has new data of both files, the first one old data of one of them.
+#[test]
+fn publishing_the_batches_of_one_file_keeps_the_order_of_another() {
+    let bench = Bench::new(34, OPTIONS);
+    let (first, second) = (bench.make(), bench.make());
+    let fail = || {
+        let failed = bench.fs.volume.operate(100, true, |op| {
+            bench.fs.writeback.flush(op)?;
+            Err::<(), _>(Error::Stale)
+        });
+        assert!(matches!(failed, Err(Error::Stale)));
+    };
+    bench.fs.write(first, 0, &[1; 50_000]).unwrap();
+    fail();
+    bench.fs.write(first, 0, &[2; 50_000]).unwrap();
+    bench.fs.write(second, 0, &[3; 50_000]).unwrap();
+    fail();
+    bench.fs.truncate(second, 10, &mut |_| {}).unwrap();
+    assert!(bench.fs.read(first, 0, 60_000).unwrap() == [2; 50_000]);
+    bench.fs.sync().unwrap();
+    bench.audit(&[first, second]);
+    let bench = bench.reopen();
+    assert!(bench.fs.read(first, 0, 60_000).unwrap() == [2; 50_000]);
+    assert!(bench.fs.read(second, 0, 60_000).unwrap() == [3; 10]);
+}
+
 /// Never referenced: inode numbers are not reused.
 #[test]
 fn pages_of_files_that_were_removed_after_a_failed_flush_are_given_back() {

@@ -30,6 +30,9 @@
 //!     references it again. So a failed operation loses nothing.
 //! BATCH-2  `Writing` never waits for the writers' lock. So the flusher, which holds it, may wait
 //!     for `Written`.
+//! BATCH-3  A batch is applied after all unfinished ones that were registered before it, or in one
+//!     operation with them: they may have older layers of its files, also of files that the caller
+//!     is not interested in. Of one file, the order of registration is that of the layers.
 
 mod dirty_file;
 mod layer;
@@ -275,6 +278,15 @@ impl WriteBuffer {
     /// Registers the batch with the next flush, which then applies it first, or waits for it.
     pub(super) fn register_batch(&self, batch: &Arc<WritebackBatch>) {
         self.batches.lock().push(batch.clone());
+    }
+
+    /// Returns the unfinished batches up to the last one of `batches`, in the order in which they
+    /// have to be applied.
+    pub(super) fn batches_until(&self, batches: &[Arc<WritebackBatch>]) -> Vec<Arc<WritebackBatch>> {
+        let registered = self.batches.lock();
+        let is_wanted = |batch: &Arc<WritebackBatch>| batches.iter().any(|wanted| Arc::ptr_eq(wanted, batch));
+        let end = registered.iter().rposition(is_wanted).map_or(0, |last| last + 1);
+        registered[..end].iter().filter(|batch| !batch.is_finished()).cloned().collect()
     }
 
     pub(super) fn remove_finished_batches(&self) {

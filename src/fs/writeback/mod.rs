@@ -197,9 +197,10 @@ impl Writeback {
         Ok(records)
     }
 
-    /// Applies and publishes all sealed layers of the file (a commit may seal another one at once).
+    /// Applies and publishes all sealed layers of the file (a commit may seal another one at once),
+    /// and every batch before them (BATCH-3).
     pub(super) fn finish_older_batches(&self, file: &LockedFile<'_>) -> Result<()> {
-        let batches = file.sealed_batches(&self.volume);
+        let batches = self.write_buffer.batches_until(&file.sealed_batches(&self.volume));
         if batches.is_empty() {
             return Ok(());
         }
