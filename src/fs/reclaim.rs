@@ -1,4 +1,5 @@
-//! Frees unlinked and trimmed file content in bounded steps, after the last handle is released.
+//! Frees trimmed file content, and unlinked files after the last handle is released, in bounded
+//! steps.
 //!
 //! The operation that drops the last name of an object deletes the inode at once if its records are
 //! few; otherwise the inode becomes an orphan that waits for its last handle and for reclaim.
@@ -275,7 +276,7 @@ impl Reclaim {
         if orphan && !self.handles.is_open(ino) {
             return self.step_orphan(ino, lock);
         }
-        if trimmed && !orphan {
+        if trimmed {
             return self.trim_until(ino, None).map(|done| if done { ReclaimStep::Last } else { ReclaimStep::More });
         }
         Ok(ReclaimStep::Nothing)
@@ -304,7 +305,8 @@ impl Reclaim {
             // Each extent with the reference records around it, inode, trim record.
             let records = STEP * 5 + 2;
             let done = self.volume.operate(records, true, |op| {
-                let mut inode = inode::load(op.view(), ino)?;
+                // An orphan may have been released and deleted meanwhile.
+                let Some(mut inode) = inode::find(op.view(), ino)? else { return Ok(true) };
                 let goal = until.unwrap_or(NO_TRIM);
                 if inode.trim < goal {
                     trim_step(op, ino, &mut inode)?;

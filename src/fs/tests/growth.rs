@@ -1,11 +1,15 @@
-//! Space of an archive on its host while parts of it are overwritten repeatedly.
+//! Space of an archive while parts of it are overwritten repeatedly, and of files that are replaced
+//! or unlinked while open.
 
-use super::support::{CREATOR, fresh};
+use super::support::{CREATOR, assert_sound, fresh};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
 use crate::format::ROOT_INO;
+use crate::format::values::NO_TRIM;
+use crate::fs::extents::FRAME;
+use crate::fs::reclaim::STEP;
 use crate::fs::writeback::FREED_BYTES;
-use crate::fs::{RenameMode, mode};
+use crate::fs::{RenameMode, SetAttributes, extents, inode, mode};
 
 const SMALL: u64 = 4096;
 const FILE: u64 = 8 << 20;
@@ -79,4 +83,39 @@ fn a_file_replaced_while_open_is_gone_with_its_last_handle() {
         }
     }
     assert!(!fs.has_pending_reclaim().unwrap());
+}
+
+/// The name may be removed before or after the content.
+#[test]
+fn content_cut_off_an_unlinked_file_is_freed_while_the_file_is_open() {
+    for unlinked_first in [true, false] {
+        let (_, fs) = fresh(12);
+        let ino = fs.create_and_open(ROOT_INO, b"file", 0o600, CREATOR).unwrap().ino;
+        for number in 0..2 * STEP {
+            fs.write(ino, number * 2 * FRAME, &[number as u8; 5000]).unwrap();
+        }
+        fs.sync().unwrap();
+        let unlink = || fs.unlink(ROOT_INO, b"file").unwrap();
+        if unlinked_first {
+            unlink();
+        }
+        fs.set_attributes(ino, &SetAttributes { size: Some(0), ..SetAttributes::default() }).unwrap();
+        if !unlinked_first {
+            unlink();
+        }
+        for _ in 0..3 {
+            while fs.maintain().unwrap() {}
+            fs.make_durable().unwrap();
+        }
+        let state = fs.volume.state();
+        let view = fs.volume.view(&state);
+        assert_eq!(inode::load(view, ino).unwrap().trim, NO_TRIM, "unlinked_first={unlinked_first}");
+        assert_eq!(extents::find_overlapping(view, ino, 0..u64::MAX, 1).unwrap(), []);
+        let used = fs.volume.allocator().blocks().used;
+        assert!(used < STEP / 4, "unlinked_first={unlinked_first}: {used} blocks are in use");
+        drop(state);
+        assert_sound(&fs);
+        fs.release(ino).unwrap();
+        assert!(matches!(fs.attributes(ino), Err(Error::Stale)));
+    }
 }
