@@ -29,6 +29,19 @@ pub(crate) const RECORDS_PER_CUT: u64 = 1 + 2 + 1 + 3 + 3;
 /// 1.
 pub(crate) const RECORDS_PER_PIECE: u64 = 1 + 3;
 
+#[cfg(test)]
+thread_local! {
+    /// Number of inode lookups of this thread, and of extents visited since the last one, which
+    /// every operation on a file begins with.
+    pub(crate) static VISITS: std::cell::Cell<(u64, u64)> = const { std::cell::Cell::new((0, 0)) };
+}
+
+#[cfg(test)]
+fn count_visit() {
+    let (lookups, (before, visits)) = (super::inode::LOOKUPS.get(), VISITS.get());
+    VISITS.set((lookups, if lookups == before { visits + 1 } else { 1 }));
+}
+
 pub(crate) fn key(ino: Ino, offset: u64) -> Key {
     Key::new(ino.0, kind::EXTENT, offset)
 }
@@ -69,6 +82,11 @@ pub(crate) fn visit(
     if range.is_empty() {
         return Ok(());
     }
+    let mut f = |mapped| {
+        #[cfg(test)]
+        count_visit();
+        f(mapped)
+    };
     let before = view.floor(key(ino, range.start), |found, value| {
         if found.object != ino.0 || found.kind != kind::EXTENT {
             return Ok(None);
@@ -224,6 +242,11 @@ fn replace_in_frame(op: &mut Operation<'_>, inode: &mut InodeValue, pieces: &[Wr
 pub(crate) fn insert_piece(op: &mut Operation<'_>, piece: &WrittenPiece) -> Result<()> {
     let WrittenPiece { ino, offset, page, start, length, .. } = *piece;
     op.insert(key(ino, offset), &Extent { page, start, length, born: op.generation() }.encode()).map(drop)
+}
+
+/// Returns whether the file may have inline data, now or after writeback of its dirty data.
+pub(crate) fn may_be_inline(inode: &InodeValue) -> bool {
+    inode.bytes <= crate::format::MAX_VALUE as u64
 }
 
 pub(crate) fn load_inline(view: View<'_>, ino: Ino, inode: &InodeValue) -> Result<Option<Vec<u8>>> {

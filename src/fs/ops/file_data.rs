@@ -9,8 +9,8 @@ use zeroize::Zeroize;
 use super::attributes::clear_set_id;
 use crate::error::{Error, Result};
 use crate::format::values::{InodeValue, NO_TRIM};
-use crate::format::{BLOCK, Ino, Key, MAX_OFFSET, MAX_VALUE, kind};
-use crate::fs::extents::{self, FRAME, MappedExtent, compression_of};
+use crate::format::{BLOCK, Ino, Key, MAX_OFFSET, kind};
+use crate::fs::extents::{self, FRAME, MappedExtent, compression_of, may_be_inline};
 use crate::fs::reclaim::STEP;
 use crate::fs::write_buffer::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
 use crate::fs::{FileSystem, SyncProfile, inode};
@@ -350,11 +350,6 @@ fn remaining_inline(view: View<'_>, ino: Ino, inode: &InodeValue, range: &Range<
     if range.start > 0 { extents::load_inline(view, ino, inode) } else { Ok(None) }
 }
 
-/// Returns whether the file may have inline data, now or after writeback of its dirty data.
-fn may_be_inline(inode: &InodeValue) -> bool {
-    inode.bytes <= MAX_VALUE as u64
-}
-
 impl FileSystem {
     /// Sets the size and applies `change` to the inode in the same operation. Data after a smaller
     /// size is removed at once: if it is a lot, the trim offset hides it, and it is freed later in
@@ -372,18 +367,24 @@ impl FileSystem {
             let view = self.volume.view(&state);
             let inode = inode::load_regular(view, ino)?;
             let end = file.end();
-            let (cuts, _) = extents::measure(view, ino, size..inode.trim.max(size), STEP + 1)?;
+            let cuts = count_cuts(view, ino, &inode, size)?;
+            // Before the operation, which all writers wait for: this may read the records of half
+            // of the file's extents.
+            let kept = if cuts > STEP { Some(remaining_bytes(view, ino, &inode, size)?) } else { None };
             drop(state);
             // Inode, inline data, trim record.
             let records = 3 + cuts * extents::RECORDS_PER_CUT;
-            let shrinks = size < inode.size.max(end);
+            let (shrinks, bytes) = (size < inode.size.max(end), inode.bytes);
             let truncated = self.volume.operate(records, shrinks, |op| {
-                // A commit intervened: try again.
-                if !file.is_unsealed(&self.volume, op) {
+                let mut inode = inode::load(op.view(), ino)?;
+                // A commit intervened: try again. `kept` is valid while `bytes` is unchanged: the
+                // file is locked, so only writeback changes the ranges that visible extents cover,
+                // and it only adds bytes. Repacking and trim steps do not change these ranges.
+                let is_unchanged = inode.bytes == bytes && count_cuts(op.view(), ino, &inode, size)? == cuts;
+                if !is_unchanged || !file.is_unsealed(&self.volume, op) {
                     return Ok(None);
                 }
-                let mut inode = inode::load(op.view(), ino)?;
-                cut(op, ino, &mut inode, size)?;
+                cut(op, ino, &mut inode, size, kept)?;
                 inode.size = size;
                 change(&mut inode);
                 inode::store(op, ino, &inode)?;
@@ -404,8 +405,14 @@ impl FileSystem {
     }
 }
 
-/// Removes everything from `size` on, or hides it if it is a lot.
-fn cut(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, size: u64) -> Result<()> {
+/// Returns the number of extents that a truncation to `size` cuts, counted up to one more than a
+/// step.
+fn count_cuts(view: View<'_>, ino: Ino, inode: &InodeValue, size: u64) -> Result<u64> {
+    Ok(extents::measure(view, ino, size..inode.trim.max(size), STEP + 1)?.0)
+}
+
+/// Removes everything from `size` on, or hides it if `kept` has the bytes of extents before `size`.
+fn cut(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, size: u64, kept: Option<u64>) -> Result<()> {
     if let Some(old) = extents::load_inline(op.view(), ino, inode)?
         && old.len() as u64 > size
     {
@@ -414,14 +421,12 @@ fn cut(op: &mut Operation<'_>, ino: Ino, inode: &mut InodeValue, size: u64) -> R
     if inode.trim <= size {
         return Ok(());
     }
-    let behind = extents::find_overlapping(op.view(), ino, size..inode.trim, STEP as usize + 1)?;
-    if behind.len() as u64 <= STEP {
-        return extents::remove_range(op, ino, inode, size..inode.trim);
-    }
-    if let Some(first) = behind.first().filter(|first| first.offset < size) {
+    let Some(kept) = kept else { return extents::remove_range(op, ino, inode, size..inode.trim) };
+    let first = extents::find_overlapping(op.view(), ino, size..inode.trim, 1)?;
+    if let Some(first) = first.first().filter(|first| first.offset < size) {
         extents::remove_range(op, ino, inode, size..first.end())?;
     }
-    inode.bytes = remaining_bytes(op.view(), ino, inode, size)?;
+    inode.bytes = kept;
     inode.trim = size;
     op.insert(Key::new(0, kind::TRIM, ino.0), &[])?;
     Ok(())

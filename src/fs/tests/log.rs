@@ -10,6 +10,7 @@ use super::support::{CREATOR, HAS_LOG, OPTIONS, assert_sound, cipher, create_wit
 use crate::env::{Environment, SeededEnvironment, seeds};
 use crate::error::Error;
 use crate::format::{BLOCK, Ino, Key, LOG, MIN_BLOCKS, Pointer, ROOT_INO, TreeId, kind, slot_block};
+use crate::fs::extents::FRAME;
 use crate::fs::{FileSystem, RenameMode, SetAttributes, mode};
 use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
@@ -672,6 +673,37 @@ fn what_a_failed_flush_took_is_not_called_durable() {
             assert_eq!(see(&after_a_cut(&storage, &dice)).0, before, "count={count} refused={refused:?}");
         }
     }
+}
+
+/// On a full archive the entries of a large file find the space that its writes reserved.
+#[test]
+fn replay_needs_no_space_for_inline_data_of_large_files() {
+    const FRAMES: u64 = 200;
+    let (storage, dice, fs) = with_log(15);
+    let ino = file(&fs, b"file");
+    (0..FRAMES).for_each(|number| fs.write(ino, number * FRAME, &[1; FRAME as usize]).unwrap());
+    fs.make_durable().unwrap();
+    let before = generation(&fs);
+    (0..FRAMES).for_each(|number| fs.write(ino, number * FRAME + 50_000, &[2; 10]).unwrap());
+    fs.set_attributes(ino, &SetAttributes { mode: Some(0o640), ..SetAttributes::default() }).unwrap();
+    fs.sync().unwrap();
+    assert_eq!(generation(&fs), before, "it was a commit");
+    drop(fs);
+    let environment = Arc::new(SeededEnvironment::new(dice.next_u64()));
+    let open = OpenOptions { read_only: false, memory: 32 << 20 };
+    let volume = Volume::open(cut(&storage), cipher(environment.clone()), environment.clone(), 1, &open).unwrap();
+    volume.allocator().limit_size(volume.allocator().space().0 * BLOCK + (16 << 20));
+    // A page for each piece, and the nodes that the commit of the entry changes (LOG-5).
+    let promised = volume.reserve_accepted(FRAMES + 64 + 2 * FRAMES).unwrap();
+    let taken: Vec<_> = std::iter::from_fn(|| volume.reserve_spare(1)).collect();
+    drop(promised);
+    let fs = FileSystem::new(volume, environment, super::support::NAME_KEY, OPTIONS).unwrap();
+    fs.make_durable().unwrap();
+    drop(taken);
+    for number in 0..FRAMES {
+        assert_eq!(fs.read(ino, number * FRAME + 49_999, 12).unwrap(), [1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1]);
+    }
+    assert_space(&fs);
 }
 
 /// Changing keys commits without a file system: its record names the log as pending, so that the

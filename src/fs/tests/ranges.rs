@@ -8,7 +8,8 @@ use crate::env::seeds;
 use crate::error::Error;
 use crate::format::values::inode_flags;
 use crate::format::{BLOCK, Ino};
-use crate::fs::extents::FRAME;
+use crate::fs::extents::{self, FRAME};
+use crate::fs::reclaim::STEP;
 use crate::fs::{Compression, FsOptions, SetAttributes, SetTime, inode, mode};
 
 const HOST_FREE: u64 = 1 << 40;
@@ -326,6 +327,25 @@ fn a_huge_sparse_file_costs_what_its_extents_cost() {
     let attributes = bench.fs.attributes(ino).unwrap();
     assert_eq!((attributes.size, attributes.blocks), (last, 0));
     bench.audit(&[ino, copy]);
+}
+
+/// Writers wait for the operation, and the file may have millions of extents on a slow host.
+#[test]
+fn a_truncation_counts_the_extents_of_a_large_file_before_its_operation() {
+    let bench = Bench::new(37, OPTIONS);
+    let ino = bench.make();
+    for number in 0..10 * STEP {
+        bench.fs.write(ino, number * FRAME, &[1; 300]).unwrap();
+    }
+    bench.fs.sync().unwrap();
+    // The extents after the new end are fewer, then the ones before it.
+    for left in [7 * STEP, 2 * STEP] {
+        let mut visits = 0;
+        let inode = bench.fs.truncate(ino, left * FRAME + 100, &mut |_| visits = extents::VISITS.get().1).unwrap();
+        assert_eq!((inode.bytes, inode.trim), (left * 300 + 100, left * FRAME + 100));
+        assert!((1..=2 * STEP).contains(&visits), "{visits} extents were visited in the operation");
+        bench.audit(&[ino]);
+    }
 }
 
 #[test]

@@ -18,6 +18,7 @@ use crate::fs::writeback::{COMMIT_WAIT_BYTES, SYNCED_BYTES};
 use crate::fs::{Compression, FileSystem, FsOptions, SetAttributes, extents, inode, mode};
 use crate::storage::simulated::{OpKind, SimulatedStorage};
 use crate::storage::{CountingStorage, MemoryStorage, Storage};
+use crate::txn::Reservation;
 
 const BLOCK: usize = 4096;
 /// How long a test that hangs waits before it fails.
@@ -94,13 +95,21 @@ fn damage(storage: &MemoryStorage, fs: &FileSystem, file: Ino) {
     storage.write_at(at, &[byte[0] ^ 4]).unwrap();
 }
 
+/// Stops the growth of the archive and reserves all space that writes may use.
+fn take_space(fs: &FileSystem) -> Vec<Reservation> {
+    fs.volume.allocator().limit_size(0);
+    std::iter::from_fn(|| fs.volume.reserve_spare(1)).collect()
+}
+
 /// Small content is merged with data written over it, and many pieces are merged with the data
-/// between them: when that cannot be read, the pieces become pages of their own.
+/// between them: when that cannot be read, the pieces become pages of their own. On a full archive
+/// these use the reserve of deletes.
 #[test]
 fn a_damaged_page_stops_no_commit() {
     let one = vec![(BLOCK, BLOCK)];
-    let many = (1..16).map(|i| (i * 8000, 100)).collect();
-    for (size, pieces) in [(3 * BLOCK, one), (FRAME as usize, many)] {
+    let many: Vec<_> = (1..16).map(|i| (i * 8000, 100)).collect();
+    let whole = FRAME as usize;
+    for (size, pieces, full) in [(3 * BLOCK, one, false), (whole, many.clone(), false), (whole, many, true)] {
         let (storage, fs) = fresh(1);
         let (file, other) = (make(&fs, b"file"), make(&fs, b"other"));
         fs.write(file, 0, &noise(2, size)).unwrap();
@@ -110,7 +119,9 @@ fn a_damaged_page_stops_no_commit() {
             fs.write(file, *at as u64, &noise(3, *length)).unwrap();
         }
         fs.write(other, 0, b"of somebody else").unwrap();
+        let taken: Vec<Reservation> = if full { take_space(&fs) } else { Vec::new() };
         fs.sync().unwrap();
+        drop(taken);
         let fs = reopen(&storage, fs);
         assert_eq!(fs.read(other, 0, 100).unwrap(), b"of somebody else");
         for (at, length) in pieces {

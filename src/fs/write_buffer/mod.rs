@@ -344,43 +344,66 @@ impl WriteBuffer {
 
 /// Valid pieces of several log entries, by inode.
 #[derive(Default)]
-pub(crate) struct LogPieces(BTreeMap<Ino, Layer>);
+pub(crate) struct LogPieces {
+    layers: BTreeMap<Ino, Layer>,
+    /// Files without inline data, by their newest inode in the entries.
+    large: HashSet<Ino>,
+}
 
 impl LogPieces {
     /// Collects the pieces of entries in their order. Of each entry it first drops ranges, then
     /// inodes that were removed, then puts its pieces over older ones.
     pub(crate) fn of(entries: &[LogEntry]) -> LogPieces {
         let mut all: BTreeMap<Ino, Layer> = BTreeMap::new();
+        let mut large = HashSet::new();
         for entry in entries {
             for dropped in &entry.dropped {
                 if let Some(layer) = all.get_mut(&dropped.ino) {
                     layer.remove(dropped.start..dropped.end);
                 }
             }
-            for (key, _) in entry.records.iter().filter(|(key, value)| key.kind == kind::INODE && value.is_none()) {
-                all.remove(&Ino(key.object));
+            for (key, value) in entry.records.iter().filter(|(key, _)| key.kind == kind::INODE) {
+                let ino = Ino(key.object);
+                if value.is_none() {
+                    all.remove(&ino);
+                }
+                let inode = value.as_deref().and_then(|value| InodeValue::decode(value).ok());
+                if inode.is_some_and(|inode| !extents::may_be_inline(&inode)) {
+                    large.insert(ino);
+                } else {
+                    large.remove(&ino);
+                }
             }
             for piece in &entry.pieces {
                 all.entry(piece.ino).or_default().put(piece.offset, &piece.data);
             }
         }
         all.retain(|_, layer| !layer.is_empty());
-        LogPieces(all)
+        LogPieces { layers: all, large }
     }
 
     /// Returns the bytes of one file with their offsets, ascending.
     pub(crate) fn of_file(&self, ino: Ino) -> impl Iterator<Item = (u64, &[u8])> {
-        self.0.get(&ino).into_iter().flat_map(Layer::iter)
+        self.layers.get(&ino).into_iter().flat_map(Layer::iter)
     }
 
     pub(in crate::fs) fn len(&self) -> u64 {
-        self.0.values().map(Layer::pieces).sum()
+        self.layers.values().map(Layer::pieces).sum()
     }
 
     /// Returns the maximum groups for writing all of it back, in any state of the files.
     pub(in crate::fs) fn groups(&self) -> u64 {
-        let frames = self.0.values().flat_map(|layer| layer.frames().values());
-        frames.map(|frame| groups_for(frame.bytes(), frame.pieces.len() as u64).min(WHOLE_GROUPS) + INLINE_GROUPS).sum()
+        let own = |frame: &Frame| groups_for(frame.bytes(), frame.pieces.len() as u64).min(WHOLE_GROUPS);
+        let of_file = |(ino, layer): (&Ino, &Layer)| {
+            let inline = if self.is_maybe_inline(*ino) { INLINE_GROUPS } else { 0 };
+            layer.frames().values().map(|frame| own(frame) + inline).sum::<u64>()
+        };
+        self.layers.iter().map(of_file).sum()
+    }
+
+    /// Returns whether the file may have inline data, as far as the entries show.
+    fn is_maybe_inline(&self, ino: Ino) -> bool {
+        !self.large.contains(&ino)
     }
 }
 
@@ -425,7 +448,7 @@ impl WriteBuffer {
         mut reserved: Option<Reservation>,
     ) -> Result<()> {
         let writes = reserved.is_some();
-        for (ino, layer) in &pieces.0 {
+        for (ino, layer) in &pieces.layers {
             let has_bytes = match inode::find(view, *ino) {
                 // An orphan in reclaim has hidden extents, and no bytes either.
                 Ok(Some(inode)) => inode.mode & mode::TYPE == mode::REGULAR && (inode.links > 0 || inode.trim > 0),
@@ -447,7 +470,7 @@ impl WriteBuffer {
                     }
                     // One at a time, as they were written: each piece of a frame has its own space.
                     let parts = [(offset, data)];
-                    let touched = TouchedFrames::new(&parts, true);
+                    let touched = TouchedFrames::new(&parts, pieces.is_maybe_inline(*ino));
                     let mut own = reserved.as_mut().map(|all| all.split(touched.shortfall(content)));
                     content.accept(&touched, &parts, &mut own)
                 })

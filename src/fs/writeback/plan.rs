@@ -122,15 +122,20 @@ impl PagePlanner<'_> {
         Ok(())
     }
 
-    /// Reserves space for a page of `bytes` bytes. The space exists (STAGE-4), unless an earlier
-    /// failed attempt to write the layer used it up and other threads took it after its release.
+    /// Reserves space for a page of `bytes` bytes. The space exists (STAGE-4), with two exceptions:
+    /// an earlier failed attempt to write the layer used it up and other threads took it after its
+    /// release, or the old data of a frame is unreadable. Then the page uses the reserve of
+    /// deletes, because no commit is possible without it.
     fn reservation_for(&mut self, bytes: usize) -> Result<&mut Reservation> {
         let held = self.reserved.as_ref().map_or(0, Reservation::groups);
-        self.reserve_more(groups_for(bytes as u64, 1).saturating_sub(held))?;
+        let missing = groups_for(bytes as u64, 1).saturating_sub(held);
+        if missing > 0 {
+            self.volume.reserve_spare_accepted(missing).ok_or_else(no_space)?.join(self.reserved);
+        }
         self.reserved.as_mut().ok_or_else(no_space)
     }
 
-    /// Reserves space in addition to the space of the layers.
+    /// Reserves space that writeback can do without, in addition to the space of the layers.
     fn reserve_more(&mut self, groups: u64) -> Result<()> {
         if groups > 0 {
             self.volume.reserve_spare(groups).ok_or_else(no_space)?.join(self.reserved);
@@ -279,10 +284,10 @@ impl PagePlanner<'_> {
         let contents = match self.merge_contents(base, frame, &mapped, &runs) {
             Ok(contents) => contents,
             // Unreadable old data stays in its extents, and the new data needs none of it. A commit
-            // covers all files: damage to one must not prevent it.
+            // covers all files: damage to one must not prevent it. The pieces may need more space
+            // than the frame has, which `reservation_for` adds.
             Err(error) if runs != staged => {
                 tracing::warn!(ino = plan.ino.0, %error, "cannot read the data around written data");
-                self.reserve_more(groups_of(&staged).saturating_sub(frame.own_groups()))?;
                 runs.clone_from(&staged);
                 self.merge_contents(base, frame, &mapped, &runs)?
             }

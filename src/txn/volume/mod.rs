@@ -261,7 +261,17 @@ impl Volume {
     /// Reserves groups of four blocks if they are available without a commit; callable under the
     /// writers' lock.
     pub(crate) fn reserve_spare(&self, groups: u64) -> Option<Reservation> {
-        self.allocator.reserve(groups, keep_of(false)).ok()?.then(|| self.allocator.reserved(groups))
+        self.reserve_at_once(groups, false)
+    }
+
+    /// Like [`Self::reserve_spare`] for data that was accepted before, which may use the reserve of
+    /// deletes.
+    pub(crate) fn reserve_spare_accepted(&self, groups: u64) -> Option<Reservation> {
+        self.reserve_at_once(groups, true)
+    }
+
+    fn reserve_at_once(&self, groups: u64, essential: bool) -> Option<Reservation> {
+        self.allocator.reserve(groups, keep_of(essential)).ok()?.then(|| self.allocator.reserved(groups))
     }
 
     // ---- changes ----
