@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, PosixFadviseAdvice, fcntl, posix_fadvise};
 use nix::libc;
 use nix::unistd::{Whence, lseek};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags};
 use rustix::io::Errno as HostErrno;
 
@@ -63,6 +63,8 @@ pub struct FileStorage {
     min_length: AtomicU64,
     /// Set when a ballast is to be kept (STORAGE-6).
     ballast: AtomicBool,
+    /// Held while the file grows, and while the ballast is cut: that sets the length that it read.
+    growth: Mutex<()>,
     /// Type of the host's file system, by fstatfs(2); `None` if that fails.
     host_type: Option<u64>,
     has_range_sync: bool,
@@ -144,6 +146,7 @@ impl FileStorage {
             read_only: mode == LockMode::Shared,
             min_length: AtomicU64::new(length),
             ballast: AtomicBool::new(false),
+            growth: Mutex::default(),
             host_type,
             has_range_sync: has_range_sync(host_type, device),
             lost_writes: LostWrites::default(),
@@ -496,6 +499,7 @@ impl Storage for FileStorage {
             return Ok(()); // the host answers EINVAL
         }
         self.check_not_truncated()?;
+        let _growth = self.growth.lock();
         if self.ballast.load(Ordering::Acquire) && end > self.len()? {
             // Allocated before the growth, which takes the current ballast.
             self.allocate_ballast(end).map_err(self.failed("keeping a reserve for"))?;
@@ -560,6 +564,7 @@ impl Storage for FileStorage {
         if !self.ballast.load(Ordering::Acquire) {
             return false;
         }
+        let _growth = self.growth.lock();
         let before = self.allocated();
         let cut = self
             .len()

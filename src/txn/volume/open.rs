@@ -200,13 +200,13 @@ impl Volume {
         drop(auditor);
         if writable {
             refuse(volume.allocator.find_behind_end()?.into_iter().collect())?;
+            volume.medium.pager.storage().keep_ballast();
             recovered.scrub_rejected(&volume.medium.pager, &*volume.medium.environment)?;
             if length > total * BLOCK {
                 // Growth of a transaction that never committed, or a part of a block: no page of
                 // the chosen record lies there.
                 volume.medium.pager.storage().set_len(total * BLOCK)?;
             }
-            volume.medium.pager.storage().keep_ballast();
         }
         if let Some(origin) = origin {
             // ORIGIN-2
