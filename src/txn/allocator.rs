@@ -13,6 +13,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::findings::{Finding, FindingKind, Severity, known};
+use super::recovery::in_space;
 use super::state::VolumeContext;
 use crate::btree::Tree;
 use crate::error::{Error, Result};
@@ -311,13 +312,15 @@ impl Allocator {
         &self,
         record: CommitRecord,
         allocated: Vec<Run>,
-        freed: Vec<Run>,
+        mut freed: Vec<Run>,
         sequence: u64,
         promised: u64,
     ) {
         {
             let mut space = self.space.lock();
             space.unreserve(promised);
+            // An extent may name any blocks, also those of the header.
+            freed.retain(|run| in_space(*run, space.total(), &self.medium.pager));
             space.apply_commit(record.generation, allocated.into_iter(), freed, sequence);
             space.set_list_entries(0);
         }
@@ -330,7 +333,7 @@ impl Allocator {
         let Some(promised) = self.space.lock().reserve_checkpoint() else { return Ok(None) };
         let pending = self.space.lock().unapplied_regions();
         for number in pending {
-            self.load_region(number)?;
+            self.load_region(number).inspect_err(|_| self.space.lock().unreserve(promised))?;
         }
         Ok(Some((promised, self.space.lock().take_checkpoint())))
     }

@@ -12,7 +12,7 @@ use super::operation::{Changes, Operation};
 use super::state::{Publication, State, VolumeContext};
 use crate::btree::Node;
 use crate::error::{Error, Result};
-use crate::format::log::{LogEntry, LogPiece};
+use crate::format::log::{LogEntry, LogMark, LogPiece};
 use crate::format::record::CommitRecord;
 use crate::format::{Generation, Pointer, Run, Tag};
 use crate::pager::space::Headroom;
@@ -89,8 +89,8 @@ pub(super) struct Frozen {
     pub(super) lists: u64,
     /// Nothing was changed since the commit before, so that its record is all there is to write.
     pub(super) empty: bool,
-    /// True if it contains all data that was dirty when it was frozen.
-    pub(super) with_staged: bool,
+    /// The log that its record names as pending (LOG-4).
+    pub(super) pending: Option<LogMark>,
 }
 
 pub(crate) struct Writer {
@@ -351,7 +351,13 @@ impl OpenTransaction<'_> {
     /// transaction's lists. `SpaceMap::reserve` left that space; should it be missing all the same,
     /// the commit takes the space that it finds. `with_staged` is true when no dirty data is left
     /// out.
-    pub(super) fn freeze(&mut self, unused: Option<Generation>, old_lists: usize, with_staged: bool) -> Frozen {
+    pub(super) fn freeze(
+        &mut self,
+        unused: Option<Generation>,
+        old_lists: usize,
+        with_staged: bool,
+        pending: Option<LogMark>,
+    ) -> Frozen {
         let Writer { allocator, medium, .. } = self.writer;
         let versions = &medium.versions;
         let open = &mut *self.open;
@@ -371,7 +377,7 @@ impl OpenTransaction<'_> {
             superseded: std::mem::take(&mut open.superseded),
             lists: 0,
             empty,
-            with_staged,
+            pending,
         };
         if with_staged {
             open.unlogged = Changes::default();

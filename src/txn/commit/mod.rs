@@ -388,7 +388,9 @@ impl GroupCommit {
         if let Some((first, value)) = chain.previous_session {
             transaction.operate(true, |operation| operation.record_session(first, &value))?;
         }
-        Ok(transaction.freeze(chain.unused_generation, chain.list_pages.len(), with_staged))
+        // As of now: the log may be laid over a later transaction before this one is written (TXN-9).
+        let pending = chain.log.pending(with_staged);
+        Ok(transaction.freeze(chain.unused_generation, chain.list_pages.len(), with_staged, pending))
     }
 
     #[cfg(test)]

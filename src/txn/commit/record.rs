@@ -138,7 +138,7 @@ impl RecordWriter {
             roots,
             used_blocks: self.used_with(&allocated, &freed),
             checkpoint: next.recorded_checkpoint(generation),
-            pending: chain.log.pending(frozen.with_staged),
+            pending: frozen.pending,
             allocated,
             freed,
             ..self.record_of(&frozen.state)
@@ -343,7 +343,19 @@ impl Checkpoint {
         if !wanted || matches!(purpose, CommitReason::Truncate | CommitReason::Close) {
             return Ok(None);
         }
-        let Some((promised, regions)) = writer.allocator.begin_checkpoint()? else { return Ok(None) };
+        // A node of the old map that cannot be read is no reason to fail the commit.
+        let left_out = |error: Error| match writer.medium.pager.sticky_error().reason() {
+            Some(_) => Err(error),
+            None => {
+                tracing::debug!(%error, "the space map cannot be updated with this commit");
+                Ok(None)
+            }
+        };
+        let (promised, regions) = match writer.allocator.begin_checkpoint() {
+            Ok(Some(begun)) => begun,
+            Ok(None) => return Ok(None),
+            Err(error) => return left_out(error),
+        };
         let mut made = Checkpoint {
             tree: (*writer.allocator.tree()).clone(),
             root: Root::default(),
@@ -360,12 +372,12 @@ impl Checkpoint {
                 made.tree.forget_written();
                 Ok(Some(made))
             }
-            Ok(()) | Err(Error::NoSpace(_)) => {
+            written => {
+                let left_out = written.map_or_else(left_out, |()| Ok(None))?;
                 let taken = made.allocated.into_iter().map(|(run, _)| run).collect();
                 writer.allocator.undo_checkpoint(made.regions, taken, made.promised)?;
-                Ok(None)
+                Ok(left_out)
             }
-            Err(error) => Err(error),
         }
     }
 

@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use super::support::*;
 use crate::Error;
+use crate::crypto::SecretKey;
+use crate::format::{BLOCK, Key, TreeId, kind};
+use crate::frame::PageCipher;
 use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::storage::{BALLAST, Storage};
-use crate::txn::Volume;
 use crate::txn::commit::{CommitReason, CommitTail};
+use crate::txn::{OpenOptions, Volume};
 
 /// Makes the host accept `count` more writes into blocks that it had allocated.
 fn refuse_writes(storage: &SimulatedStorage, count: u64) {
@@ -186,4 +189,83 @@ fn an_archive_without_ballast_waits_for_room_and_latches_nothing() {
     storage.set_room(Some(64 << 20));
     volume.close().unwrap();
     assert_live(&open(storage.process_death(), &dice), &Content::new());
+}
+
+/// The commit was frozen before the log was replayed into the transaction after it. Its record must
+/// name the log as pending, whichever write the host refuses next.
+#[test]
+fn a_refused_commit_keeps_the_log_that_is_replayed_after_it() {
+    let key = Key::new(5, kind::INLINE, 0);
+    for taken in 0.. {
+        let dice = Dice::new(taken);
+        let cipher = || PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, true, dice.0.clone());
+        let open = |storage: Arc<SimulatedStorage>| {
+            let options = OpenOptions { read_only: false, memory: MEMORY };
+            Volume::open(storage, cipher(), dice.0.clone(), 1, &options).unwrap()
+        };
+        let storage = SimulatedStorage::new();
+        let volume = Volume::create_for_records(storage.clone(), cipher(), dice.0.clone(), 1).unwrap();
+        volume.commit().unwrap();
+        volume.operate(4, false, |op| op.insert(key, b"logged")).unwrap();
+        let wanted = volume.want_commit().unwrap();
+        volume.sync_wanted(wanted).unwrap();
+
+        let storage = storage.process_death();
+        let volume = open(storage.clone());
+        let logged = volume.take_logged().unwrap();
+        volume.committer().open_session().unwrap();
+        volume.forget_history().unwrap();
+        refuse_writes(&storage, 0);
+        assert!(matches!(volume.commit(), Err(Error::NoSpace(_))));
+        storage.inject(None);
+        volume.replay(&logged, 0, &mut |_| Ok(())).unwrap();
+        refuse_writes(&storage, taken);
+        let committed = volume.commit();
+        let was_refused = storage.injected() > 0;
+        assert_eq!(committed.is_err(), was_refused, "{committed:?}");
+
+        let back = open(storage.crash(&mut |_| Fate::Keep));
+        let is_in_tree = back.view(&back.state()).get(key, |_| Ok(())).unwrap().is_some();
+        assert!(is_in_tree || back.opened_entries() == 1, "the log is lost: {taken}");
+        if !was_refused {
+            assert!(is_in_tree && taken > 2, "{taken}");
+            return;
+        }
+    }
+}
+
+/// A part of the old space map is needed for a checkpoint alone, which waits until it can be read.
+#[test]
+fn a_commit_needs_no_node_of_the_space_map() {
+    let dice = Dice::new(8);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    let mut expected = Content::new();
+    // A checkpoint has the pages of the commits before it.
+    for seed in [1, 50] {
+        put_all(&volume, 5, seed, &mut expected);
+        volume.committer().set_chain(CommitTail { force_checkpoint: true, ..volume.chain() });
+        volume.commit().unwrap();
+    }
+    let checkpoint = volume.chain().checkpoint;
+    let node = volume.durable().roots[TreeId::Space].pointer;
+    let reserved = volume.allocator().blocks().reserved;
+    let bytes = node.run.address * BLOCK..node.run.end() * BLOCK;
+    storage.fail_reads(Some(Box::new(move |offset, _| bytes.contains(&offset))));
+    for seed in [100, 200] {
+        put_all(&volume, 5, seed, &mut expected);
+        volume.forget_plaintext();
+        volume.committer().set_chain(CommitTail { force_checkpoint: true, ..volume.chain() });
+        volume.commit().unwrap();
+        assert_eq!(volume.chain().checkpoint, checkpoint);
+    }
+    assert_eq!(volume.allocator().blocks().reserved, reserved);
+    volume.pager().sticky_error().check().unwrap();
+    storage.fail_reads(None);
+    volume.committer().set_chain(CommitTail { force_checkpoint: true, ..volume.chain() });
+    put_all(&volume, 5, 300, &mut expected);
+    volume.commit().unwrap();
+    assert!(volume.chain().checkpoint > checkpoint);
+    assert_sound(&volume);
+    assert_live(&open(storage.process_death(), &dice), &expected);
 }
