@@ -356,9 +356,9 @@ pub(super) fn creator_of(stat: &Stat) -> Creator {
 /// Version of a host file, which differs after any change of it. That of a later file with the
 /// inode number of a removed one differs as well. The change time counts, because programs can set
 /// the modification time back.
-pub(super) type FileVersion = (FileIdentity, i64, [(i64, u64); 2]);
+pub(super) type HostVersion = (FileIdentity, i64, [(i64, u64); 2]);
 
-pub(super) fn version(stat: &Stat) -> FileVersion {
+pub(super) fn version(stat: &Stat) -> HostVersion {
     (FileIdentity::from(stat), stat.st_size, [(stat.st_mtime, stat.st_mtime_nsec), (stat.st_ctime, stat.st_ctime_nsec)])
 }
 

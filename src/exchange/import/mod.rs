@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use lockbox_terminal::display;
 
 use super::attributes::{
-    self, FileVersion, HostName, SkippedItems, XattrObject, attributes_of, creator_of, host_error, version,
+    self, HostName, HostVersion, SkippedItems, XattrObject, attributes_of, creator_of, host_error, version,
 };
 use super::walk::{self, HostEntries, TreeWalk, WalkStep};
 use super::{CopyCounts, CopyTally, FileTotals, Filter, Problem, ProblemCause, Progress, path_ops};
@@ -147,7 +147,7 @@ struct Importer<'a> {
     tally: CopyTally,
     /// Copies of files with several hard links, by version, with the number of links still
     /// expected. Overlapping sources may encounter a link twice.
-    links: HashMap<FileVersion, (Ino, u64)>,
+    links: HashMap<HostVersion, (Ino, u64)>,
     /// Files of the archive matched with a host file that has several hard links.
     claimed: HashSet<Ino>,
     piece: Vec<u8>,

@@ -14,7 +14,7 @@ use tar::{EntryType, Header};
 use super::pax::{self, SparseMap};
 use super::{ACLS, BLOCK, MAX_RECORDS, RECORD, XATTR};
 use crate::error::{Error, Result};
-use crate::exchange::attributes::{FileVersion, HostName, host_error, read_at, split_names, timestamps, version};
+use crate::exchange::attributes::{HostName, HostVersion, host_error, read_at, split_names, timestamps, version};
 use crate::exchange::staging_dir::open_directory;
 use crate::exchange::walk::{ArchiveWalk, ContentPrefetch, TreeWalk, WalkStep};
 use crate::exchange::{CopyCounts, CopyTally, Entries, Filter, ListingEntry, Progress, path_ops, split_device_number};
@@ -485,7 +485,7 @@ fn named(path: &[u8], error: Error) -> Error {
 
 struct PackedDirectory {
     host: OwnedFd,
-    before: FileVersion,
+    before: HostVersion,
 }
 
 /// Directory to descend into, with the names in it.
@@ -495,7 +495,7 @@ struct Packer<'a> {
     out: CountingWriter<'a>,
     report: PackReport,
     /// First paths of files with several hard links.
-    links: HashMap<FileVersion, Vec<u8>>,
+    links: HashMap<HostVersion, Vec<u8>>,
 }
 
 impl Packer<'_> {
