@@ -26,13 +26,14 @@ use std::sync::Arc;
 
 use crate::env::{Environment, SystemEnvironment};
 use crate::error::{Error, Result};
+use crate::exchange::attributes::host_error;
 use crate::exchange::staging_dir::{self, StagingDir};
 use crate::exchange::{FileTotals, Problem, Progress, SkippedItems};
 use crate::format::{Generation, Ino, Timestamp};
 use crate::frame::PageCipher;
 use crate::keys::UnlockedKey;
 use crate::pager::Pager;
-use crate::storage::{ArchiveSource, LockMode, Storage};
+use crate::storage::{ArchiveSource, LockMode, Storage, host_call};
 use scan::{StrictStorage, SurvivingLog};
 
 /// Cache of decompressed file data, in bytes.
@@ -225,7 +226,10 @@ pub(crate) fn rescue_from(
         None => index,
     };
     let stage = StagingDir::new(&options.to, environment)?;
-    walk::run(index, &pager, &stage, options, item, progress)
+    let report = walk::run(index, &pager, &stage, options, item, progress)?;
+    // A user may discard the damaged archive next.
+    host_call::sync_file_system(stage.target()).map_err(host_error("cannot make the rescued files durable"))?;
+    Ok(report)
 }
 
 /// Checks that the target is new or empty, so that its objects cannot be mistaken for rescued ones,

@@ -26,7 +26,7 @@ use super::attributes::{descriptor_path, host_error, split_device_number};
 use crate::env::Environment;
 use crate::error::{Error, Result};
 use crate::fs::Attributes;
-use crate::storage::{FileIdentity, names, rename_to_free_name};
+use crate::storage::{FileIdentity, host_call, names, rename_to_free_name};
 
 /// Opens a directory without following a symbolic link.
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -107,8 +107,11 @@ impl StagingDir {
     }
 
     /// Renames a finished item into the target. With `replace`, rename(2) applies: a file replaces
-    /// a file, a directory only an empty one.
+    /// a file, a directory only an empty one. A new file is durable before the old one goes.
     pub(crate) fn install(&self, name: &[u8], replace: bool) -> Result<()> {
+        if replace && self.has_entry(name)? {
+            self.sync_file(name).map_err(host_error("cannot make it durable"))?;
+        }
         let done = match replace {
             true => rustix::fs::renameat(&self.directory, name, &self.target, name),
             false => self.place(name, &self.target, name),
@@ -120,6 +123,19 @@ impl StagingDir {
             Errno::NOTDIR => Error::NotDirectory,
             errno => host_error("cannot move it into place")(errno),
         })
+    }
+
+    fn sync_file(&self, name: &[u8]) -> rustix::io::Result<()> {
+        let item = rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(item.st_mode) != FileType::RegularFile {
+            return Ok(());
+        }
+        match rustix::fs::openat(&self.directory, name, OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) => host_call::sync(file),
+            // The mode of the item does not let its owner read it.
+            Err(Errno::ACCESS) => host_call::sync_file_system(&self.directory),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Renames a finished item to an unused name.

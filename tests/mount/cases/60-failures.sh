@@ -271,7 +271,7 @@ case_a_daemon_that_was_killed_is_named_in_the_log() {
     new_archive box
     attach box
     reattach box
-    ! grep -q 'is gone' "$WORK/box.log" || fail "an orderly end is taken for a death: $(cat "$WORK/box.log")"
+    ! grep -qF "$lost" "$WORK/box.log" || fail "an orderly end is taken for a death: $(cat "$WORK/box.log")"
     kill_daemon box
     await grep -qF "$lost" "$WORK/box.log"
     same "$(grep -cF "$lost" "$WORK/box.log")" 1
@@ -300,6 +300,22 @@ case_the_log_tells_who_ended_the_mount() {
     fusermount3 -u "$WORK/box"
     await gone "$pid"
     same "$(grep -c 'another program unmounted the archive' "$WORK/box.log")" 1
+}
+
+# Otherwise a power cut may leave neither the old file nor the new one.
+case_an_extracted_file_is_durable_before_it_replaces_another() {
+    new_archive box
+    head -c 100000 /dev/urandom >"$WORK/file"
+    lockbox add --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/file"
+    chmod 200 "$WORK/file"
+    strace -f -o "$WORK/trace" -e trace=fsync,syncfs,renameat,renameat2 \
+        lockbox extract --force --passfile "$PASSFILE" "$WORK/box.lbx" file --to "$WORK"
+    grep -E 'fsync\(|syncfs\(|rename.*"file"' "$WORK/trace" | head -n 1 | shows sync || fail "$(<"$WORK/trace")"
+    grep -Eq 'renameat.*"file"' "$WORK/trace"
+    mkdir "$WORK/rescued"
+    strace -f -o "$WORK/trace" -e trace=syncfs,renameat,renameat2 \
+        lockbox rescue --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/rescued"
+    grep -E 'syncfs\(|rename' "$WORK/trace" | tail -n 1 | shows syncfs || fail "$(<"$WORK/trace")"
 }
 
 # Some hosts end an fsync(2) with EINTR, which is no error of the file.
