@@ -133,9 +133,10 @@ pub enum ClaimState {
     Leased,
     /// The lease runs and bytes were sent.
     Sending,
-    /// The claimant has everything.
+    /// The claimant confirmed that it has everything.
     Completed,
-    /// The lease ended after some bytes; `rearm` gives the claim back.
+    /// The lease ended after some bytes, or all, and was not confirmed; `rearm` gives the claim
+    /// back.
     Interrupted,
 }
 

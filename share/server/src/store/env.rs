@@ -157,20 +157,24 @@ pub(crate) trait DiskFile: Syncable {
 }
 
 /// A directory that only its owner reads.
-pub(crate) struct DirectoryDisk(PathBuf);
+pub(crate) struct DirectoryDisk {
+    path: PathBuf,
+    names: Arc<Names>,
+}
 
 impl DirectoryDisk {
     pub(crate) fn open(path: &Path) -> io::Result<DirectoryDisk> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        Ok(DirectoryDisk(path.into()))
+        Ok(DirectoryDisk { path: path.into(), names: Arc::new(Names(File::open(path)?)) })
     }
 }
 
-struct Names(PathBuf);
+/// Open directory: a barrier without a free descriptor would fail, and latch the store.
+struct Names(File);
 
 impl Syncable for Names {
     fn sync(&self) -> io::Result<()> {
-        File::open(&self.0)?.sync_all()
+        self.0.sync_all()
     }
 }
 
@@ -207,28 +211,44 @@ impl DiskFile for HostFile {
 
 impl Disk for DirectoryDisk {
     fn list(&self) -> io::Result<Vec<String>> {
-        fs::read_dir(&self.0)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        let path = self.0.join(name);
+        let path = self.path.join(name);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
         Ok(Arc::new(HostFile(file)))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        Ok(Arc::new(HostFile(OpenOptions::new().read(true).write(true).open(self.0.join(name))?)))
+        Ok(Arc::new(HostFile(OpenOptions::new().read(true).write(true).open(self.path.join(name))?)))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        fs::remove_file(self.0.join(name))
+        fs::remove_file(self.path.join(name))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.0.join(from), self.0.join(to))
+        fs::rename(self.path.join(from), self.path.join(to))
     }
 
     fn names(&self) -> Arc<dyn Syncable> {
-        Arc::new(Names(self.0.clone()))
+        self.names.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Opening would fail without a free descriptor.
+    #[test]
+    fn a_barrier_of_names_does_not_open_the_directory() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("store");
+        let disk = DirectoryDisk::open(&path).unwrap();
+        fs::rename(&path, parent.path().join("elsewhere")).unwrap();
+        assert!(File::open(&path).is_err());
+        disk.names().sync().unwrap();
     }
 }

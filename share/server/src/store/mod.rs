@@ -4,7 +4,7 @@
 //! A share has 1 to 8 slots, one for each claim that it allows. Every slot changes independently:
 //!
 //! ```text
-//!            claim, payload in the spool             finished
+//!            claim, payload in the spool             confirmed
 //!   Free ------------------------------> Leased ------------------> Completed
 //!    ^ ^                                  |  |
 //!    | +--- lease over, nothing sent -----+  +--- lease over, something sent ---> Interrupted

@@ -59,7 +59,7 @@ pub(crate) struct ActiveLease {
     pub until: StoreTime,
     /// A byte of the payload went out (Store rule 4).
     pub sent: bool,
-    /// The last byte went out: the end of the lease is its completion.
+    /// The last byte was handed to a connection: the lease ends after the grace.
     pub finishing: bool,
 }
 
@@ -70,6 +70,8 @@ pub(crate) struct EndedClaim {
     pub token: Token,
     pub claimed: StoreTime,
     pub at: StoreTime,
+    /// The receiver confirmed it. A last byte that was sent can still be lost in buffers, and the
+    /// claim with it.
     pub completed: bool,
 }
 
@@ -112,11 +114,8 @@ impl ClaimSlots {
             if let ClaimSlot::Leased(lease) = *slot
                 && lease.until <= now
             {
-                *slot = if lease.sent || lease.finishing {
-                    lease.ended(lease.until, lease.finishing)
-                } else {
-                    ClaimSlot::Free
-                };
+                let is_used = lease.sent || lease.finishing;
+                *slot = if is_used { lease.ended(lease.until, false) } else { ClaimSlot::Free };
             }
         }
     }
@@ -373,13 +372,13 @@ impl Share {
                     false
                 }
             },
-            ClaimSlot::Ended(EndedClaim { completed: true, .. }) => return Ok(false),
             // The receiver got all of it although its lease ran out meanwhile: the audit tells the
             // truth.
-            ClaimSlot::Ended(ended) => {
+            ClaimSlot::Ended(ended) if how == LeaseFinish::Now && !ended.completed => {
                 ended.completed = true;
                 true
             }
+            ClaimSlot::Ended(_) => return Ok(false),
             ClaimSlot::Free => return Err(StoreError::Unknown),
         };
         self.version += 1;

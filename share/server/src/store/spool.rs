@@ -24,7 +24,10 @@ const ABANDONED: Duration = Duration::from_secs(3600);
 pub struct Spool {
     directory: PathBuf,
     capacity: u64,
-    used: AtomicU64,
+    /// Bytes of finished payloads.
+    stored: AtomicU64,
+    /// Bytes of unfinished deposits of this process.
+    incoming: AtomicU64,
 }
 
 /// A payload on its way in. Dropped without [`Deposit::finish`] it leaves nothing.
@@ -54,14 +57,27 @@ impl Spool {
     /// The host's error.
     pub fn open_shared(directory: &Path, capacity: u64) -> io::Result<Arc<Spool>> {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        let mut used = 0;
-        for entry in fs::read_dir(directory)? {
+        let (stored, incoming) = (AtomicU64::new(0), AtomicU64::new(0));
+        let spool = Spool { directory: directory.into(), capacity, stored, incoming };
+        spool.recount()?;
+        Ok(Arc::new(spool))
+    }
+
+    /// Counts the finished payloads: other daemons of a shared directory add and remove some.
+    pub(crate) fn recount(&self) -> io::Result<()> {
+        let mut stored = 0;
+        for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
             if id_of(&entry.file_name().to_string_lossy()).is_some() {
-                used += entry.metadata()?.size();
+                match entry.metadata() {
+                    // Another daemon removed it meanwhile.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    metadata => stored += metadata?.size(),
+                }
             }
         }
-        Ok(Arc::new(Spool { directory: directory.into(), capacity, used: AtomicU64::new(used) }))
+        self.stored.store(stored, Ordering::Relaxed);
+        Ok(())
     }
 
     pub(crate) fn remove_abandoned(&self) -> io::Result<()> {
@@ -85,7 +101,7 @@ impl Spool {
 
     /// Bytes of all payloads, those on their way in included.
     pub fn bytes(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.stored.load(Ordering::Relaxed) + self.incoming.load(Ordering::Relaxed)
     }
 
     /// # Errors
@@ -115,10 +131,9 @@ impl Spool {
         let length = fs::metadata(&path).map_or(0, |meta| meta.size());
         match fs::remove_file(&path) {
             Ok(()) => {
-                // The directory may be shared: what another daemon put there was never counted
-                // here.
-                let less = |used: u64| Some(used.saturating_sub(length));
-                let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+                // A payload of another daemon may not have been counted here yet.
+                let less = |stored: u64| Some(stored.saturating_sub(length));
+                let _ = self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             // The next start tries again.
@@ -138,7 +153,7 @@ impl Spool {
             if id_of(&name).is_some() && !names.contains(name.as_ref()) {
                 let length = entry.metadata()?.size();
                 fs::remove_file(entry.path())?;
-                self.used.fetch_sub(length, Ordering::Relaxed);
+                self.stored.fetch_sub(length, Ordering::Relaxed);
             }
         }
         Ok(())
@@ -170,9 +185,9 @@ impl Deposit {
     /// `Full` when the capacity or the disk is; the deposit is lost then.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let length = bytes.len() as u64;
-        let used = self.spool.used.fetch_add(length, Ordering::Relaxed) + length;
+        self.spool.incoming.fetch_add(length, Ordering::Relaxed);
         self.length += length;
-        if used > self.spool.capacity {
+        if self.spool.bytes() > self.spool.capacity {
             return Err(StoreError::Full);
         }
         self.hash.update(bytes);
@@ -210,12 +225,15 @@ impl Deposit {
             fs::rename(&unfinished, &path)?;
             File::open(&self.spool.directory)?.sync_all()
         });
-        persisted.map_err(|error| {
-            let _ = fs::remove_file(&unfinished);
-            let _ = fs::remove_file(&path);
-            self.spool.used.fetch_sub(self.length, Ordering::Relaxed);
-            error.into()
-        })
+        match &persisted {
+            Ok(()) => _ = self.spool.stored.fetch_add(self.length, Ordering::Relaxed),
+            Err(_) => {
+                let _ = fs::remove_file(&unfinished);
+                let _ = fs::remove_file(&path);
+            }
+        }
+        self.spool.incoming.fetch_sub(self.length, Ordering::Relaxed);
+        Ok(persisted?)
     }
 }
 
@@ -223,7 +241,7 @@ impl Drop for Deposit {
     fn drop(&mut self) {
         if self.file.take().is_some() {
             let _ = fs::remove_file(self.spool.path(&self.id).with_extension(UNFINISHED));
-            self.spool.used.fetch_sub(self.length, Ordering::Relaxed);
+            self.spool.incoming.fetch_sub(self.length, Ordering::Relaxed);
         }
     }
 }
@@ -353,6 +371,22 @@ mod tests {
         file.set_modified(SystemTime::now() - ABANDONED - Duration::from_secs(60)).unwrap();
         second.remove_abandoned().unwrap();
         assert!(!left.exists() && second.read(&entry).is_ok());
+    }
+
+    #[test]
+    fn payloads_that_another_daemon_removed_are_not_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = Spool::open_shared(directory.path(), 30).unwrap();
+        let second = Spool::open_shared(directory.path(), 30).unwrap();
+        let entry = deposit(&first, &[1; 20]);
+        let mut running = first.begin().unwrap();
+        running.write(&[2; 5]).unwrap();
+        second.remove(&entry.id);
+        first.recount().unwrap();
+        assert_eq!(first.bytes(), 5);
+        drop(running);
+        assert_eq!(first.bytes(), 0);
+        deposit(&first, &[3; 30]);
     }
 
     #[test]

@@ -237,16 +237,27 @@ fn one_lease_has_eight_places_for_downloads() {
     until("there is a place again", || begin().0.status == 200);
 }
 
+/// The file fits in the buffers of the connection: the daemon hands over the last byte, and the
+/// client reads none.
 #[test]
-fn the_last_byte_and_some_time_consume_a_share() {
+fn the_last_byte_and_some_time_consume_a_share_that_can_be_rearmed() {
     let options: Vec<&str> = QUICK.into_iter().chain(["--grace", "1s"]).collect();
     let daemon = Daemon::start(&options);
     let owner = Owner::new();
-    let share = daemon.share_file(&owner, &age_file(1000));
+    let ciphertext = age_file(100_000);
+    let share = daemon.share_file(&owner, &ciphertext);
     let bearer = lease(&daemon.claim(&share));
-    assert_eq!(daemon.get(&share.path("/ciphertext"), &[("authorization", &bearer)]).status, 200);
+    let mut connection = daemon.connect();
+    connection.send("GET", &share.path("/ciphertext"), &[("authorization", &bearer)], b"");
+    assert_eq!(connection.head().status, 200);
+    drop(connection);
     until("the share is consumed", || daemon.state_of(&owner, &share) == "consumed");
-    assert_eq!(daemon.info(&owner, &share)["claims"][0]["state"], "completed");
+    assert_eq!(daemon.info(&owner, &share)["claims"][0]["state"], "interrupted");
+    let headers = [("authorization", owner.header.as_str())];
+    assert_eq!(daemon.connect().ask("POST", &share.path("/rearm"), &headers, b"").status, 200);
+    let bearer = lease(&daemon.claim(&share));
+    let whole = daemon.get(&share.path("/ciphertext"), &[("authorization", &bearer)]);
+    assert!(whole.body == ciphertext);
 }
 
 #[test]

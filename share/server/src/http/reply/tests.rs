@@ -134,7 +134,7 @@ fn a_file_that_was_cut_is_an_error_and_no_end() {
 
 /// Without renewal the lease would end after an hour, with most of the bytes still to come.
 #[test]
-fn a_lease_is_renewed_while_bytes_flow_and_completed_at_the_end() {
+fn a_lease_is_renewed_while_bytes_flow_and_ends_after_the_last() {
     let rig = Rig::new(PART * 40);
     let mut body = rig.begin(0..rig.content.len());
     let mut received = Vec::new();
@@ -149,7 +149,7 @@ fn a_lease_is_renewed_while_bytes_flow_and_completed_at_the_end() {
     rig.ends(body);
     assert_eq!((rig.state().0, rig.completed()), (ShareState::Leased, 1));
     rig.clock.pass(MINUTE);
-    assert_eq!(rig.state(), (ShareState::Consumed, Some(ClaimState::Completed)));
+    assert_eq!(rig.state(), (ShareState::Consumed, Some(ClaimState::Interrupted)));
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_lease_stands_until_the_last_of_the_answers_that_run_together_ends() {
     rig.ends(first);
     assert_eq!(rig.completed(), 1);
     rig.clock.pass(MINUTE);
-    assert_eq!(rig.state(), (ShareState::Consumed, Some(ClaimState::Completed)));
+    assert_eq!(rig.state(), (ShareState::Consumed, Some(ClaimState::Interrupted)));
 }
 
 const TOKEN: LeaseToken = LeaseToken::new([1; 16]);

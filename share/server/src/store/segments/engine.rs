@@ -423,7 +423,14 @@ impl SegmentEngine {
                     shard.expired += 1;
                 }
                 self.drop_payload(&found.share);
-                if audit_until > now { shard.put_audit(&found.key, &found.share, audit_until)? } else { None }
+                let audit =
+                    if audit_until > now { shard.put_audit(&found.key, &found.share, audit_until)? } else { None };
+                // Until the expiry it is the tombstone: an older segment may still have the share
+                // armed, which a replay without the tombstone would bring back.
+                if audit.is_none() && found.share.expires > now {
+                    return Err(StoreError::Full);
+                }
+                audit
             }
         };
         shard.count(location.segment, &before, false);

@@ -262,8 +262,9 @@ impl Shard {
         StoreError::Unavailable(why)
     }
 
-    /// Writes an audit record without content. `None` when the disk has no space even without the
-    /// reserve: expired content must be removed nevertheless, and its audit is lost.
+    /// Writes an audit record without content. `None` when the disk has no space even without
+    /// the reserve: the content of an expired share must be removed nevertheless, and its audit
+    /// is lost.
     pub(super) fn put_audit(&mut self, key: &Key, share: &Share, until: StoreTime) -> io::Result<Option<Location>> {
         match self.try_put_audit(key, share, until) {
             Err(error) if is_full(&error) => {}

@@ -208,6 +208,7 @@ impl ValkeyEngine {
     /// Removes payloads older than `young` that no share needs.
     fn sweep_spool(&self, spool: &Spool, young: Duration) -> Result<()> {
         spool.remove_abandoned()?;
+        spool.recount()?;
         let ids = spool.older_than(young)?;
         if ids.is_empty() {
             return Ok(());

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use lockbox_share_protocol::message::ShareState;
 
 use super::*;
+use crate::store::share::Key;
 use crate::store::simulated::{ManualClock, SimulatedDisk};
 use crate::store::tests::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
 use crate::store::{ClaimGrant, LeaseFinish, ShareStore};
@@ -250,6 +251,37 @@ fn a_full_disk_refuses_deposits_and_still_serves() {
     assert_eq!(claim(&store, deposited, 999).err(), Some(StoreError::Unknown));
 }
 
+/// The segment from which a share moved stays when the disk is full, and still has it armed.
+#[test]
+fn a_full_disk_drops_no_tombstone_before_the_expiry() {
+    let rig = Rig::new(Durability::Commit);
+    let store = rig.open();
+    let mut identity = [0; 24];
+    rig.disk.open("store").unwrap().read_at(&mut identity, 0).unwrap();
+    let secret = identity[8..].try_into().unwrap();
+    let mut same_shard = (0..).filter(|number| Key::of(handle(*number), &secret).shard(files::SHARDS) == 0);
+    let [used, moved, large] = [(); 3].map(|()| same_shard.next().unwrap());
+    for number in [used, moved] {
+        store.create(handle(number), NewShare { ttl: MINUTE * 600, ..small(number) }).wait().unwrap();
+    }
+    let capsule = Bytes::from(vec![5; 7000]);
+    store.create(handle(large), NewShare { ttl: MINUTE * 600, capsule, ..small(large) }).wait().unwrap();
+    claim(&store, used, 1).unwrap();
+    rig.clock.pass(MINUTE);
+    rig.disk.remove(files::RESERVE).unwrap();
+    // Room for the head of a segment and one small share.
+    rig.disk.set_room(Some(300));
+    assert_eq!(store.sweep().err(), Some(StoreError::Full));
+    rig.disk.set_room(Some(300));
+    claim(&store, moved, 1).unwrap();
+    rig.clock.pass(MINUTE);
+    rig.disk.set_room(Some(0));
+    assert_eq!(store.sweep().err(), Some(StoreError::Full));
+    drop(store);
+    let store = rig.on(rig.disk.after_kill()).open();
+    assert!(matches!(claim(&store, moved, 2).err(), Some(StoreError::Used { .. })));
+}
+
 #[test]
 fn a_read_only_disk_gives_nothing_away() {
     let rig = Rig::new(Durability::Commit);
@@ -351,10 +383,10 @@ fn payloads_go_with_their_share() {
     store.finish(handle(2), &two.token, LeaseFinish::After(MINUTE / 2)).wait().unwrap();
     clock.pass(MINUTE * 2);
     store.sweep().unwrap();
-    assert_eq!(store.stats().spool_bytes, 3000, "completed, completed by time, expired");
+    assert_eq!(store.stats().spool_bytes, 4000, "completed, expired; unconfirmed stays");
     drop(store);
     let store = open();
-    assert_eq!(store.stats().spool_bytes, 2000, "the orphan goes at the start");
+    assert_eq!(store.stats().spool_bytes, 3000, "the orphan goes at the start");
     assert!(store.spool().unwrap().read(&orphan).is_err());
     clock.pass(MINUTE * 300);
     store.sweep().unwrap();
