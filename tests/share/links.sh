@@ -67,6 +67,35 @@ ends() {
     [[ $code -eq $wanted ]] || { echo "'$*' ended with $code and not with $wanted"; return 1; }
 }
 
+# await PID COMMAND...: waits until the command succeeds; fails when the process ended without that, or after five minutes.
+await() {
+    local pid=$1 ended deadline=$((SECONDS + 300))
+    shift
+    while :; do
+        ended=0
+        kill -0 "$pid" 2>/dev/null || ended=1
+        "$@" && return 0
+        if ((ended || SECONDS >= deadline)); then
+            echo "not reached by process $pid: $*"
+            return 1
+        fi
+    done
+}
+
+# has_begun NAME: it was received, or more than a megabyte of it.
+has_begun() {
+    [[ -e in/$1 || $(stat --format %s in/.lockbox-*.part) -gt 1000000 ]]
+}
+
+has_part() {
+    compgen -G 'in/.lockbox-*.part' >/dev/null
+}
+
+# has_grown BYTES: ten megabytes more than these are with the daemon.
+has_grown() {
+    (($(du -sb "$place/store" | cut -f 1) > $1 + 10000000))
+}
+
 share() { "$lockbox" share "$@" 2>>"$place/said"; }
 receive() { "$lockbox" receive --socket "$place/lockbox-share.sock" "$@" 2>>"$place/said"; }
 id_of() {
@@ -171,7 +200,7 @@ killed_and_gone_on_with() {
     [[ -z $(ls in) ]]
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o in --resume <<<"$link" &
     pid=$!
-    until [[ -e in/big || $(stat --format %s in/.lockbox-*.part) -gt 1000000 ]]; do :; done
+    await "$pid" has_begun big
     kill -9 "$pid" || true
     wait "$pid" || true
     if [[ ! -e in/big ]]; then receive -o in --resume <<<"$link"; fi
@@ -191,7 +220,7 @@ interrupted_and_told() {
         code=0
         "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$link" >/dev/null 2>said &
         pid=$!
-        until [[ -e in/big || $(stat --format %s in/.lockbox-*.part) -gt 1000000 ]]; do :; done
+        await "$pid" has_begun big
         kill -TERM "$pid" || true
         wait "$pid" || code=$?
         [[ -e in/big ]] || break
@@ -210,7 +239,11 @@ interrupted_and_told() {
 
 # Waits until a command that watches for signals waits for the daemon, or for who reads what it writes.
 until_it_waits() {
-    until grep -qx signals "/proc/$1"/task/*/comm && [[ $(sed 's/.*) //' "/proc/$1/stat") == S* ]]; do :; done
+    await "$1" waits "$1"
+}
+
+waits() {
+    grep -qsx signals "/proc/$1"/task/*/comm && [[ $(sed 's/.*) //' "/proc/$1/stat") == S* ]]
 }
 
 # Interrupts a command, which says this. A shell has background commands ignore SIGINT.
@@ -232,7 +265,7 @@ interrupted_in_each_direction() {
     # Half of it is with the daemon.
     before=$(du -sb "$place/store" | cut -f 1)
     "$lockbox" share big >link 2>said &
-    until (($(du -sb "$place/store" | cut -f 1) > before + 10000000)); do :; done
+    await $! has_grown "$before"
     kill -STOP "$daemon"
     interrupted $! 'nothing was shared; the same command starts over'
     [[ ! -s link ]]
@@ -241,7 +274,7 @@ interrupted_in_each_direction() {
     cp big tree
     before=$(du -sb "$place/store" | cut -f 1)
     "$lockbox" share tree >link 2>said &
-    until (($(du -sb "$place/store" | cut -f 1) > before + 10000000)); do :; done
+    await $! has_grown "$before"
     kill -STOP "$daemon"
     interrupted $! 'the server may have made a link that was not returned; it expires by itself, and the same command makes another'
     [[ ! -s link ]]
@@ -255,9 +288,9 @@ interrupted_in_each_direction() {
     # The daemon answers nothing, so nothing can have arrived.
     kill -STOP "$daemon"
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$link" 2>said &
-    until compgen -G 'in/.lockbox-*.part' >/dev/null; do :; done
+    await $! has_part
     until_it_waits $!
-    interrupted $! 'nothing was received yet; the same link still works'
+    interrupted $! 'nothing was received yet; the same link still works for a minute'
     [[ -z $(ls -A in) ]]
     # Nobody reads on.
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o - <<<"$link" >out 2>said &
@@ -336,7 +369,7 @@ over_tls() {
     pid=$!
     # shellcheck disable=SC2064 # the process of this case
     trap "kill $pid; wait $pid" EXIT
-    until grep -q '^ready=1' daemon.log; do kill -0 "$pid" && sleep 0.05; done
+    await "$pid" grep -q '^ready=1' daemon.log
     port=$(sed -n 's/^https=.*://p' daemon.log)
     # More handshakes that never begin than there are places make room for those that do.
     for _ in {1..24}; do
@@ -458,7 +491,7 @@ a_receiver_of_a_directory_that_was_killed_goes_on() {
     mkdir in
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$link" &
     pid=$!
-    until [[ -e in/tree || $(stat --format %s in/.lockbox-*.part) -gt 1000000 ]]; do :; done
+    await "$pid" has_begun tree
     kill -9 "$pid" || true
     wait "$pid" || true
     if [[ ! -e in/tree ]]; then receive -o in --resume <<<"$link"; fi

@@ -31,7 +31,7 @@ use crate::progress::Bar;
 const MAX_LINES: u32 = 6;
 
 /// State after an interrupted download of which nothing arrived.
-const NOTHING: &str = "nothing was received yet; the same link still works";
+const NOTHING: &str = "nothing was received yet; the same link still works for a minute";
 /// State after an interrupted download whose hidden file is gone, because all arrived.
 const OVER: &str = "the download had ended: the file has its name, or was damaged and removed";
 

@@ -146,7 +146,7 @@ impl PartialFile {
         self.file.set_len(length).map_err(Error::io("cannot write the download"))
     }
 
-    fn length(&self) -> Result<u64> {
+    pub(crate) fn length(&self) -> Result<u64> {
         Ok(self.file.metadata().map_err(Error::io("cannot read the partial download"))?.len())
     }
 

@@ -352,7 +352,22 @@ impl<'a> AcceptedClaim<'a> {
         Ok(Download::new(ciphertext, progress))
     }
 
+    /// Receives into the partial file. If the result is damaged, the cause may be the bytes of
+    /// an earlier call, damaged themselves or of the other form: all of it is downloaded again
+    /// while the lease stands.
     fn receive(&self, partial: &mut PartialFile, options: &ReceiveOptions<'_>) -> Result<Meta> {
+        let is_resumed = partial.length()? > 0;
+        match self.resume(partial, options) {
+            Err(Error::Damaged(reason)) if is_resumed => {
+                tracing::info!("the resumed download is damaged; starting over: {reason}");
+                partial.truncate(0)?;
+                self.resume(partial, options)
+            }
+            other => other,
+        }
+    }
+
+    fn resume(&self, partial: &mut PartialFile, options: &ReceiveOptions<'_>) -> Result<Meta> {
         let ContentLocation::Spooled { size, digest } = self.capsule.content() else {
             let written = self.stream(&mut partial.file, options)?;
             // What arrived before, perhaps sealed, may have been longer.
@@ -452,7 +467,7 @@ fn send_claim(client: &ShareClient, link: &Link, claim: &ClaimId) -> Result<Clai
     let mut wait = Duration::from_millis(200);
     let mut is_lost = false;
     loop {
-        match client.post(api::CLAIM, None, Some(&message)) {
+        match client.post_within(client.claim_patience, api::CLAIM, None, Some(&message)) {
             Err(error) if begun.elapsed() < REPEAT && should_retry(&error, &mut is_lost) => {
                 tracing::info!("no response to the claim; sending it again: {error}");
                 thread::sleep(wait);
@@ -498,4 +513,49 @@ fn copy_ciphertext(
         return Err(Error::Damaged("its digest differs from the sealed one".into()));
     }
     Ok(describe_ciphertext(meta, size, digest))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::http::ServerAddress;
+    use crate::link::Secret;
+
+    /// Reads a request to the end of its message.
+    fn read_claim(stream: &mut TcpStream) -> String {
+        let (mut heard, mut part) = (Vec::new(), [0; 4096]);
+        while heard.last() != Some(&b'}') {
+            let count = stream.read(&mut part).unwrap();
+            assert!(count > 0, "the request ends early");
+            heard.extend_from_slice(&part[..count]);
+        }
+        String::from_utf8(heard).unwrap().split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    /// A NAT that lost its table: the connection stays open, and no reply arrives.
+    #[test]
+    fn a_claim_without_a_reply_is_sent_again_while_the_daemon_repeats_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        let daemon = thread::spawn(move || {
+            let (mut silent, _) = listener.accept().unwrap();
+            let lost = read_claim(&mut silent);
+            let (mut stream, _) = listener.accept().unwrap();
+            let repeated = read_claim(&mut stream);
+            let body = r#"{"error":"consumed","message":"used"}"#;
+            let head = format!("HTTP/1.1 410 Gone\r\ncontent-length: {}\r\n\r\n", body.len());
+            stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+            (lost, repeated)
+        });
+        let mut client = ShareClient::new(ServerAddress::parse(&base).unwrap());
+        assert!(client.claim_patience + REPEAT <= Duration::from_secs(api::REPEAT_SECONDS));
+        client.claim_patience = Duration::from_millis(50);
+        let link = Link::parse(&format!("{base}/s/1000000000001#{}", *Secret::generate().unwrap().fragment())).unwrap();
+        let told = send_claim(&client, &link, &random_claim_id().unwrap());
+        assert!(matches!(told, Err(Error::Refused(_))));
+        let (lost, repeated) = daemon.join().unwrap();
+        assert_eq!(lost, repeated);
+    }
 }

@@ -23,6 +23,8 @@ const SILENCE = 20_000;
 const LOOK = 5000;
 const WAITS = [200, 500, 1000, 2000, 4000, 5000];
 const CLAIM_ATTEMPTS = 8;
+/** A claim without a reply for so long is sent again: the daemon repeats its reply for a minute. */
+const CLAIM_SILENCE = 10_000;
 
 async function refusal(response) {
     try {
@@ -65,11 +67,11 @@ export async function look(link) {
 }
 
 /** Claims the share: `{ capsule, lease }`. A reply that was lost is asked for again. */
-export async function claim(link, id) {
+export async function claim(link, id, silence = CLAIM_SILENCE) {
     const message = { ...proof(link), claim: id };
     for (let attempt = 0; ; attempt += 1) {
         try {
-            const { capsule, lease } = await post(link, "/v1/claim", message);
+            const { capsule, lease } = await post(link, "/v1/claim", message, { signal: AbortSignal.timeout(silence) });
             return { capsule: fromBase64(capsule), lease: lease ?? null };
         } catch (error) {
             if (!passes(error)) throw error;

@@ -78,6 +78,19 @@ test("a lost reply to a claim is asked for again with the same id", async () => 
     assert.deepEqual(reply, { capsule: Uint8Array.of(1, 2, 3), lease: null });
 });
 
+test("a claim without a reply is sent again with the same id", { timeout: 30_000 }, async () => {
+    const ids = [];
+    const reply = await serving((request, response) => {
+        let body = "";
+        request.on("data", (part) => { body += part; }).on("end", () => {
+            // The connection stays open after the first.
+            if (ids.push(JSON.parse(body).claim) > 1) response.end(JSON.stringify({ capsule: "AQID" }));
+        });
+    }, (link) => claim(link, "one", 100));
+    assert.ok(ids.length > 1 && ids.every((id) => id === "one"));
+    assert.deepEqual(reply, { capsule: Uint8Array.of(1, 2, 3), lease: null });
+});
+
 test("nobody waits for ever", { timeout: 30_000 }, async () => {
     await assert.rejects(serving(
         (_, response) => response.destroy(),

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use ureq::http::{self, Method, Request, Response, StatusCode, header};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::unversioned::resolver::DefaultResolver;
-use ureq::{Agent, Body, SendBody};
+use ureq::{Agent, AsSendBody, Body, SendBody};
 use zeroize::Zeroizing;
 
 use self::unix::UnixConnector;
@@ -31,6 +31,9 @@ const MAX_ANSWER: u64 = 4 << 20;
 const CONNECT: Duration = Duration::from_secs(10);
 /// Silence on a connection, time of a head and of a JSON answer: more than the longest watch.
 const SILENCE: Duration = Duration::from_secs(75);
+/// Time of the head of a claim's reply, and of its body: a lost reply is requested again while the
+/// daemon repeats it.
+const CLAIM_SILENCE: Duration = Duration::from_secs(10);
 /// Time after which a server gets the body without having asked for it, which HTTP allows.
 const WANTED: Duration = Duration::from_secs(5);
 /// Silence within a download, after which another connection is tried.
@@ -98,6 +101,8 @@ pub struct ShareClient {
     server: ServerAddress,
     /// Longest silence, and longest time of a head and of a JSON answer.
     patience: Duration,
+    /// [`CLAIM_SILENCE`], which tests shorten.
+    pub(crate) claim_patience: Duration,
 }
 
 impl ShareClient {
@@ -143,7 +148,7 @@ impl ShareClient {
                 config.build().new_agent()
             }
         };
-        ShareClient { agent, server, patience }
+        ShareClient { agent, server, patience, claim_patience: CLAIM_SILENCE }
     }
 
     pub fn server(&self) -> &ServerAddress {
@@ -151,7 +156,7 @@ impl ShareClient {
     }
 
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str, bearer: Option<&str>) -> Result<T> {
-        self.parse_response(self.send(Method::GET, path, bearer, None)?)
+        self.parse_response(self.send(Method::GET, path, bearer, None, self.patience)?)
     }
 
     pub(crate) fn post<T: DeserializeOwned>(
@@ -160,13 +165,24 @@ impl ShareClient {
         bearer: Option<&str>,
         message: Option<&impl Serialize>,
     ) -> Result<T> {
+        self.post_within(self.patience, path, bearer, message)
+    }
+
+    /// Posts a message. The head of the response may take `patience`, and its body as well.
+    pub(crate) fn post_within<T: DeserializeOwned>(
+        &self,
+        patience: Duration,
+        path: &str,
+        bearer: Option<&str>,
+        message: Option<&impl Serialize>,
+    ) -> Result<T> {
         let body = message.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| Error::Invalid(error.to_string()))?.map(Zeroizing::new);
-        self.parse_response(self.send(Method::POST, path, bearer, body)?)
+        self.parse_response(self.send(Method::POST, path, bearer, body, patience)?)
     }
 
     pub(crate) fn post_empty(&self, path: &str, bearer: &str) -> Result<()> {
-        self.send(Method::POST, path, Some(bearer), None).map(drop)
+        self.send(Method::POST, path, Some(bearer), None, self.patience).map(drop)
     }
 
     fn send(
@@ -175,18 +191,29 @@ impl ShareClient {
         path: &str,
         bearer: Option<&str>,
         body: Option<Zeroizing<Vec<u8>>>,
+        patience: Duration,
     ) -> Result<Response<Body>> {
         let mut request = self.request(method, path, bearer)?;
         let response = match body {
             Some(body) => {
                 let json = header::HeaderValue::from_static("application/json");
                 request.headers_mut().insert(header::CONTENT_TYPE, json);
-                self.agent.run(request.map(|()| &body[..]))
+                self.run(request.map(|()| &body[..]), patience)
             }
-            None if *request.method() == Method::POST => self.agent.run(request.map(|()| &b""[..])),
-            None => self.agent.run(request),
+            None if *request.method() == Method::POST => self.run(request.map(|()| &b""[..]), patience),
+            None => self.run(request, patience),
         };
         self.check_status(response)
+    }
+
+    fn run(
+        &self,
+        request: Request<impl AsSendBody>,
+        patience: Duration,
+    ) -> std::result::Result<Response<Body>, ureq::Error> {
+        let config = self.agent.configure_request(request);
+        let config = config.timeout_recv_response(Some(patience)).timeout_recv_body(Some(patience));
+        self.agent.run(config.build())
     }
 
     /// Sends a body that is read piece by piece, once the server wants it: a server that refuses

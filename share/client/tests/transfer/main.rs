@@ -502,6 +502,25 @@ fn an_age_file_can_be_kept_and_gone_on_with() {
     assert_eq!(place.daemon.inner.lock().unwrap().ranges.last().unwrap(), "Some(123456)");
 }
 
+/// The bytes that arrived before are not the beginning of the file then.
+#[test]
+fn a_download_that_is_resumed_in_the_other_form_starts_over_under_its_lease() {
+    for ciphertext in [true, false] {
+        let place = Place::new();
+        let link = place.share(500_000);
+        place.daemon.faults(|faults| faults.cuts = vec![300_000]);
+        assert!(matches!(place.receive_as(&link, false, !ciphertext), Err(Error::Cut { .. })));
+        place.daemon.faults(|faults| faults.cuts.clear());
+        let path = place.receive_as(&link, true, ciphertext).unwrap().path.unwrap();
+        let mut received = fs::read(path).unwrap();
+        if ciphertext {
+            let identity: age::x25519::Identity = link.secret().identity_line().parse().unwrap();
+            received = age::decrypt(&identity, &received).unwrap();
+        }
+        assert!(received == content(500_000), "ciphertext: {ciphertext}");
+    }
+}
+
 #[test]
 fn a_lease_that_ended_is_told() {
     let place = Place::new();
