@@ -70,7 +70,8 @@ restored() {
 mkdir -p "$WORK"/{store/bucket,iam,versions,src}
 echo passphrase >"$LOCKBOX_PASSFILE"
 chmod 600 "$LOCKBOX_PASSFILE"
-PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+# Below the ports that the kernel gives to clients: one of those could take it while no server listens.
+while PORT=$((10000 + SRANDOM % 20000)) && (: >"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; do :; done
 export AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
 "$VERSITYGW" --quiet --port "127.0.0.1:$PORT" --iam-dir "$WORK/iam" posix --versioning-dir "$WORK/versions" "$WORK/store" >"$WORK/server.log" 2>&1 &
 SERVER=$!

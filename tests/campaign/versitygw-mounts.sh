@@ -9,7 +9,8 @@
 # shellcheck shell=bash disable=SC2153,SC2154
 OUTAGE=${OUTAGE:-5} KILLS=${KILLS:-3} EACH=${EACH:-20} TURNS=${TURNS:-4} SEED=${SEED:-$RANDOM} PARTS=${PARTS:-programs outage kills turns} TRAIN=${TRAIN:-1}
 RANDOM=$SEED
-OPTIONS=passfile=$WORK/pass,allow-http,allow-private,timeout=2s
+# With any other timeout programs are told of what cannot be read while the server is away, or slow.
+OPTIONS=passfile=$WORK/pass,allow-http,allow-private,timeout=hard
 HOLDERS=() WRITER=
 acknowledged=0 outages=0 deaths=0 turns=0 watched=0
 
@@ -243,8 +244,7 @@ outage() {
     here=$(programs_here)
     rm -f "$notes" "$WORK/enough" "$WORK"/*.times
     create_at "$1"
-    # With any other timeout programs are told of what cannot be read meanwhile.
-    attach "$1" timeout=hard
+    attach "$1"
     for program in $here; do
         again "$program" &
         pids+=($!)

@@ -5,7 +5,9 @@
 
 Says "stopped" when it stands still. It is stopped between two looks, where it waits for a second to pass and holds no lock.
 """
+import contextlib
 import ctypes
+import glob
 import os
 import platform
 import sys
@@ -13,16 +15,24 @@ import time
 
 CONTINUE, SEIZE, INTERRUPT, ANY_THREAD = 7, 0x4206, 0x4207, 0x40000000
 FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
+# Seconds, as in support.sh.
+PATIENCE = 300
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 LIBC.ptrace.restype = ctypes.c_long
 
 
 def clock_of(pid):
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{thread}/comm", encoding="ascii") as name:
-            if name.read() == "ticker\n":
-                return int(thread)
+    """Waits for the thread: the daemon starts it after it has reported that it is ready."""
+    deadline = time.monotonic() + PATIENCE
+    while os.path.isdir(f"/proc/{pid}") and time.monotonic() < deadline:
+        for path in glob.glob(f"/proc/{pid}/task/*/comm"):
+            # A thread may end between the listing and its turn.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                with open(path, encoding="ascii") as name:
+                    if name.read() == "ticker\n":
+                        return int(path.split("/")[-2])
+        time.sleep(0.01)
     sys.exit(f"process {pid} has no clock")
 
 

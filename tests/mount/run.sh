@@ -127,7 +127,10 @@ wait_for_cases() {
         name=${running[$pid]}
         unset "running[$pid]"
         log=$scratch/logs/$name
+        code='' took=''
         read -r code took <"$log.end"
+        # A job that was killed leaves no result.
+        [[ $code =~ ^[0-9]+$ ]] || code=125
         if [[ $code -eq 0 ]]; then
             passed=$((passed + 1))
             printf 'ok      %-45s %4d s\n' "$name" "$took"

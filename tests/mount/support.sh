@@ -16,6 +16,8 @@ begin_case() {
     chmod 600 "$PASSFILE"
     # The ids of the processes that the case started in the background.
     BACKGROUND=()
+    # How many commands killed_at has killed.
+    KILLED=0
     # What the case chooses at random, the same again with the same SEED. (In a subshell bash begins anew: there RANDOM is given a value first.)
     SEED=${SEED:-$SRANDOM}
     RANDOM=$SEED
@@ -177,31 +179,34 @@ stop_process() {
     await is_stopped "$1"
 }
 
-# killed_at CALL NUMBER COMMAND...: kills the command as one of its threads makes the system call for that time. With fewer calls it ends by itself.
+# killed_at CALL NUMBER COMMAND...: kills the command as one of its threads makes the system call for that time, and counts it in KILLED. With fewer calls it ends by itself.
 killed_at() {
-    local call=$1 number=$2
+    local call=$1 number=$2 code=0
     shift 2
-    strace -f --seccomp-bpf -qq -o /dev/null -e trace="$call" -e signal=none -e inject="$call:signal=KILL:when=$number" "$@" >"$WORK/killed" 2>&1 || true
+    strace -f -qq -o /dev/null -e trace="$call" -e signal=none -e inject="$call:signal=KILL:when=$number" "$@" >"$WORK/killed" 2>&1 || code=$?
+    # strace(1) ends as the command does. With --seccomp-bpf it ignores the signal of an injection.
+    [[ $code == 0 || $code == 137 ]] || fail "exit code $code: $* ($(<"$WORK/killed"))"
+    KILLED=$((KILLED + (code == 137)))
 }
 
 # The clock of a mount looks once a second (with LOCKBOX_TEST_CLOCK=10 in the environment of a debug daemon: ten times) whether there is something to flush, to commit or to erase, and is awake for nothing else.
-# looks PID: how often it went to sleep again.
+# looks PID [THREAD]: how often it, or another thread that looks once a second, went to sleep again.
 looks() {
     local task
     for task in /proc/"$1"/task/*; do
-        if [[ $(cat "$task/comm") == ticker ]]; then
+        if [[ $(cat "$task/comm") == "${2:-ticker}" ]]; then
             awk '$1 == "voluntary_ctxt_switches:" { print $2 }' "$task/status"
         fi
     done
 }
 
-# await_looks PID [NUMBER]: returns when the clock has looked so often; without a number, when all that it does now and then had its turn. It flushes
+# await_looks PID [NUMBER [THREAD]]: returns when the clock has looked so often; without a number, when all that it does now and then had its turn. It flushes
 # every fifth time and commits with the next one. Where it waits for others in between it counts more than once, so these are three rounds or two.
 await_looks() {
     local goal
-    goal=$(($(looks "$1") + ${2:-21}))
-    looked() { (($(looks "$1") >= $2)); }
-    await looked "$1" "$goal"
+    goal=$(($(looks "$1" "${3-}") + ${2:-21}))
+    looked() { (($(looks "$1" "$3") >= $2)); }
+    await looked "$1" "$goal" "${3-}"
 }
 
 # stop_clock NAME: the clock of the mount stands still until start_clock or the death of the daemon.

@@ -486,12 +486,16 @@ fn a_signal_that_was_ignored_before_is_ignored() {
         .current_dir(work_dir.path(""))
         .env("XDG_RUNTIME_DIR", work_dir.path(""))
         .env("XDG_STATE_HOME", work_dir.path("state"));
-    let child = work_dir.start(shell.arg0("sh").stdin(Stdio::null()), &arguments);
-    while !begun(&work_dir, "out") && !work_dir.path("out/tree").exists() {
+    let mut child = work_dir.start(shell.arg0("sh").stdin(Stdio::null()), &arguments);
+    let mut ended = None;
+    while ended.is_none() && !begun(&work_dir, "out") && !work_dir.path("out/tree").exists() {
         std::thread::yield_now();
+        ended = child.try_wait().unwrap();
     }
-    // It may be done by now, and is not waited for yet.
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGHUP).unwrap();
+    // It may have ended since; its process ID stays valid until it is waited for.
+    if ended.is_none() {
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGHUP).unwrap();
+    }
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
     assert_eq!(names(&work_dir.path("out")), ["small", "tree"]);

@@ -462,8 +462,11 @@ pub(crate) fn editor(home: &Home) -> std::process::Child {
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     let mut command = home.command(&["edit", &home.within("/text"), "--in=."]);
     command.env("VISUAL", &path).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
-    let child = command.spawn().unwrap();
+    let mut child = command.spawn().unwrap();
     while !home.work_dir.path("ready").exists() {
+        if child.try_wait().unwrap().is_some() {
+            panic!("the command ended before its editor started: {}", child.wait_with_output_of().1);
+        }
         thread::yield_now();
     }
     child

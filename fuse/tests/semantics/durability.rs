@@ -5,13 +5,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nix::libc::{EINTR, O_DIRECT, O_DSYNC, O_SYNC, SIGINT, SYS_fsync};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::support::{Map, Mount, await_readable, awaited, awaited_within, create, noise, open_with, read_at};
+use crate::support::{
+    Map, Mount, StopGuard, await_readable, awaited, awaited_within, create, noise, open_with, read_at,
+};
 
 /// When fsync(2) or fdatasync(2) returns, content, size and attributes of the file are durable, and so is its name,
 /// however new its directory is: they survive the death of the daemon and the loss of power.
@@ -85,11 +87,14 @@ fn a_crash_leaves_one_moment() {
     let (made, synced) = (AtomicUsize::new(0), AtomicUsize::new(0));
     for round in 1..=3 {
         let (root, goal) = (mount.root(), 200 * round);
+        let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let _stopped = StopGuard(&stop);
+            let writer = scope.spawn(|| {
                 let directory = File::open(&root).unwrap();
                 for number in made.load(Ordering::SeqCst).. {
-                    if symlink("target", root.join(format!("{number:06}"))).is_err() {
+                    let is_made = symlink("target", root.join(format!("{number:06}"))).is_ok();
+                    if stop.load(Ordering::SeqCst) || !is_made {
                         return;
                     }
                     made.store(number + 1, Ordering::SeqCst);
@@ -98,9 +103,10 @@ fn a_crash_leaves_one_moment() {
                     }
                 }
             });
-            while made.load(Ordering::SeqCst) < goal {
+            while made.load(Ordering::SeqCst) < goal && !writer.is_finished() {
                 std::thread::yield_now();
             }
+            assert!(made.load(Ordering::SeqCst) >= goal, "the writer failed before the daemon was killed");
             mount.kill();
         });
         mount.mount();
@@ -127,20 +133,24 @@ fn replacing_by_rename_is_safe_without_fsync() {
         let (temporary, name) = (mount.path("name.new"), mount.path("name"));
         let other = create(mount.path("other"));
         other.sync_all().unwrap();
+        let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let _stopped = StopGuard(&stop);
+            let writer = scope.spawn(|| {
                 for version in 0.. {
-                    if fs::write(&temporary, noise(version, 300_000)).is_err() || fs::rename(&temporary, &name).is_err()
-                    {
+                    let is_replaced =
+                        fs::write(&temporary, noise(version, 300_000)).is_ok() && fs::rename(&temporary, &name).is_ok();
+                    if stop.load(Ordering::SeqCst) || !is_replaced {
                         return;
                     }
                     let _ = other.set_len(version).and_then(|()| other.sync_all());
                     done.fetch_add(1, Ordering::SeqCst);
                 }
             });
-            while done.load(Ordering::SeqCst) < 5 * round {
+            while done.load(Ordering::SeqCst) < 5 * round && !writer.is_finished() {
                 std::thread::yield_now();
             }
+            assert!(done.load(Ordering::SeqCst) >= 5 * round, "the writer failed before the daemon was killed");
             mount.kill();
         });
         drop(other);

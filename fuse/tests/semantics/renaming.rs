@@ -11,7 +11,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rustix::fs::{Mode, OFlags, RenameFlags, XattrFlags, renameat_with};
 use rustix::io::Errno;
 
-use crate::support::{Mount, code, create};
+use crate::support::{Mount, StopGuard, code, create};
 
 /// rename(2) is atomic: opening the new name finds the old file or the new one, never none. Each
 /// other operation on names is atomic as well: it happens as a whole or, when it returns an error,
@@ -22,6 +22,7 @@ fn a_replaced_name_is_never_absent() {
     fs::write(mount.path("name"), "0".repeat(5000)).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let stopped = StopGuard(&stop);
         let reader = scope.spawn(|| {
             let mut seen = 0;
             while !stop.load(Ordering::Relaxed) {
@@ -35,7 +36,7 @@ fn a_replaced_name_is_never_absent() {
             fs::write(mount.path("new"), (round % 10).to_string().repeat(5000)).unwrap();
             fs::rename(mount.path("new"), mount.path("name")).unwrap();
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopped);
         assert!(reader.join().unwrap() > 0);
     });
     // Between finding the name and opening what it means the file lives on, however many renames come between.

@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lockbox::archive::{Archive, CreateOptions, KdfCost};
@@ -280,9 +281,15 @@ impl Mount {
 
     /// The thread of the daemon that looks once a second whether there is something to flush, to commit or to erase.
     fn clock(&self) -> PathBuf {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.status().pid)).unwrap();
-        let mut tasks = tasks.map(|task| task.unwrap().path());
-        tasks.find(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "ticker\n")).unwrap()
+        let directory = format!("/proc/{}/task", self.status().pid);
+        let mut clock = None;
+        // The daemon starts the thread after it has reported that it is ready.
+        awaited(|| {
+            let mut tasks = fs::read_dir(&directory).unwrap().map(|task| task.unwrap().path());
+            clock = tasks.find(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "ticker\n"));
+            clock.is_some()
+        });
+        clock.expect("the daemon has no clock")
     }
 
     /// Has nothing happen that no request asks for.
@@ -376,6 +383,16 @@ pub(crate) fn awaited_within(limit: Duration, mut is_so: impl FnMut() -> bool) -
         std::thread::sleep(Duration::from_millis(20));
     }
     true
+}
+
+/// Sets a flag when it is dropped, also by a panic. Without it a scope would wait forever for threads that run until
+/// the flag is set.
+pub(crate) struct StopGuard<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for StopGuard<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 /// The clock of a mount, which stands still until this is dropped.

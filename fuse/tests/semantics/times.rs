@@ -13,7 +13,7 @@ use rustix::fs::{
     copy_file_range, fallocate, removexattr, renameat_with, setxattr, utimensat,
 };
 
-use crate::support::{Map, Mount, create, noise};
+use crate::support::{Map, Mount, StopGuard, create, noise};
 
 /// mtime and ctime.
 type Times = ((i64, i64), (i64, i64));
@@ -151,6 +151,7 @@ fn times_stay_as_they_are_told_after_a_close() {
     fs::create_dir(&directory).unwrap();
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ended = StopGuard(&ended);
         // Others write meanwhile, and the kernel stores what it holds of all files at any moment.
         scope.spawn(|| {
             let root = File::open(mount.root()).unwrap();
@@ -169,7 +170,6 @@ fn times_stay_as_they_are_told_after_a_close() {
                 next(&path);
             }
         }
-        ended.store(true, Ordering::Relaxed);
     });
     symlink("target", directory.join("link")).unwrap();
     let told = look(&directory);

@@ -243,10 +243,11 @@ fn an_erase_never_meets_a_block_in_use() {
                 })
             })
             .collect();
-        let files: Vec<_> = writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect();
+        // The flag is set before a failure of a writer is passed on, or the scope would wait forever.
+        let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         eraser.join().unwrap();
-        files
+        ended.into_iter().flat_map(|files| files.unwrap()).collect::<Vec<_>>()
     });
     fs.close().unwrap();
     let again = open_on(storage.clone(), true, 8).unwrap();

@@ -52,20 +52,25 @@ fn readers_see_whole_blocks_that_never_go_back_in_time() {
                 fs.sync().unwrap();
             }
         });
-        let dice = SeededEnvironment::new(99);
-        for version in 2..1500 {
-            if version % 50 == 0 {
-                let from = if dice.next_u64().is_multiple_of(2) { 0 } else { 32 };
-                fs.write(ino, from * 4096, &block(version).repeat(32)).unwrap();
-                (from..from + 32).for_each(|b| acknowledged[b as usize].store(version, Ordering::Release));
-            } else {
-                let at = dice.next_u64() % BLOCKS;
-                fs.write(ino, at * 4096, &block(version)).unwrap();
-                acknowledged[at as usize].store(version, Ordering::Release);
+        let writer = scope.spawn(|| {
+            let dice = SeededEnvironment::new(99);
+            for version in 2..1500 {
+                if version % 50 == 0 {
+                    let from = if dice.next_u64().is_multiple_of(2) { 0 } else { 32 };
+                    fs.write(ino, from * 4096, &block(version).repeat(32)).unwrap();
+                    (from..from + 32).for_each(|b| acknowledged[b as usize].store(version, Ordering::Release));
+                } else {
+                    let at = dice.next_u64() % BLOCKS;
+                    fs.write(ino, at * 4096, &block(version)).unwrap();
+                    acknowledged[at as usize].store(version, Ordering::Release);
+                }
             }
-        }
+        });
+        // The flag is set before a failure of the writer is passed on, or the scope would wait forever.
+        let written = writer.join();
         stop.store(true, Ordering::Relaxed);
         committer.join().unwrap();
+        written.unwrap();
     });
     bench.audit(&[ino]);
 }

@@ -381,15 +381,20 @@ fn concurrent_growth_and_shrinking_are_not_reported_as_truncation() {
                 storage.check_identity()
             })
         });
-        for round in 0..200 {
-            for step in 1..100 {
-                storage.allocate(step * STEP, STEP).unwrap();
+        let resizer = scope.spawn(|| {
+            for round in 0..200 {
+                for step in 1..100 {
+                    storage.allocate(step * STEP, STEP).unwrap();
+                }
+                storage.set_len(STEP * (1 + round % 3)).unwrap();
             }
-            storage.set_len(STEP * (1 + round % 3)).unwrap();
-        }
+        });
+        // The flag is set before a failure of the resizer is passed on, or the scope would wait forever.
+        let resized = resizer.join();
         stop.store(true, Ordering::SeqCst);
         for writer in writers {
             writer.join().unwrap().unwrap();
         }
+        resized.unwrap();
     });
 }

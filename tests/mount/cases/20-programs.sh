@@ -242,7 +242,8 @@ case_two_writers_append_to_one_file() {
     in_background append a
     local first=$!
     in_background append b
-    wait "$first" "$!"
+    wait "$first"
+    wait "$!"
     python3 - "$WORK/box/direct" <<'END'
 import os, sys
 children = []

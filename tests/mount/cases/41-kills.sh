@@ -92,6 +92,11 @@ beyond() {
     (($(acknowledged) > $1))
 }
 
+# Both SQLite and git have acknowledged something after the preparation.
+each_acknowledged() {
+    has_lines "$WORK/sqlite.acknowledged" 1 && has_lines "$WORK/git.acknowledged" 2
+}
+
 # killed_under JOURNAL: rounds of load, death, check and comparison.
 killed_under() {
     local round rounds=${KILLS:-3} pid load acknowledged
@@ -109,10 +114,16 @@ killed_under() {
         done
         # The moment is the point: any is right.
         await beyond $((acknowledged + RANDOM % 30))
+        [[ $round -lt $rounds ]] || await each_acknowledged
+        for load in "${loads[@]}"; do
+            ! gone "$load" || fail "a load ended before the kill of round $round"
+        done
         kill -9 "$pid"
         await gone "$pid"
         umount -l "$WORK/box"
-        wait "${loads[@]}" || fail "a load failed by itself in round $round"
+        for load in "${loads[@]}"; do
+            wait "$load" || fail "a load failed by itself in round $round"
+        done
         check_full box
     done
     attach box

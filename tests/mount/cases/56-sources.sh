@@ -127,14 +127,22 @@ END
 case_no_process_shows_a_secret_while_it_unlocks() {
     local pid
     lockbox create --weak-kdf --kdf-memory 512 --kdf-passes 3 --passfile "$PASSFILE" "$WORK/box.lbx"
-    lockbox ls --passfile "$PASSFILE" "$WORK/box.lbx" &
+    mkfifo "$WORK/fifo"
+    lockbox ls --passfd 9 "$WORK/box.lbx" 9<"$WORK/fifo" &
     pid=$!
-    await grep -qa -- --passfile "/proc/$pid/cmdline"
+    exec 8>"$WORK/fifo"
+    await grep -qa -- --passfd "/proc/$pid/cmdline"
     shows_nothing "$pid"
-    # Root may lock what it likes: neither the passphrase nor what is derived from it reaches swap.
-    locked() { [[ $(awk '$1 == "VmLck:" { print $2 }' "/proc/$pid/status") -gt 524288 ]]; }
+    cat "$PASSFILE" >&8
+    exec 8>&-
+    # Root may lock what it likes: neither the passphrase nor what is derived from it reaches swap. The process is stopped as soon as that is seen.
+    locked() { [[ $(awk '$1 == "VmLck:" { print $2 }' "/proc/$pid/status") -gt 524288 ]] && kill -STOP "$pid"; }
+    locked_or_over() { locked || gone "$pid"; }
     if [[ $(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo) -gt 1835008 ]]; then
-        await locked
+        await locked_or_over
+        ! gone "$pid" || fail 'it ended before its memory was seen locked'
+        shows_nothing "$pid"
+        kill -CONT "$pid"
     else
         note 'too little memory to see that it is locked'
     fi

@@ -109,12 +109,11 @@ case_root_compacts_beside_a_user_who_exchanges_names() {
     chmod 600 "$WORK/victim"
     cat >"$WORK/exchange.py" <<'END'
 import itertools, os, sys
-home, victim = sys.argv[1:]
+home, victim, stop = sys.argv[1:]
 os.chdir(home)
-moved, parent = None, os.getppid()
+moved = None
 for number in itertools.count():
-    # What is killed is the shell that started this.
-    if os.getppid() != parent:
+    if os.path.exists(stop):
         break
     try:
         if moved:
@@ -133,7 +132,7 @@ for number in itertools.count():
 END
     mkdir -m 700 "$HOME_DIR/precious"
     echo private >"$HOME_DIR/precious/file"
-    in_background as_user python3 "$WORK/exchange.py" "$HOME_DIR" "$WORK/victim"
+    in_background as_user python3 "$WORK/exchange.py" "$HOME_DIR" "$WORK/victim" "$WORK/stop"
     for round in {1..6}; do
         for command in compact 'extract --force --to .'; do
             code=0
@@ -144,7 +143,9 @@ END
             done=$((done + (code == 0)))
         done
     done
-    kill "$!"
+    # After its end no name changes.
+    touch "$WORK/stop"
+    wait "$!"
     same "$(stat -c '%U %a' "$WORK/victim")" 'root 600'
     # Whichever of its two names it has by now.
     same "$(find "$HOME_DIR" -name file -exec cat {} +)" private 'a directory of root was emptied'

@@ -70,4 +70,6 @@ case_a_killed_mirror_loses_nothing_that_is_in_the_source() {
         lockbox extract --passfile "$PASSFILE" "$WORK/box.lbx" --to "$WORK/out$round"
         same_tree "$WORK/tree" "$WORK/out$round/tree"
     done
+    note "$KILLED of 5 mirrors were killed"
+    ((KILLED > 0)) || fail 'no mirror was killed'
 }

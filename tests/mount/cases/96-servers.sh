@@ -152,6 +152,8 @@ case_an_archive_on_a_web_server_is_mounted_and_its_daemon_reaches_no_network() {
     ! awk '{ print $10 }' /proc/net/tcp /proc/net/tcp6 | grep -Fxf <(echo "$sockets") || fail "the daemon has a connection"
     find "/proc/$fetcher/fd" -lname 'socket:*' -printf '%l\n' | tr -dc '0-9\n' | shows -Fxf <(awk '{ print $10 }' /proc/net/tcp) ||
         fail "the process that fetches has no connection"
+    # The server writes its line after the answer.
+    await settled
     lockbox umount "$WORK/box"
     await gone "$fetcher"
     # The next mount asks for the start of the file and for nothing else.
@@ -159,6 +161,8 @@ case_an_archive_on_a_web_server_is_mounted_and_its_daemon_reaches_no_network() {
     attach_url
     diff -r "$WORK/src" "$WORK/box"
     # The mounting command and the daemon open it.
+    same "$(told reads)" 1
+    await has_lines "$WORK/requests" $((before + 2))
     same $(($(requests) - before)) 2 'requests with a full cache'
     # Without the process that fetches, what is not here is an error, and the mount ends as ever.
     echo 3 >/proc/sys/vm/drop_caches
