@@ -354,14 +354,15 @@ mod tests {
     #[test]
     fn a_full_house_has_less_patience() {
         let slots = ConnectionSlots::new(10, 10, WHOLE);
+        // Before any of them: how long the test takes makes none of them older than it may be.
+        let began = Instant::now();
         let mut held: Vec<_> = (0..5).map(|_| slots.take(client(1)).unwrap()).collect();
-        let later = Instant::now() + Duration::from_secs(9);
-        slots.end_slow(later);
+        slots.end_slow(began + Duration::from_secs(9));
         assert!(!held.iter().any(|slot| is_gone(slot)));
         held.extend((0..3).map(|_| slots.take(client(1)).unwrap()));
         let busy = held[0].request().unwrap();
         let proxy = slots.take(SlotOwner::Proxy).unwrap();
-        slots.end_slow(Instant::now() + Duration::from_millis(1100));
+        slots.end_slow(began + Duration::from_millis(1100));
         assert!(!held.iter().any(|slot| is_gone(slot)));
         slots.end_slow(Instant::now() + Duration::from_millis(2100));
         assert!(held[1..].iter().all(|slot| is_gone(slot)) && !is_gone(&held[0]) && !is_gone(&proxy));
