@@ -27,8 +27,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::adapter::Activity;
 use crate::dbus::SleepClient;
-use crate::kernel_cache::KernelCache;
-use crate::shutdown::{ARRIVAL, MountEvent, MountHandle, SuspendReply};
+use crate::kernel_cache::{ARRIVAL, KernelCache};
+use crate::shutdown::{MountEvent, MountHandle, SuspendReply};
 use crate::ticker::Ticker;
 
 /// Interval between attempts that the kernel refuses, unless `idle=` is shorter.

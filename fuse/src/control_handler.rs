@@ -1,6 +1,7 @@
 //! Handles requests from the daemon's control socket.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +16,6 @@ use lockbox_host::control::{BackupDone, CacheStatus, ClientConnection, ReplicaSt
 use lockbox_host::remote::TrafficQuery;
 use nix::unistd::geteuid;
 
-use crate::DaemonConfig;
 use crate::adapter::Activity;
 use crate::deadlock_watchdog::ForeignFileUse;
 use crate::kernel_cache::KernelCache;
@@ -23,6 +23,7 @@ use crate::replica::ReplicaFailure;
 use crate::shutdown::{ArchiveSlot, MountEvent, MountHandle};
 use crate::snapshot_requests::{self, OperationLocks};
 use crate::ticker::SnapshotSchedule;
+use crate::{DaemonConfig, Failure};
 
 /// State of a running mount, as far as control requests need it.
 pub(crate) struct DaemonState {
@@ -93,7 +94,7 @@ impl ControlHandler {
                     None => closing_response(),
                 }
             }
-            Request::Sync => self.run(FileSystem::make_durable),
+            Request::Sync => self.run(|fs| self.sync(fs)),
             Request::Purge => self.run(FileSystem::purge),
             Request::SnapshotCreate { name } => self.with_snapshots(true, |snapshots| {
                 self.collect_writes()?;
@@ -129,7 +130,7 @@ impl ControlHandler {
                 let Some(backups) = backups else { return closing_response() };
                 let verify = verify.then(|| percent.unwrap_or(100));
                 self.collect_writes()
-                    .and_then(|()| run_backup(backups, *whole, verify, client))
+                    .and_then(|_| run_backup(backups, *whole, verify, client))
                     .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
             }
             Request::Stop { lazy, abandon, force } => {
@@ -145,7 +146,7 @@ impl ControlHandler {
     fn run(&self, work: impl FnOnce(&FileSystem) -> Result<()>) -> Response {
         match self.file_system().map(|fs| work(&fs)) {
             Some(Ok(())) => Response::Done,
-            Some(Err(error)) => Response::Failed { message: error.to_string() },
+            Some(Err(error)) => Response::Failed { message: Failure::sentence(&error) },
             None => closing_response(),
         }
     }
@@ -163,7 +164,15 @@ impl ControlHandler {
         work(&snapshots).unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
     }
 
-    fn collect_writes(&self) -> Result<()> {
+    /// Makes all data durable that programs wrote before the request. Data that arrives after the
+    /// limit of the collection is part of a later commit, and is reported.
+    fn sync(&self, fs: &FileSystem) -> Result<()> {
+        let collected = self.collect_writes();
+        fs.make_durable()?;
+        if collected? { Ok(()) } else { Err(Error::io("collect cached writes", io::ErrorKind::TimedOut.into())) }
+    }
+
+    fn collect_writes(&self) -> Result<bool> {
         snapshot_requests::collect_writes(&self.state.mount, &self.state.cache)
     }
 
@@ -255,7 +264,43 @@ fn run_backup(backups: Backups, whole: bool, verify: Option<u8>, mut client: Cli
 
 #[cfg(test)]
 mod tests {
+    use lockbox_host::mount_options::MountOptions;
+    use parking_lot::Mutex;
+
     use super::*;
+    use crate::snapshot_requests::tests::opened;
+
+    #[test]
+    fn a_sync_reports_writes_that_did_not_arrive() {
+        let (directory, archive) = opened();
+        let slot = ArchiveSlot::new(Mutex::new(Some(archive)));
+        let reply = |count: &str| {
+            std::fs::write(directory.path().join("waiting"), count).unwrap();
+            let cache = Arc::new(KernelCache::of_kernel(true, Some(directory.path())));
+            let state = DaemonState {
+                activity: Arc::default(),
+                mount: Arc::new(MountHandle::of_cache(Arc::clone(&cache))),
+                cache,
+                schedule: None,
+                namespace: 0,
+                remote_status: None,
+                replica_failure: None,
+                foreign_files: ForeignFileUse::default(),
+            };
+            let config = DaemonConfig {
+                archive: "a.lbx".into(),
+                point: "/mnt".into(),
+                options: MountOptions::default(),
+                verbose: false,
+                made: false,
+            };
+            let handler = ControlHandler::new(config, Arc::clone(&slot), state, mpsc::channel().0, None);
+            handler.run(|fs| handler.sync(fs))
+        };
+        assert!(matches!(reply("0\n"), Response::Done));
+        let Response::Failed { message } = reply("1\n") else { panic!("it succeeded") };
+        assert_eq!(message, "collect cached writes: timed out");
+    }
 
     #[test]
     fn the_peak_of_this_process_is_read() {

@@ -2,11 +2,12 @@
 //! benchmark's reference file system.
 
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::{fs, io};
 
 use fuser::{Config, InitFlags, KernelConfig};
 use nix::sys::stat::{major, minor};
+use nix::sys::utsname::uname;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
@@ -110,30 +111,61 @@ fn bdi_setting_path(device: u64, name: &str) -> String {
     format!("/sys/class/bdi/{}:{}/{name}", major(device), minor(device))
 }
 
-/// Opens the file with the number of unanswered requests of a connection.
-pub(crate) fn open_waiting(device: u64) -> io::Result<fs::File> {
-    open_connection_file(device, "waiting", OFlags::RDONLY)
+/// Returns whether dropping the pages of an inode waits for WRITEs in flight; an unreadable release
+/// counts as an old kernel.
+pub(crate) fn drop_waits_for_writes() -> bool {
+    uname().is_ok_and(|names| names.release().to_str().is_some_and(release_waits_for_writes))
 }
 
-/// Opens the file that aborts a connection: every request in flight and every later one then fails
-/// at once.
-pub(crate) fn open_abort(device: u64) -> io::Result<fs::File> {
-    open_connection_file(device, "abort", OFlags::WRONLY)
+/// Linux 6.16 and later ("fuse: remove tmp folio for writebacks", 0c58a97f919c): earlier kernels
+/// copy the pages into the request and count them as clean at once.
+fn release_waits_for_writes(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6, 16))
 }
 
-/// Opens a file of fusectl(5), where it is mounted or, as in most containers it is not, on a mount
-/// without a place in the tree. That needs root.
-fn open_connection_file(device: u64, name: &str, access: OFlags) -> io::Result<fs::File> {
-    let path = format!("{}/{name}", minor(device));
-    let open = |directory: BorrowedFd<'_>| openat(directory, &path, access | OFlags::CLOEXEC, Mode::empty());
-    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mounted = openat(CWD, "/sys/fs/fuse/connections", directory, Mode::empty());
-    if let Ok(file) = mounted.and_then(|mounted| open(mounted.as_fd())) {
-        return Ok(file.into());
+/// Opens the directory of a connection in fusectl(5), where that is mounted or, as in most
+/// containers it is not, on a mount without a place in the tree. That needs root.
+pub(crate) fn open_connection_dir(device: u64) -> io::Result<OwnedFd> {
+    let path = minor(device).to_string();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = |directory: BorrowedFd<'_>| openat(directory, &path, flags, Mode::empty());
+    let mounted = openat(CWD, "/sys/fs/fuse/connections", flags, Mode::empty());
+    if let Ok(directory) = mounted.and_then(|mounted| open(mounted.as_fd())) {
+        return Ok(directory);
     }
     let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let unattached = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-    Ok(open(unattached.as_fd())?.into())
+    Ok(open(unattached.as_fd())?)
+}
+
+/// Opens the file that aborts a connection: every request in flight and every later one then fails
+/// at once.
+pub(crate) fn open_abort(connection: &OwnedFd) -> io::Result<fs::File> {
+    Ok(openat(connection, "abort", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?.into())
+}
+
+/// Returns the number of unanswered requests of a connection. The file is opened for each read: it
+/// can neither seek nor be read at an offset.
+pub(crate) fn unanswered_requests(connection: &OwnedFd) -> io::Result<usize> {
+    let waiting = openat(connection, "waiting", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let count = io::read_to_string(fs::File::from(waiting))?;
+    count.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_tells_whether_dropping_pages_waits() {
+        for release in ["6.16.0", "6.16-rc1", "6.18.44-fc-v857", "7.0.1", "10.2"] {
+            assert!(release_waits_for_writes(release), "{release}");
+        }
+        for release in ["6.8.0-45-generic", "6.15.9", "5.10", "5.10.0-33-amd64", "2.6.78", "6", "6.x", "", "unknown"] {
+            assert!(!release_waits_for_writes(release), "{release}");
+        }
+    }
 }

@@ -16,8 +16,9 @@
 //! - `mount -o remount`: the mount command, which requests only a flush from the daemon.
 //! - An archive, log or backup of another user: opened before, or by the requesting command, and
 //!   held as a descriptor.
-//! - The files of /sys that abort the connection and count its requests: opened before. Read-ahead
-//!   and write-back are root's own files, which need no capability.
+//! - The files of fusectl that abort the connection and count its requests: the first is opened
+//!   before, the second is the daemon's own, within reach by its directory, because it is opened
+//!   for each read. Read-ahead and write-back are root's own files, which need no capability.
 //! - The control socket and the rollback state: directories of the daemon's own user.
 //! - Locked memory: CAP_IPC_LOCK stays, because otherwise each new page would count against a
 //!   limit. It gives no right over anything else.
@@ -48,6 +49,8 @@ pub(crate) struct SandboxPaths<'a> {
     pub(crate) seen: Option<&'a OwnedFd>,
     /// `/proc/self/task`.
     pub(crate) tasks: Option<&'a OwnedFd>,
+    /// Directory of the mount's connection in fusectl(5).
+    pub(crate) connection: Option<&'a OwnedFd>,
 }
 
 /// Restricted rights: files up to ABI 3, so that ioctls of the connection stay allowed, and TCP.
@@ -76,10 +79,12 @@ fn build_rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError>
     let mut rules = deny_all(AccessNet::from_all(NETWORK))?;
     let device = File::open(crate::mount::DEVICE).ok().map(OwnedFd::from);
     let remember = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
-    let allowed: [(Option<&OwnedFd>, BitFlags<AccessFs>); 4] = [
+    let allowed: [(Option<&OwnedFd>, BitFlags<AccessFs>); 5] = [
         (Some(paths.sockets), AccessFs::RemoveFile.into()),
         (paths.seen, remember),
         (paths.tasks, AccessFs::ReadFile | AccessFs::ReadDir),
+        // The count of unanswered requests.
+        (paths.connection, AccessFs::ReadFile.into()),
         // Each event loop has a descriptor of its own.
         (device.as_ref(), AccessFs::ReadFile | AccessFs::WriteFile),
     ];
@@ -171,7 +176,7 @@ mod tests {
         let open = |name: &str| OwnedFd::from(File::open(at(name)).unwrap());
         let (sockets, seen, tasks) =
             (open("sockets"), open("state/seen"), File::open("/proc/self/task").unwrap().into());
-        let paths = SandboxPaths { sockets: &sockets, seen: Some(&seen), tasks: Some(&tasks) };
+        let paths = SandboxPaths { sockets: &sockets, seen: Some(&seen), tasks: Some(&tasks), connection: None };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 if !enter(&paths).unwrap() {

@@ -271,7 +271,8 @@ fn start(
     end.mount = Some(Arc::clone(&mount));
     if config.options.sandbox {
         let tasks = watchdog.as_ref().map(|watchdog| &watchdog.tasks);
-        confine(&SandboxPaths { sockets: listening.directory(), seen: seen.as_ref(), tasks }, &mount);
+        let connection = cache.connection_dir();
+        confine(&SandboxPaths { sockets: listening.directory(), seen: seen.as_ref(), tasks, connection }, &mount);
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
     // A read-only mount changes nothing.
@@ -344,9 +345,11 @@ fn serve_requests(
     events: Sender<MountEvent>,
     end: &mut Shutdown,
 ) -> Result<(), Failure> {
+    let notifications =
+        connection.try_clone().map_err(|e| Failure::system(format!("cannot duplicate the connection: {e}")))?;
     let session = fuser::Session::from_fd(filesystem, connection, SessionACL::All, fuse_config)
         .map_err(|e| Failure::mount(format!("the kernel did not accept the connection: {e}")))?;
-    cache.set_notifier(session.notifier());
+    cache.set_notifier(session.notifier(), notifications);
     end.loops_started = true;
     thread::Builder::new()
         .name("session".into())

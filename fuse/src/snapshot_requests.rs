@@ -47,10 +47,10 @@ pub(crate) fn open_snapshots(slot: &ArchiveSlot) -> Option<SnapshotManager> {
     slot.lock().as_ref().map(Archive::snapshot_manager)
 }
 
-/// Returns when earlier writes of programs have arrived. Without a writer the kernel has none
-/// (KERNEL-3). Fails if the mount agent is gone.
-pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> Result<()> {
-    if cache.writers.has_any() { mount.collect() } else { Ok(()) }
+/// Collects earlier writes of programs, as [`MountHandle::collect`]. Without a writer the kernel
+/// has none (KERNEL-3).
+pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> Result<bool> {
+    if cache.writers.has_any() { mount.collect() } else { Ok(true) }
 }
 
 pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {

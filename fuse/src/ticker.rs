@@ -38,8 +38,8 @@ use lockbox_host::mount_options::format_rules;
 use parking_lot::Mutex;
 
 use crate::Failure;
-use crate::kernel_cache::KernelCache;
-use crate::shutdown::{ARRIVAL, MountHandle};
+use crate::kernel_cache::{ARRIVAL, KernelCache};
+use crate::shutdown::MountHandle;
 use crate::snapshot_requests::collect_writes;
 
 const STEP: Duration = Duration::from_secs(1);
@@ -71,8 +71,9 @@ impl Ticker {
         if let Some((snapshots, moments)) = snapshot_schedule {
             let (cache, mount) = (Arc::clone(&cache), Arc::clone(&mount));
             // It waits until deleted data is reclaimed, and logs its own failures.
-            ticker
-                .spawn_each_second("snapshots", move || snapshots.step(&moments, || collect_writes(&mount, &cache)))?;
+            ticker.spawn_each_second("snapshots", move || {
+                snapshots.step(&moments, || collect_writes(&mount, &cache).map(drop))
+            })?;
         }
         let mut work = BackgroundWork { fs, cache, mount, last_error: String::new() };
         let (begun, speed) = (Instant::now(), clock_speed());

@@ -9,7 +9,9 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use fuser::{FileHandle, INodeNo, OpenFlags, ReplyDirectory, ReplyDirectoryPlus, ReplyLseek, Request, WriteFlags};
+use fuser::{
+    Errno, FileHandle, INodeNo, OpenFlags, ReplyDirectory, ReplyDirectoryPlus, ReplyLseek, Request, WriteFlags,
+};
 use lockbox::fs::SetAttributes;
 use lockbox::{Error, Result};
 
@@ -95,20 +97,27 @@ impl Adapter {
     /// so a copying program would skip their data. Only an inode with a writer has dirty pages
     /// (KERNEL-3). Dropping its cached pages writes them, by WRITE requests that the event loops
     /// answer; hence the thread.
+    ///
+    /// Data that may not have arrived must not count as a hole. The end of the data is unknown too,
+    /// because the kernel's size is ahead. So the reply is ENOSYS then: the kernel seeks by itself,
+    /// in all files of the mount from now on, and takes each for data up to its size.
     pub(super) fn seek_content(&self, number: INodeNo, offset: i64, whence: i32, reply: ReplyLseek) {
         let (fs, file) = (Arc::clone(&self.fs), ino(number));
-        let seek = move || {
-            let found =
-                resolve_seek(offset, whence, &|from| fs.next_data(file, from), &|from| fs.next_hole(file, from));
-            reply_offset(found, reply);
-        };
+        let seek =
+            move || resolve_seek(offset, whence, &|from| fs.next_data(file, from), &|from| fs.next_hole(file, from));
         if !self.cache.writers.has_writer(number.0) {
-            return seek();
+            return reply_offset(seek(), reply);
         }
         let cache = Arc::clone(&self.cache);
         let job = move || {
-            cache.drop_pages(number, offset.max(0));
-            seek();
+            if cache.write_back_for_seek(number, offset.max(0)) {
+                return reply_offset(seek(), reply);
+            }
+            tracing::warn!(
+                "the kernel did not finish the writeback of a file in time: holes of files are reported as data \
+                 until the next mount"
+            );
+            reply.error(Errno::ENOSYS);
         };
         if let Err(error) = std::thread::Builder::new().name("seek".into()).spawn(job) {
             // The reply was dropped with the closure, which reported a failure to the kernel.

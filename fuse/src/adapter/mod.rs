@@ -229,7 +229,7 @@ impl fuser::Filesystem for Adapter {
         let _long = self.fs.may_wait().then(|| self.scheduler.begin_long_work());
         if self.snapshot_inode(number).is_some() {
             self.cache.views.forget(number.0, lookups);
-        } else if let Err(error) = self.cache.unlinked.forget(&self.fs, ino(number)) {
+        } else if let Err(error) = self.cache.unlinked.forget(&self.fs, ino(number), || self.cache.is_known(number)) {
             tracing::warn!(%error, "a file or directory without a name could not be removed yet");
         }
     }

@@ -10,7 +10,9 @@
 //!     SETATTR stores the times that it carries.
 //! KERNEL-2  A cached WRITE carries any open handle and no credentials: handle modes and O_APPEND
 //!     are never checked, and a handle opened only for writing receives READs.
-//! KERNEL-3  The kernel holds dirty pages of an inode only while the inode has a writer.
+//! KERNEL-3  The kernel holds dirty pages of an inode, or WRITEs of it in flight, only while the
+//!     inode has a writer: each WRITE holds a writable handle, and the handle's RELEASE follows the
+//!     last reply.
 //! KERNEL-4  After the unlink of the last name the kernel still sends the times of the deleted
 //!     file. They are accepted: it would keep an error for the next syncfs(2), which would fail
 //!     although nothing is wrong.
@@ -23,7 +25,9 @@
 //! KERNEL-6  An open looks up the name first and then opens the inode. A rename in between must not
 //!     delete the file that was found: after ESTALE the kernel looks up once more, but the next
 //!     rename may be as quick. So a file that lost its last name to a rename is held open until
-//!     FORGET, which the kernel sends when it drops the inode.
+//!     FORGET, which the kernel sends when it drops the inode. A FORGET from before the last lookup
+//!     may release it early. The second lookup then serves the open, unless such a FORGET meets the
+//!     next file too.
 //! KERNEL-7  A count of 0 blocks means that a file has no data, and backup programs rely on it (GNU
 //!     tar -S stores zeros). Only the kernel knows of dirty pages (KERNEL-3), and it does not count
 //!     them: so an inode with a writer reports at least one block. Blocks added by WRITEs are
@@ -37,8 +41,10 @@
 //!     stamped here are ordered with the kernel's (`Environment::stamp`).
 //! KERNEL-9  A removed directory still exists for processes that work in it, have it open or hold a
 //!     path to it. Of these the kernel reports nothing but FORGET. So the directory is held open
-//!     until then, as in KERNEL-6. Only its attributes can be requested; the kernel itself answers
-//!     that it is empty and that nothing can be created in it.
+//!     until then, as in KERNEL-6. A FORGET counts only if the kernel has no inode of that number:
+//!     it may be from before the last lookup, which another loop answered first. Only the
+//!     attributes of the directory can be requested; the kernel itself answers that it is empty and
+//!     that nothing can be created in it.
 //! KERNEL-10  The content of a snapshot never changes, so its names, attributes and pages stay
 //!     valid while the snapshot exists. It can be removed without a request of the kernel. So a
 //!     name in `.snapshots` expires after a second: then the kernel asks, learns that the snapshot
@@ -80,15 +86,22 @@
 //! (KERNEL-11).
 //!
 //! # Invalidation of pages
-//! Dropping the cached pages of an inode writes them first, by WRITE requests that the event loops
-//! answer. So pages are never dropped from an event loop. An error means that the kernel has
-//! dropped the inode and its pages, or that the connection is closed.
+//! Dropping the cached pages of an inode writes the dirty ones first, by WRITE requests that the
+//! event loops answer. So pages are never dropped from an event loop. An error means that the
+//! kernel has dropped the inode and its pages, or that the connection is closed.
+//!
+//! Since Linux 6.16 a drop also waits for WRITEs in flight. Earlier kernels count a page as clean
+//! once its WRITE is queued, and drop it at once. There [`KernelCache::finish_writeback`] polls the
+//! kernel's count of unanswered requests. The count includes a request from before it is queued
+//! until it is answered, so a count without requests other than LSEEKs proves that every earlier
+//! WRITE has arrived. At its limit nothing is proved, and each caller documents the result.
 
 pub(crate) mod snapshot_inodes;
 mod writers;
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,7 +116,7 @@ use parking_lot::Mutex;
 use snapshot_inodes::ViewTable;
 use writers::Writers;
 
-use crate::convert;
+use crate::{convert, kernel};
 
 /// Effectively no expiry: only the mount itself changes an archive. 34 years, because the kernel
 /// computes in jiffies.
@@ -111,6 +124,15 @@ pub(crate) const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
 /// Timeout of entries that change without a request of the kernel (KERNEL-13).
 const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time for WRITEs in flight to arrive.
+pub(crate) const ARRIVAL: Duration = Duration::from_secs(1);
+
+/// Polling interval while WRITEs arrive.
+const POLL: Duration = Duration::from_millis(2);
+
+/// Code of the notification that drops pages or attributes of an inode (fuse_notify_code).
+const INVAL_INODE: i32 = 2;
 
 /// State of one mount's caches in the kernel, and the channel that invalidates them.
 #[derive(Default)]
@@ -122,13 +144,33 @@ pub struct KernelCache {
     hidden: AtomicU64,
     /// The mount shows remote writes (KERNEL-13).
     pub(crate) is_replica: bool,
+    /// Dropping pages waits for WRITEs in flight ("Invalidation of pages").
+    drop_waits: bool,
+    /// Directory of the connection in fusectl(5); unset if it cannot be opened.
+    connection_dir: OnceLock<OwnedFd>,
+    /// Number of LSEEKs that wait for writeback. Locked while the unanswered requests are counted,
+    /// so that all of them are unanswered then.
+    seeks: Mutex<usize>,
     /// Set once the session exists.
     notifier: OnceLock<Notifier>,
+    /// The connection, for the result that fuser hides; set with `notifier`.
+    connection: OnceLock<OwnedFd>,
 }
 
 impl KernelCache {
     pub(crate) fn new(is_replica: bool) -> KernelCache {
-        KernelCache { is_replica, ..KernelCache::default() }
+        KernelCache { is_replica, drop_waits: kernel::drop_waits_for_writes(), ..KernelCache::default() }
+    }
+
+    /// Returns the cache of a kernel with one writer and this directory of the connection.
+    #[cfg(test)]
+    pub(crate) fn of_kernel(drop_waits: bool, connection_dir: Option<&std::path::Path>) -> KernelCache {
+        let cache = KernelCache { drop_waits, ..KernelCache::default() };
+        if let Some(directory) = connection_dir {
+            cache.set_connection_dir(std::fs::File::open(directory).unwrap().into());
+        }
+        cache.writers.add(5);
+        cache
     }
 
     /// Returns the timeout of names, missing names and attributes.
@@ -140,8 +182,19 @@ impl KernelCache {
         if self.is_replica { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
     }
 
-    pub(crate) fn set_notifier(&self, notifier: Notifier) {
+    pub(crate) fn set_notifier(&self, notifier: Notifier, connection: OwnedFd) {
         let _ = self.notifier.set(notifier);
+        let _ = self.connection.set(connection);
+    }
+
+    pub(crate) fn set_connection_dir(&self, directory: OwnedFd) {
+        let _ = self.connection_dir.set(directory);
+    }
+
+    /// Returns the directory of the connection in fusectl(5), unless the kernel's count of
+    /// unanswered requests is out of reach.
+    pub(crate) fn connection_dir(&self) -> Option<&OwnedFd> {
+        self.connection_dir.get()
     }
 
     /// Converts attributes for a reply (KERNEL-7).
@@ -274,6 +327,57 @@ impl KernelCache {
         }
     }
 
+    /// Returns whether the kernel has the inode. Waits while the kernel drops it: not to be called
+    /// from an event loop for a file, because its writeback may need the loop.
+    pub(crate) fn is_known(&self, ino: INodeNo) -> bool {
+        let Some(connection) = self.connection.get() else { return false };
+        // fuse_out_header (length, code, 0), then fuse_notify_inval_inode_out. A negative offset
+        // drops attributes only.
+        let mut message = [0; 40];
+        message[..4].copy_from_slice(&40_u32.to_ne_bytes());
+        message[4..8].copy_from_slice(&INVAL_INODE.to_ne_bytes());
+        message[16..24].copy_from_slice(&ino.0.to_ne_bytes());
+        message[24..32].copy_from_slice(&(-1_i64).to_ne_bytes());
+        rustix::io::write(connection, &message).is_ok()
+    }
+
+    /// Writes and drops the pages of one inode from `offset` on, for an LSEEK that is answered
+    /// afterwards. Returns whether all data written before the call has arrived; false if that is
+    /// unknown after [`ARRIVAL`].
+    pub(crate) fn write_back_for_seek(&self, ino: INodeNo, offset: i64) -> bool {
+        *self.seeks.lock() += 1;
+        self.drop_pages(ino, offset);
+        let has_arrived = self.finish_writeback(Instant::now() + ARRIVAL);
+        *self.seeks.lock() -= 1;
+        has_arrived
+    }
+
+    /// Waits for the WRITEs that a drop of pages does not wait for. Returns false if it is unknown
+    /// at `until` whether all have arrived.
+    pub(crate) fn finish_writeback(&self, until: Instant) -> bool {
+        self.drop_waits || self.await_writes(until)
+    }
+
+    /// Waits until no WRITE is in flight. Returns false if that was not seen until `until`: the
+    /// kernel may not report its count, or requests never end while other programs work.
+    pub(crate) fn await_writes(&self, until: Instant) -> bool {
+        // KERNEL-3.
+        while self.writers.has_any() && !self.has_only_seeks() {
+            if Instant::now() >= until {
+                return false;
+            }
+            thread::sleep(POLL);
+        }
+        true
+    }
+
+    /// Returns whether the kernel reports no unanswered request but LSEEKs.
+    fn has_only_seeks(&self) -> bool {
+        let Some(directory) = self.connection_dir() else { return false };
+        let seeks = self.seeks.lock();
+        kernel::unanswered_requests(directory).is_ok_and(|count| count <= *seeks)
+    }
+
     /// Writes and drops the pages of every inode up to `newest`, then of the snapshot inodes that
     /// the kernel knows, starting with views that were read. Returns whether that finished before
     /// `until`. Newer inodes come first: they are likelier to be cached, and time is short.
@@ -289,7 +393,7 @@ impl KernelCache {
                 }
             }
         }
-        true
+        self.finish_writeback(until)
     }
 
     /// Hides the content of this directory from the kernel, and shows the directory that was hidden
@@ -369,8 +473,15 @@ impl UnlinkedInodes {
         taken.and(fs.release(held))
     }
 
-    /// Releases the inode when the kernel drops it.
-    pub(crate) fn forget(&self, fs: &FileSystem, inode: Ino) -> Result<()> {
+    /// Releases the inode at a FORGET; a directory only if the kernel does not have it (KERNEL-9).
+    pub(crate) fn forget(&self, fs: &FileSystem, inode: Ino, is_known: impl FnOnce() -> bool) -> Result<()> {
+        if !self.0.lock().contains(&inode.0) {
+            return Ok(());
+        }
+        let is_directory = fs.attributes(inode).is_ok_and(|a| a.mode & mode::TYPE == mode::DIRECTORY);
+        if is_directory && is_known() {
+            return Ok(());
+        }
         if self.0.lock().remove(&inode.0) { fs.release(inode) } else { Ok(()) }
     }
 }
@@ -389,7 +500,10 @@ fn open_if_matching(
 
 #[cfg(test)]
 mod tests {
+    use lockbox::fs::ROOT_INO;
+
     use super::*;
+    use crate::snapshot_requests::tests::{CREATOR, opened};
 
     #[test]
     fn a_name_is_uncertain_when_its_commit_may_have_failed() {
@@ -399,6 +513,37 @@ mod tests {
         for refused in [Error::Exists, Error::NotFound, Error::NotEmpty] {
             assert!(!may_be_published(SyncProfile::Always, &refused), "{refused}");
         }
+    }
+
+    #[test]
+    fn before_linux_6_16_an_lseek_waits_until_no_other_request_is_in_flight() {
+        let connection = tempfile::tempdir().unwrap();
+        let seeks = |drop_waits, count: &str| {
+            std::fs::write(connection.path().join("waiting"), count).unwrap();
+            KernelCache::of_kernel(drop_waits, Some(connection.path())).write_back_for_seek(INodeNo(5), 0)
+        };
+        assert!(seeks(false, "1\n"), "the LSEEK itself");
+        assert!(!seeks(false, "2\n"), "a WRITE may be in flight");
+        assert!(!seeks(false, ""), "unreadable");
+        assert!(seeks(true, "2\n"));
+        let cache = KernelCache::of_kernel(false, None);
+        assert!(!cache.write_back_for_seek(INodeNo(5), 0), "unknown");
+        cache.writers.remove(5);
+        assert!(cache.write_back_for_seek(INodeNo(5), 0), "KERNEL-3");
+    }
+
+    /// KERNEL-9.
+    #[test]
+    fn a_forget_from_before_the_last_lookup_releases_no_removed_directory() {
+        let (_directory, archive) = opened();
+        let (fs, unlinked) = (archive.file_system(), UnlinkedInodes::default());
+        let directory = fs.make_directory(ROOT_INO, b"dir", 0o755, CREATOR).unwrap().ino;
+        unlinked.remove_directory(fs, ROOT_INO, OsStr::new("dir")).unwrap();
+        unlinked.forget(fs, directory, || true).unwrap();
+        assert!(fs.attributes(directory).is_ok());
+        unlinked.forget(fs, directory, || false).unwrap();
+        assert!(matches!(fs.attributes(directory), Err(Error::Stale)));
+        unlinked.forget(fs, directory, || panic!("it is not held")).unwrap();
     }
 
     #[test]

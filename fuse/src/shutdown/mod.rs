@@ -2,10 +2,19 @@
 //! start, takes the same path.
 //!
 //! # Order
-//! 1  The mount is removed, which makes the kernel write its pages to us. A busy mount stays (the
-//!    reply to a polite stop), or is detached and served until its last user is gone or the
-//!    deadline passes. At the deadline the kernel writes back its caches, and the connection is
-//!    aborted.
+//! 1  The mount is removed. A busy mount stays (the reply to a polite stop), or is detached and
+//!    served until its last user is gone or the deadline passes. At the deadline the kernel writes
+//!    back its caches, and the connection is aborted. An unmount that failed before is repeated
+//!    after that: the abort frees the mount agent, and a dead mount point would remain.
+//!
+//!    With the last user of a removed mount the kernel aborts the connection, and writes nothing:
+//!    it discards its pages, and the requests that no event loop has read. There are none, because
+//!    the last user wrote them: close(2) returns when the WRITEs are answered, and so does the end
+//!    of a shared mapping since Linux 6.16. Before, a mapping that outlived its descriptor leaves
+//!    WRITEs in flight. So there the removal waits for them ([`MountHandle`]). The mount stays if
+//!    they do not arrive in time: it then ends at the deadline, or by the next stop request. A
+//!    removal by another program still loses them, and so does the last user of a detached mount.
+//!
 //! 2  The event loops have ended: no request is in flight any more.
 //! 3  The archive is closed. If it is not certain that the loops have ended, it is only made
 //!    durable, because nothing may follow a close record.
@@ -28,7 +37,7 @@ use parking_lot::Mutex;
 use crate::Failure;
 use crate::mount_agent::UnmountOutcome;
 
-pub(crate) use mount_handle::{ARRIVAL, AttachedMount, MountHandle};
+pub(crate) use mount_handle::{AttachedMount, MountHandle};
 
 /// Event that the thread waiting for the end of a mount receives.
 pub(crate) enum MountEvent {
@@ -358,6 +367,9 @@ impl<M: MountControl> ShutdownState<'_, M> {
                 // If the connection cannot be aborted, waits for the remote store end with the
                 // data kept on this machine; otherwise the mount would never end.
                 (self.hooks.stop_waiting)(self.outcome.forced);
+                if !self.ordered {
+                    self.detach();
+                }
                 if cut.is_err() {
                     return Some(LoopState::Unknown);
                 }
@@ -427,8 +439,8 @@ impl<M: MountControl> ShutdownState<'_, M> {
         if force {
             tracing::warn!("an end by force was ordered: stopping");
             self.outcome.forced = true;
-            self.detach();
             let until = Instant::now() + FORCED_GRACE;
+            self.detach();
             self.deadline = Some(self.deadline.map_or(until, |at| at.min(until)));
             self.outcome.stopped.push(answer);
             return;
@@ -455,7 +467,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
 /// first.
 fn force_end(mount: &impl MountControl, writeback: Duration) -> io::Result<()> {
     if !mount.write_back(writeback) {
-        tracing::error!("some cached writes were not flushed by the kernel and are lost");
+        tracing::error!("cached writes may be lost: the kernel did not send all within {} s", writeback.as_secs());
     }
     mount.abort()
 }
@@ -604,6 +616,14 @@ mod tests {
             assert!((ending.forced, ending.aborted, ending.stopped.len()) == (true, false, 1));
             assert!(answered.try_recv().is_err());
         }
+    }
+
+    #[test]
+    fn an_unmount_that_failed_is_repeated_after_the_abort() {
+        let failed = UnmountOutcome::Failed("the agent is busy".into());
+        let (ending, calls) = played(failed, true, 0, vec![MountEvent::Signal(Signal::SIGTERM)]);
+        assert_eq!(calls, ["detach", "hand over", "abort", "leave", "detach"]);
+        assert!(!ending.aborted);
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! Handle of the mount: flushes, unmounts, detaches and aborts it.
+//!
 //! # Writeback
 //! syncfs(2) needs an open file of the mount, and none can be opened once the mount is detached.
 //! But dropping the cached pages of an inode writes them first, by WRITE requests that the event
@@ -9,7 +10,6 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
@@ -23,18 +23,16 @@ use parking_lot::Mutex;
 use crate::Failure;
 use crate::dbus::SleepClient;
 use crate::kernel::{self, ReadAhead};
-use crate::kernel_cache::KernelCache;
+use crate::kernel_cache::{ARRIVAL, KernelCache};
 use crate::mount::{self, Mount};
 use crate::mount_agent::{MountAgent, UnmountOutcome};
 
 /// Limit of a flush that has to wait: locking before a sleep must fit into logind's five seconds.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
-/// Time for flushed pages to arrive from the kernel.
-pub(crate) const ARRIVAL: Duration = Duration::from_secs(1);
-
-/// Polling interval while pages arrive.
-const POLL: Duration = Duration::from_millis(2);
+/// Limit for an unmount to wait for a flush and for WRITEs in flight: no other event is handled
+/// meanwhile, and a forced end must take less than five seconds.
+const UNMOUNT_TIME: Duration = Duration::from_secs(1);
 
 /// Limit for dismissing the agent; every order finishes sooner unless the kernel hangs.
 const DISMISS_TIME: Duration = Duration::from_secs(2);
@@ -46,8 +44,6 @@ pub(crate) struct MountHandle {
     /// The kernel's file that aborts the connection, opened while no other connection can have its
     /// number.
     abort: Option<File>,
-    /// The kernel's file with the number of unanswered requests, opened at the same time.
-    waiting: Option<File>,
     state: Mutex<MountState>,
     writeback: KernelWriteback,
 }
@@ -101,9 +97,24 @@ impl MountHandle {
             let _ = kernel::bound_write_back(device);
         }
         let state = Mutex::new(MountState { is_mounted: true, agent: Some(agent) });
-        let (abort, waiting) = (kernel::open_abort(device).ok(), kernel::open_waiting(device).ok());
-        let handle = Arc::new(MountHandle { numbers, abort, waiting, state, writeback: KernelWriteback::new(cache) });
+        let connection_dir = kernel::open_connection_dir(device).ok();
+        let abort = connection_dir.as_ref().and_then(|directory| kernel::open_abort(directory).ok());
+        if let Some(directory) = connection_dir {
+            cache.set_connection_dir(directory);
+        }
+        let handle = Arc::new(MountHandle { numbers, abort, state, writeback: KernelWriteback::new(cache) });
         Ok(AttachedMount { handle, connection, read_ahead: ReadAhead::of(device).ok() })
+    }
+
+    /// Returns the handle of a mount without an agent.
+    #[cfg(test)]
+    pub(crate) fn of_cache(cache: Arc<KernelCache>) -> MountHandle {
+        MountHandle {
+            numbers: Numbers { id: 0, device: 0 },
+            abort: None,
+            state: Mutex::new(MountState { is_mounted: true, agent: None }),
+            writeback: KernelWriteback::new(cache),
+        }
     }
 
     /// Checks that the mount answers. The agent does this: this process would deadlock while all
@@ -141,18 +152,12 @@ impl MountHandle {
     }
 
     /// Flushes like [`MountHandle::flush`], and returns when the flushed pages have arrived, which
-    /// syncfs(2) does not wait for. The kernel counts a page's request from before it is sent until
-    /// it is answered, so at a count of zero all pages have arrived. The count may never reach zero
-    /// while other programs write, and some kernels do not report it: then the limit [`ARRIVAL`]
-    /// applies, as for the periodic commit. Not to be called from an event loop. Fails if
-    /// the agent is gone.
-    pub(crate) fn collect(&self) -> lockbox::Result<()> {
+    /// syncfs(2) does not wait for. Returns false if that is unknown after [`ARRIVAL`], the time
+    /// that the periodic commit waits ([`KernelCache::await_writes`]). Not to be called from an
+    /// event loop. Fails if the agent is gone.
+    pub(crate) fn collect(&self) -> lockbox::Result<bool> {
         self.flush()?;
-        let until = Instant::now() + ARRIVAL;
-        while Instant::now() < until && !self.waiting.as_ref().is_some_and(has_no_requests) {
-            thread::sleep(POLL);
-        }
-        Ok(())
+        Ok(self.writeback.cache.await_writes(Instant::now() + ARRIVAL))
     }
 
     /// Flushes with syncfs(2). Returns false if no path leads to the mount.
@@ -182,16 +187,26 @@ fn open_entry(above: &Mountpoint, name: &OsStr) -> io::Result<Mountpoint> {
     })
 }
 
-fn has_no_requests(waiting: &File) -> bool {
-    let mut text = [0; 16];
-    waiting.read_at(&mut text, 0).is_ok_and(|length| text[..length].trim_ascii() == b"0")
-}
-
 impl super::MountControl for MountHandle {
+    /// Waits up to [`UNMOUNT_TIME`] for a flush, which has the root open, and before Linux 6.16 for
+    /// WRITEs in flight, which the kernel would discard with the last user (order 1 of
+    /// [`super`]). Then the mount stays: it is busy, and `detach` fails.
     fn unmount(&self, detach: bool) -> UnmountOutcome {
-        let mut state = self.state.lock();
+        let until = Instant::now() + UNMOUNT_TIME;
+        let refuse = |reason: &str| match detach {
+            true => UnmountOutcome::Failed(format!("cannot unmount yet: {reason}")),
+            false => UnmountOutcome::Busy,
+        };
+        let Some(mut state) = self.state.try_lock_until(until) else {
+            return refuse("the kernel's cache is being flushed");
+        };
         if !state.is_mounted {
             return UnmountOutcome::Gone;
+        }
+        let cache = &self.writeback.cache;
+        // Without the kernel's count, a mount with an open file could never be detached.
+        if !cache.finish_writeback(until) && cache.connection_dir().is_some() {
+            return refuse("the kernel is sending cached writes");
         }
         let unmounted = state.agent.as_mut().map_or(UnmountOutcome::Gone, |agent| agent.unmount(detach));
         state.is_mounted = !matches!(unmounted, UnmountOutcome::Gone | UnmountOutcome::Detached);
@@ -223,12 +238,14 @@ impl KernelWriteback {
     /// Returns whether all data written before the call has arrived within `limit`. Not to be
     /// called from an event loop.
     pub(crate) fn run(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
         let inodes = self.cache.writers.inodes();
         if inodes.is_empty() {
             return true;
         }
         let cache = Arc::clone(&self.cache);
         self.run_job(limit, move || inodes.into_iter().for_each(|ino| cache.drop_pages(INodeNo(ino), 0)))
+            && self.cache.finish_writeback(until)
     }
 
     fn run_job(&self, limit: Duration, job: impl FnOnce() + Send + 'static) -> bool {
@@ -270,6 +287,7 @@ mod tests {
     use nix::mount::umount;
 
     use super::*;
+    use crate::shutdown::MountControl;
 
     #[test]
     fn a_mount_that_cannot_be_opened_is_detached() {
@@ -286,6 +304,59 @@ mod tests {
         let left = umount(&entry);
         assert!(opened.is_err());
         assert_eq!(left, Err(nix::errno::Errno::EINVAL), "it is no mount point any more");
+    }
+
+    /// Directory of a connection with this number of unanswered requests.
+    fn connection_with(count: &str) -> tempfile::TempDir {
+        let connection = tempfile::tempdir().unwrap();
+        std::fs::write(connection.path().join("waiting"), count).unwrap();
+        connection
+    }
+
+    #[test]
+    fn an_unmount_does_not_wait_for_a_flush_without_end() {
+        let mount = MountHandle::of_cache(Arc::default());
+        let flush = mount.state.lock();
+        assert_eq!(mount.unmount(false), UnmountOutcome::Busy);
+        let UnmountOutcome::Failed(message) = mount.unmount(true) else { panic!("it is not refused") };
+        assert!(message.contains("is being flushed"), "{message}");
+        drop(flush);
+        assert_eq!(mount.unmount(true), UnmountOutcome::Gone);
+    }
+
+    #[test]
+    fn before_linux_6_16_no_mount_is_removed_while_writes_are_in_flight() {
+        let connection = connection_with("1\n");
+        let mount = |drop_waits, waiting| MountHandle::of_cache(Arc::new(KernelCache::of_kernel(drop_waits, waiting)));
+        let counts = || Some(connection.path());
+        let old = mount(false, counts());
+        assert_eq!(old.unmount(false), UnmountOutcome::Busy);
+        let UnmountOutcome::Failed(message) = old.unmount(true) else { panic!("it is not refused") };
+        assert!(message.contains("sending cached writes"), "{message}");
+        assert_eq!(mount(true, counts()).unmount(false), UnmountOutcome::Gone);
+        assert_eq!(mount(false, None).unmount(true), UnmountOutcome::Gone, "nothing is known");
+        std::fs::write(connection.path().join("waiting"), "0\n").unwrap();
+        assert_eq!(old.unmount(false), UnmountOutcome::Gone);
+    }
+
+    #[test]
+    fn before_linux_6_16_writeback_ends_when_the_writes_have_arrived() {
+        let connection = connection_with("1\n");
+        let runs = |drop_waits, limit| {
+            let cache = KernelCache::of_kernel(drop_waits, Some(connection.path()));
+            KernelWriteback::new(Arc::new(cache)).run(limit)
+        };
+        assert!(!runs(false, Duration::from_millis(50)));
+        assert!(runs(true, Duration::from_secs(60)));
+        let arrives = thread::spawn({
+            let path = connection.path().join("waiting");
+            move || {
+                thread::sleep(Duration::from_millis(50));
+                std::fs::write(path, "0\n").unwrap();
+            }
+        });
+        assert!(runs(false, Duration::from_secs(60)));
+        arrives.join().unwrap();
     }
 
     #[test]

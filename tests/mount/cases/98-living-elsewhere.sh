@@ -17,15 +17,17 @@ serve_store() {
     await bash -c "(: >/dev/tcp/127.0.0.1/$PORT) 2>/dev/null"
 }
 
+# prepare_store [TIMEOUT]: mounts and commands wait so long for the store; "hard" (no limit) where no outage is the subject, because a busy machine answers late.
 prepare_store() {
+    local timeout=${1:-5s}
     export XDG_CACHE_HOME=$WORK/cache AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret AWS_REGION=x
     PORT=$(free_port)
     export AWS_ENDPOINT_URL=http://127.0.0.1:$PORT
     serve_store
     # A case may have several.
     URL=s3://bucket/notes-$PORT
-    OPTIONS=passfile=$PASSFILE,allow-http,allow-private,timeout=5s
-    REMOTE=(--remote allow-http,allow-private,timeout=5s)
+    OPTIONS=passfile=$PASSFILE,allow-http,allow-private,timeout=$timeout
+    REMOTE=(--remote "allow-http,allow-private,timeout=$timeout")
     lockbox create --passfile "$PASSFILE" "${REMOTE[@]}" --kdf-memory 1 --kdf-passes 1 --weak-kdf "$URL"
     mkdir "$WORK/dir"
 }
@@ -44,7 +46,7 @@ found() {
 case_a_mount_writes_to_an_archive_that_lives_in_a_store() {
     local where fetcher
     for where in directory store; do
-        prepare_$where
+        prepare_$where hard
         mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
         # Its allocator is told to keep little, whatever the daemon's is told.
         fetcher=$(pgrep --parent "$(daemon_there)" --full -- --fetcher)
@@ -324,6 +326,50 @@ case_a_mount_of_which_its_own_commit_waits_for_its_store_ends() {
     done
 }
 
+case_a_mount_whose_event_loop_and_agent_wait_for_its_store_ends_by_force_and_by_a_signal() {
+    local end daemon agent writer asker name=0
+    # The loop answers no lookup.
+    loop_waits() {
+        local code=0
+        name=$((name + 1))
+        timeout 5 stat "$WORK/dir/missing$name" >/dev/null 2>&1 || code=$?
+        [[ $code == 124 ]]
+    }
+    agent_waits() { grep -q 'fuse\|request_wait_answer' "/proc/$agent/wchan"; }
+    for end in force signal; do
+        prepare_store
+        mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS,threads=1,stop_timeout=1"
+        daemon=$(daemon_there)
+        agent=$(pgrep --parent "$daemon" --full -- --unmounter)
+        exec 9>"$WORK/dir/open"
+        kill "$SERVER"
+        wait "$SERVER" || true
+        dd if=/dev/urandom of="$WORK/dir/big" bs=1M count=300 status=none 2>/dev/null &
+        writer=$!
+        await loop_waits
+        # The agent flushes the kernel's pages first, and for that opens the root.
+        lockbox snapshot create "$WORK/dir" kept 2>/dev/null &
+        asker=$!
+        await agent_waits
+        if [[ $end == force ]]; then
+            timeout 60 lockbox umount --force "$WORK/dir" 2>"$WORK/told" || fail "it did not end: $(cat "$WORK/told")"
+        else
+            kill "$daemon"
+        fi
+        await gone "$daemon"
+        ! mountpoint -q "$WORK/dir" || fail "a dead mount is left"
+        ! wait "$writer" || fail "success without the store's word"
+        wait "$asker" || true
+        exec 9>&- || true
+        serve_store
+        lockbox remote collect "${REMOTE[@]}" "$URL"
+        lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
+        kill "$SERVER"
+        wait "$SERVER" || true
+        rmdir "$WORK/dir"
+    done
+}
+
 case_who_waits_for_a_store_with_fsync_keeps_no_event_loop() {
     local i
     prepare_store
@@ -401,8 +447,9 @@ case_credentials_that_expire_under_a_mount_are_read_anew() {
     sync "$WORK/dir/file"
     await shows file before
     echo first >"$WORK/objects/.refused"
-    { echo after >"$WORK/dir/file" && sync "$WORK/dir/file" && : >"$WORK/done"; } &
+    { echo after >"$WORK/dir/file" && : >"$WORK/wrote" && sync "$WORK/dir/file" && : >"$WORK/done"; } &
     writer=$!
+    await test -e "$WORK/wrote"
     # Both are refused, and what is here is read meanwhile.
     await grep -q 'cannot show newer changes of the archive, so the mount keeps its earlier state: .*refuses the request' "$WORK/reader.log"
     shows file before
@@ -440,7 +487,7 @@ shows() {
 # In a store; the next case follows a directory.
 case_a_mount_for_reading_follows_who_writes_elsewhere() {
     local tail pages
-    prepare_store
+    prepare_store hard
     mkdir -p "$WORK/reader"
     mount.lockbox "$URL" "$WORK/dir" -o "$OPTIONS"
     mkdir "$WORK/dir/sub"
