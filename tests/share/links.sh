@@ -290,7 +290,7 @@ interrupted_in_each_direction() {
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o in <<<"$link" 2>said &
     await $! has_part
     until_it_waits $!
-    interrupted $! 'nothing was received yet; the same link still works for a minute'
+    interrupted $! 'nothing was received yet; continue with the same link within a minute'
     [[ -z $(ls -A in) ]]
     # Nobody reads on.
     "$lockbox" receive --socket "$place/lockbox-share.sock" -o - <<<"$link" >out 2>said &

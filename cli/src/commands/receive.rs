@@ -31,7 +31,7 @@ use crate::progress::Bar;
 const MAX_LINES: u32 = 6;
 
 /// State after an interrupted download of which nothing arrived.
-const NOTHING: &str = "nothing was received yet; the same link still works for a minute";
+const NOTHING: &str = "nothing was received yet; continue with the same link within a minute";
 /// State after an interrupted download whose hidden file is gone, because all arrived.
 const OVER: &str = "the download had ended: the file has its name, or was damaged and removed";
 
@@ -315,7 +315,9 @@ fn failure(error: &Error, unpacking: Option<&lockbox::Error>, args: &Args, kept:
 
 fn tell(args: &Args, receipt: &ReceiveSummary) -> Result<(), Failure> {
     if !receipt.confirmed {
-        complain("could not report the complete download to the share daemon; it detects that by itself");
+        complain(
+            "could not report the complete download to the share daemon; the owner may see it as interrupted, and the server keeps the sealed file until the share expires",
+        );
     }
     if args.json && receipt.path.is_some() {
         return output::print_json(&json!({

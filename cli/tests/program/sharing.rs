@@ -94,7 +94,7 @@ fn who_interrupts_while_the_server_says_nothing_is_told_how_to_go_on() {
     let work_dir = TestDir::new();
     fs::write(work_dir.path("file"), noise(1000)).unwrap();
     for (arguments, says) in [
-        (&["receive"][..], "nothing was received yet; the same link still works for a minute"),
+        (&["receive"][..], "nothing was received yet; continue with the same link within a minute"),
         (
             &["receive", "-o", "-"],
             "the output is not the whole file; the same link starts over as long as the server keeps the file for it",

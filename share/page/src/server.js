@@ -24,7 +24,9 @@ const LOOK = 5000;
 const WAITS = [200, 500, 1000, 2000, 4000, 5000];
 const CLAIM_ATTEMPTS = 8;
 /** A claim without a reply for so long is sent again: the daemon repeats its reply for a minute. */
-const CLAIM_SILENCE = 10_000;
+export const CLAIM_SILENCE = 10_000;
+/** No claim is sent again later than this after the first: a repeat after the minute would be refused. */
+export const CLAIM_REPEAT = 50_000;
 
 async function refusal(response) {
     try {
@@ -67,21 +69,24 @@ export async function look(link) {
 }
 
 /** Claims the share: `{ capsule, lease }`. A reply that was lost is asked for again. */
-export async function claim(link, id, silence = CLAIM_SILENCE) {
+export async function claim(link, id, silence = CLAIM_SILENCE, repeat = CLAIM_REPEAT) {
     const message = { ...proof(link), claim: id };
+    const begun = performance.now();
     for (let attempt = 0; ; attempt += 1) {
         try {
             const { capsule, lease } = await post(link, "/v1/claim", message, { signal: AbortSignal.timeout(silence) });
             return { capsule: fromBase64(capsule), lease: lease ?? null };
         } catch (error) {
             if (!passes(error)) throw error;
-            if (attempt + 1 >= CLAIM_ATTEMPTS) throw new OutOfReach();
-            await pause(WAITS[Math.min(attempt, WAITS.length - 1)]);
+            const wait = WAITS[Math.min(attempt, WAITS.length - 1)];
+            const isLate = performance.now() - begun + wait > repeat;
+            if (isLate || attempt + 1 >= CLAIM_ATTEMPTS) throw new OutOfReach();
+            await pause(wait);
         }
     }
 }
 
-/** Tells the daemon that everything arrived; it finds out by itself as well. */
+/** Confirms the complete download. Without it the owner sees the download as interrupted. */
 export async function complete(link, lease) {
     for (let attempt = 0; attempt < 3; attempt += 1) {
         try {

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { test } from "node:test";
-import { OutOfReach, Refused, ciphertext, claim } from "../src/server.js";
+import { CLAIM_REPEAT, CLAIM_SILENCE, OutOfReach, Refused, ciphertext, claim } from "../src/server.js";
 
 const BYTES = Uint8Array.from({ length: 40 * 2 ** 20 + 5 }, (_, at) => (at * 7 + (at >> 8)) & 255);
 const CAPSULE = { size: BYTES.length, digest: "D" };
@@ -89,6 +89,14 @@ test("a claim without a reply is sent again with the same id", { timeout: 30_000
     }, (link) => claim(link, "one", 100));
     assert.ok(ids.length > 1 && ids.every((id) => id === "one"));
     assert.deepEqual(reply, { capsule: Uint8Array.of(1, 2, 3), lease: null });
+});
+
+test("a claim is not sent again after the daemon stops repeating its reply", { timeout: 30_000 }, async () => {
+    assert.ok(CLAIM_REPEAT + CLAIM_SILENCE <= 60_000);
+    let count = 0;
+    // Attempts 1 and 2 begin at 0 and 220 ms; the third would begin at 740 ms.
+    await assert.rejects(serving(() => { count += 1; }, (link) => claim(link, "one", 20, 600)), OutOfReach);
+    assert.ok(count <= 2, `${count} attempts`);
 });
 
 test("nobody waits for ever", { timeout: 30_000 }, async () => {

@@ -23,8 +23,8 @@
 //! | `GET`, `HEAD /s/ANYTHING` | | 200 the page, the same for every path |
 //!
 //! - No `GET`, `HEAD` or `OPTIONS` changes the state of a share, with the one exception that a
-//!   download under a lease counts as opened with its first byte and is completed by its last.
-//!   `HEAD`, 304 and 416 leave the lease as it is.
+//!   download under a lease counts as opened with its first byte, and its lease ends some seconds
+//!   after its last. Only `complete` confirms it. `HEAD`, 304 and 416 leave the lease as it is.
 //! - **Upload.** Larger content is uploaded first, then `create` names the token and its capsule
 //!   says the same size and digest. A ciphertext that no share took within 15 minutes is discarded.
 //!   Both may be sent again when their response was lost: the same ciphertext of the same owner is

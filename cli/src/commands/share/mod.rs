@@ -244,7 +244,10 @@ fn events(info: &ShareInfo) -> Vec<(u64, String)> {
             ClaimState::Leased | ClaimState::Sending => {}
             ClaimState::Completed => events.push((claim.ended_at, "received in full".to_owned())),
             ClaimState::Interrupted => {
-                events.push((claim.ended_at, "interrupted; 'lockbox share rearm' allows it once more".to_owned()));
+                events.push((
+                    claim.ended_at,
+                    "interrupted or not confirmed; 'lockbox share rearm' allows it once more".to_owned(),
+                ));
             }
         }
     }
