@@ -251,6 +251,8 @@ impl AzureContainer {
         let mut url = parse_endpoint(&endpoint).ok_or_else(wrong)?;
         check_scheme(&url, options.allow_http)?;
         url.path_segments_mut().map_err(|()| wrong())?.pop_if_empty().push(container);
+        // An account without a secret is no credentials: it does not replace one with a secret.
+        let lookup = move || Ok(lookup()?.filter(|account| account.secret.is_some()));
         Ok(AzureContainer { name, endpoint, url, accounts: CredentialCache::new(lookup) })
     }
 
@@ -342,6 +344,8 @@ fn string_to_sign(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     const CONFIG: &str = "[storage]\naccount = filed\nkey = a2V5\n[core]\n";
@@ -468,6 +472,19 @@ mod tests {
         assert_eq!(text, wanted);
         let text = string_to_sign("one", "GET", "/box/a", &[], &[("range", "bytes=0-9".to_owned())], 0);
         assert_eq!(text, "GET\n\n\n\n\n\n\n\n\n\n\nbytes=0-9\n/one/box/a");
+    }
+
+    #[test]
+    fn an_account_that_loses_its_secret_is_a_failed_renewal() {
+        let one = [("AZURE_STORAGE_ACCOUNT", "one"), ("AZURE_STORAGE_SAS_TOKEN", "sig=a")];
+        let lookups = AtomicUsize::new(0);
+        let lookup = move || Ok(found(&one[..if lookups.fetch_add(1, Ordering::SeqCst) == 0 { 2 } else { 1 }]).ok());
+        let container = AzureContainer::at("box", found(&one).unwrap(), lookup, &RemoteOptions::default()).unwrap();
+        let denied = container.with(|signer| match signer.secret {
+            Some(_) => Err::<(), _>(RemoteError::Denied("expired".into())),
+            None => Err(RemoteError::Denied("not signed".into())),
+        });
+        assert!(denied.as_ref().is_err_and(RemoteError::is_transient), "{denied:?}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use lockbox::{Error, Result};
 use lockbox_terminal::display;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
@@ -202,7 +202,10 @@ const MAX_AGE: Duration = Duration::from_secs(600);
 /// Minimum time between lookups when a store denies the current credentials.
 const MIN_REFRESH_INTERVAL: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(2) };
 /// Minimum time between lookups after one that failed but may succeed later.
-const FAILURE_INTERVAL: Duration = if cfg!(test) { Duration::MAX } else { Duration::from_secs(2) };
+const FAILURE_INTERVAL: Duration = Duration::from_secs(2);
+/// As [`FAILURE_INTERVAL`], while old credentials are used: a lookup without a reply delays one
+/// request by many seconds.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 /// Time limit of the program: it may wait for the touch of a hardware key.
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum output of the program in bytes.
@@ -210,6 +213,9 @@ const MAX_OUTPUT: u64 = 64 << 10;
 
 pub(crate) struct CredentialCache<T> {
     lookup: LookupFn<T>,
+    /// Held during a lookup; locked before `cached`.
+    renewal: Mutex<()>,
+    /// Never held during a lookup.
     cached: Mutex<CachedLookup<T>>,
 }
 
@@ -234,20 +240,15 @@ struct ProcessOutput {
 
 impl<T: PartialEq> CredentialCache<T> {
     pub(crate) fn new(lookup: impl Fn() -> RemoteResult<Option<T>> + Send + Sync + 'static) -> CredentialCache<T> {
-        CredentialCache { lookup: Box::new(lookup), cached: Mutex::new(CachedLookup { found: None, failure: None }) }
+        let cached = Mutex::new(CachedLookup { found: None, failure: None });
+        CredentialCache { lookup: Box::new(lookup), renewal: Mutex::new(()), cached }
     }
 
     /// Calls `ask` with the current credentials. If they are denied, looks them up again and
     /// retries with different ones: they may have expired and been renewed. Old ones that cannot be
     /// renewed now are used: the store decides whether they have expired.
     pub(crate) fn with<R>(&self, ask: impl Fn(Option<&T>) -> RemoteResult<R>) -> RemoteResult<R> {
-        let credentials = match self.get_newer_than(MAX_AGE) {
-            Err(error) if error.is_transient() => {
-                let old = self.cached.lock().found.as_ref().map(|(credentials, _)| credentials.clone());
-                old.ok_or(error)?
-            }
-            found => found?,
-        };
+        let credentials = self.current()?;
         let answer = ask(credentials.as_deref());
         if let Err(RemoteError::Denied(_) | RemoteError::Refused(_)) = &answer {
             let renewed = self.get_newer_than(MIN_REFRESH_INTERVAL)?;
@@ -258,23 +259,57 @@ impl<T: PartialEq> CredentialCache<T> {
         answer
     }
 
-    /// Returns the cached credentials if they are newer; a lookup may run a program, or wait for a
-    /// service. A transient failure is returned for [`FAILURE_INTERVAL`]: waiting requests do not
-    /// repeat the lookup one by one.
+    /// Returns the credentials for the next request. Old ones are returned while another thread
+    /// renews them, and for [`RENEWAL_INTERVAL`] after a renewal with a transient failure.
+    fn current(&self) -> RemoteResult<Option<Arc<T>>> {
+        let old = {
+            let cached = self.cached.lock();
+            let has_failed = cached.failure.as_ref().is_some_and(|(_, at)| at.elapsed() < RENEWAL_INTERVAL);
+            match &cached.found {
+                Some((old, at)) if at.elapsed() < MAX_AGE || has_failed => return Ok(old.clone()),
+                found => found.as_ref().map(|(old, _)| old.clone()),
+            }
+        };
+        let Some(old) = old else { return self.get_newer_than(MAX_AGE) };
+        let Some(renewal) = self.renewal.try_lock() else { return Ok(old) };
+        match self.renew(&renewal, MAX_AGE) {
+            Err(error) if error.is_transient() => Ok(old),
+            renewed => renewed,
+        }
+    }
+
+    /// Returns the cached credentials if they are newer, and otherwise looks credentials up: a
+    /// lookup may run a program, or wait for a service or for the lookup of another thread.
     fn get_newer_than(&self, age: Duration) -> RemoteResult<Option<Arc<T>>> {
-        let mut cached = self.cached.lock();
-        if let Some((credentials, _)) = cached.found.as_ref().filter(|(_, at)| at.elapsed() < age) {
-            return Ok(credentials.clone());
+        self.renew(&self.renewal.lock(), age)
+    }
+
+    /// Looks credentials up unless the cached ones are newer. A transient failure is returned for
+    /// [`FAILURE_INTERVAL`]: waiting requests do not repeat the lookup one by one.
+    fn renew(&self, _renewal: &MutexGuard<'_, ()>, age: Duration) -> RemoteResult<Option<Arc<T>>> {
+        let has_credentials = {
+            let cached = self.cached.lock();
+            if let Some((credentials, _)) = cached.found.as_ref().filter(|(_, at)| at.elapsed() < age) {
+                return Ok(credentials.clone());
+            }
+            if let Some((error, _)) = cached.failure.as_ref().filter(|(_, at)| at.elapsed() < FAILURE_INTERVAL) {
+                return Err(error.clone());
+            }
+            matches!(cached.found, Some((Some(_), _)))
+        };
+        let found = match (self.lookup)() {
+            // A machine has no credentials, too, while its metadata service does not respond.
+            Ok(None) if has_credentials => {
+                Err(RemoteError::Transient("cannot renew the credentials: their source has none now".into()))
+            }
+            found => found.map(|credentials| credentials.map(Arc::new)),
+        };
+        let (mut cached, now) = (self.cached.lock(), Instant::now());
+        cached.failure = found.as_ref().err().filter(|error| error.is_transient()).map(|error| (error.clone(), now));
+        if let Ok(credentials) = &found {
+            cached.found = Some((credentials.clone(), now));
         }
-        if let Some((error, _)) = cached.failure.as_ref().filter(|(_, at)| at.elapsed() < FAILURE_INTERVAL) {
-            return Err(error.clone());
-        }
-        let found = (self.lookup)();
-        cached.failure =
-            found.as_ref().err().filter(|error| error.is_transient()).map(|error| (error.clone(), Instant::now()));
-        let credentials = found?.map(Arc::new);
-        cached.found = Some((credentials.clone(), Instant::now()));
-        Ok(credentials)
+        found
     }
 }
 
@@ -425,6 +460,7 @@ pub(crate) fn is_owned_by_root(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::sync::Weak;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -573,12 +609,55 @@ mod tests {
         assert_eq!(ask(), Ok(Some(7)));
         cache.cached.lock().found.as_mut().unwrap().1 -= MAX_AGE;
         assert_eq!((ask(), ask()), (Ok(Some(7)), Ok(Some(7))));
+        cache.cached.lock().failure.as_mut().unwrap().1 -= FAILURE_INTERVAL;
+        assert_eq!(ask(), Ok(Some(7)));
         assert_eq!(lookups.load(Ordering::SeqCst), 2, "one failed renewal serves the requests that follow");
+        cache.cached.lock().failure.as_mut().unwrap().1 -= RENEWAL_INTERVAL;
+        assert_eq!(ask(), Ok(Some(7)));
+        assert_eq!(lookups.load(Ordering::SeqCst), 3, "the renewal is tried again");
         // Once the store denies them, the outage is the failure.
         let denied = cache.with(|_| Err::<(), _>(RemoteError::Denied("expired".into())));
         assert!(denied.as_ref().is_err_and(RemoteError::is_transient), "{denied:?}");
         let never = CredentialCache::<u8>::new(|| Err(RemoteError::Transient("no answer".into())));
         assert!(never.with(|_| Ok(())).is_err_and(|error| error.is_transient()));
+    }
+
+    #[test]
+    fn a_lookup_without_credentials_is_a_failed_renewal_of_the_old_ones() {
+        let lookups = AtomicUsize::new(0);
+        let cache = CredentialCache::new(move || Ok((lookups.fetch_add(1, Ordering::SeqCst) == 0).then_some(7)));
+        let ask = || cache.with(|number| Ok(number.copied()));
+        assert_eq!(ask(), Ok(Some(7)));
+        cache.cached.lock().found.as_mut().unwrap().1 -= MAX_AGE;
+        assert_eq!((ask(), ask()), (Ok(Some(7)), Ok(Some(7))));
+        let denied = cache.with(|_| Err::<(), _>(RemoteError::Denied("expired".into())));
+        assert!(denied.as_ref().is_err_and(RemoteError::is_transient), "{denied:?}");
+        let public = CredentialCache::<u8>::new(|| Ok(None));
+        let denied = public.with(|_| Err::<(), _>(RemoteError::Denied("private".into())));
+        assert_eq!(denied, Err(RemoteError::Denied("private".into())));
+    }
+
+    #[test]
+    fn old_credentials_are_used_during_their_renewal() {
+        let lookups = Arc::new(AtomicUsize::new(0));
+        let counted = lookups.clone();
+        let cache = Arc::new_cyclic(|cache: &Weak<CredentialCache<u8>>| {
+            let cache = cache.clone();
+            CredentialCache::new(move || {
+                let cache = cache.upgrade().unwrap();
+                match counted.fetch_add(1, Ordering::SeqCst) {
+                    0 => Ok(Some(7)),
+                    _ if cache.cached.is_locked() => Err(RemoteError::Denied("requests wait for the lookup".into())),
+                    // Another request, during the lookup.
+                    _ => cache.with(|number| Ok(number.map(|number| number + 1))),
+                }
+            })
+        });
+        let ask = || cache.with(|number| Ok(number.copied()));
+        assert_eq!(ask(), Ok(Some(7)));
+        cache.cached.lock().found.as_mut().unwrap().1 -= MAX_AGE;
+        assert_eq!((ask(), ask()), (Ok(Some(8)), Ok(Some(8))));
+        assert_eq!(lookups.load(Ordering::SeqCst), 2);
     }
 
     #[test]

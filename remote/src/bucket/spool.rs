@@ -17,7 +17,8 @@
 //!     first number with a record that is never removed (BUCKET-3), so that number is not free
 //!     again, as the number of a commit may be.
 //! SPOOL-4  Objects that the store lacks are deleted only by order of their owner. A damaged file
-//!     is not changed, and no writer here acquires the archive before its owner moves it away.
+//!     is not changed, and no writer here acquires the archive before its owner truncates it to its
+//!     whole entries, or moves it away.
 //! SPOOL-5  No other writer here acquires the archive while a process has a file with content open:
 //!     its first record would take the number of the record that this process sends.
 //!
@@ -27,7 +28,7 @@
 //! before the first entry. So an append that ends early (a killed process, a loss of power, a full
 //! disk) leaves:
 //! - no byte;
-//! - or a gap, which reads as zeros, and any part of the name and the object;
+//! - or a gap, which reads as zeros, and any part of the name and the object of one entry;
 //! - or, before the first entry, at most as many bytes as the file's header has.
 //!
 //! It cannot leave a header without its whole entry, nor a file header that is invalid before
@@ -54,7 +55,7 @@ use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use sha2::{Digest, Sha256};
 
-use super::layout::Incarnation;
+use super::layout::{Incarnation, MAX_CHECKPOINT};
 use super::map::ObjectId;
 use super::objects::{
     BatchReply, ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, parse_path, random_bytes,
@@ -74,6 +75,8 @@ const MAX_ADDRESS: u32 = 8 << 10;
 const MAX_NAME: u64 = 1 << 10;
 /// Upper bound above the size of any object.
 const MAX_OBJECT: u64 = 128 << 20;
+/// Maximum size of the entry of one append: no object is longer than a checkpoint.
+pub(super) const MAX_ENTRY: u64 = ENTRY_HEADER + MAX_NAME + MAX_CHECKPOINT;
 /// Attempts to lock a file of another process, and their interval.
 const MAX_LOCK_ATTEMPTS: usize = 20;
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -107,9 +110,8 @@ impl SpoolState {
     fn open(directory: &OwnedFd, name: &str, address: &str) -> io::Result<Option<SpoolState>> {
         let Some(file) = open_locked(directory, name)? else { return Ok(None) };
         let (entries, end) = read(&file, address)?;
-        if !is_torn_append(&file, address, end)? {
-            let why = format!("its bytes from {end} on are damaged; move the file away to go on without it");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        if let Some(damage) = describe_damage(&file, address, end)? {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, damage));
         }
         Ok(Some(SpoolState { file: Some(file), entries, end }))
     }
@@ -168,9 +170,11 @@ impl UploadSpool {
     }
 
     /// Opens the latest spool file of the archive at `address` with this incarnation, for reading.
+    /// Logs a warning if the file is damaged: the bytes after its whole entries are not read.
     /// Errors: `Io` of the kind `NotFound` when there is nothing; I/O errors of the host.
     pub(super) fn open_latest(directory: &Path, address: &str, incarnation: &Incarnation) -> Result<UploadSpool> {
-        let failed = |error: io::Error| cannot_read_dir(directory, error);
+        let path = directory;
+        let failed = |error: io::Error| cannot_read_dir(path, error);
         let stem = stem(address, incarnation);
         let found = pending_uploads(directory)?.into_iter().filter(|pending| pending.file.starts_with(&stem));
         let Some(last) = found.max_by_key(|pending| pending.time) else {
@@ -181,6 +185,13 @@ impl UploadSpool {
         let gone = || failed(io::ErrorKind::NotFound.into());
         let (file, _) = open_own_file(&directory, &last.file).map_err(failed)?.ok_or_else(gone)?;
         let (entries, end) = read(&file, address).map_err(failed)?;
+        // A writer may append to a used file between the two reads; it does not open a damaged one.
+        let damage = if last.used { None } else { describe_damage(&file, address, end).map_err(failed)? };
+        if let Some(damage) = damage {
+            let shown = path.join(&last.file);
+            let shown = lockbox_terminal::display(shown.as_os_str().as_encoded_bytes());
+            tracing::warn!("{address}: cannot read all unsent data in {shown}: {damage}");
+        }
         let state = Mutex::new(SpoolState { file: Some(file), entries, end });
         let (is_spooling, refused) = (AtomicBool::new(true), AtomicU64::new(0));
         Ok(UploadSpool { directory, address: address.to_owned(), name: last.file, state, is_spooling, refused })
@@ -425,6 +436,21 @@ fn read(file: &File, address: &str) -> io::Result<(Vec<SpoolEntry>, u64)> {
     Ok((entries, at))
 }
 
+/// Returns the reason and the remedy for a message about a damaged file (SPOOL-1); None for an
+/// undamaged one.
+fn describe_damage(file: &File, address: &str, end: u64) -> io::Result<Option<String>> {
+    if is_torn_append(file, address, end)? {
+        return Ok(None);
+    }
+    Ok(Some(if end == 0 {
+        "its header is damaged; move the file away to go on without it".into()
+    } else {
+        format!(
+            "its bytes from {end} on are damaged; to delete them and send the data before them, run truncate -s {end} on the file"
+        )
+    }))
+}
+
 /// Returns whether an interrupted append can have left the bytes from the end of the entries on.
 fn is_torn_append(file: &File, address: &str, end: u64) -> io::Result<bool> {
     let rest = file.metadata()?.len().saturating_sub(end);
@@ -433,7 +459,7 @@ fn is_torn_append(file: &File, address: &str, end: u64) -> io::Result<bool> {
     }
     let mut gap = vec![0; rest.min(ENTRY_HEADER) as usize];
     file.read_exact_at(&mut gap, end)?;
-    Ok(gap.iter().all(|byte| *byte == 0))
+    Ok(rest <= MAX_ENTRY && gap.iter().all(|byte| *byte == 0))
 }
 
 /// Lists the spool files in a directory by address and time. Errors: I/O errors of the host;

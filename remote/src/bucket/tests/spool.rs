@@ -1,6 +1,8 @@
 //! Upload spool: refused data is kept, sent first or kept for its user, and never lost or
 //! reordered.
 
+use std::error::Error as _;
+use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,11 +12,14 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 use lockbox::{Error, Result};
 use parking_lot::{Condvar, Mutex};
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 use super::super::layout::Incarnation;
 use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
 use super::super::session::WriterSession;
-use super::super::spool::{PendingUpload, UploadSpool, discard, pending_uploads};
+use super::super::spool::{MAX_ENTRY, PendingUpload, UploadSpool, discard, pending_uploads};
 use super::super::writable::BucketWriter;
 use super::super::{Bucket, collect_garbage, open_pending_upload, open_store};
 use super::GRACE;
@@ -436,6 +441,86 @@ fn an_interrupted_append_leaves_the_entries_before_it() {
         assert_eq!(fs::read(&path).unwrap().len(), before.len() + 48 + 5 + 40, "the rest of it is gone");
         drop(again);
     }
+}
+
+#[test]
+fn a_gap_before_more_than_one_entry_is_damage() {
+    let place = tempfile::tempdir().unwrap();
+    let (path, before) = spooled(place.path(), &[("first".into(), vec![1; 40])]);
+    let cut = before.len() as u64 + MAX_ENTRY;
+    let open_at = |length: u64| {
+        // Nothing is written: the file has a hole.
+        fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+        UploadSpool::open(place.path(), NAME, &HERE).map(|spool| spool.unwrap().names())
+    };
+    assert_eq!(open_at(cut).unwrap(), ["first"]);
+    assert!(open_at(cut + 1).is_err());
+    assert_eq!(path.metadata().unwrap().len(), cut + 1);
+}
+
+#[test]
+fn a_damaged_file_truncated_as_its_error_advises_has_the_entries_before_the_damage() {
+    let place = tempfile::tempdir().unwrap();
+    let objects: Vec<(String, Vec<u8>)> = (1..4u8).map(|number| (format!("name-{number}"), vec![number; 40])).collect();
+    let (path, bytes) = spooled(place.path(), &objects);
+    let open = || UploadSpool::open(place.path(), NAME, &HERE).map(|spool| spool.unwrap().names());
+    let failure = || open().unwrap_err().source().unwrap().to_string();
+    fs::write(&path, flipped(&bytes, bytes.len() - 1)).unwrap();
+    let message = failure();
+    let (_, remedy) = message.split_once("truncate -s ").unwrap();
+    let length = remedy.split(' ').next().unwrap().parse().unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+    assert_eq!(open().unwrap(), ["name-1", "name-2"]);
+    fs::write(&path, flipped(&bytes, 0)).unwrap();
+    let message = failure();
+    assert!(message.contains("move the file away") && !message.contains("truncate"), "{message}");
+}
+
+#[test]
+fn reading_a_damaged_file_logs_a_warning() {
+    let place = tempfile::tempdir().unwrap();
+    let (path, bytes) = spooled(place.path(), &[("first".into(), vec![1; 40]), ("second".into(), vec![2; 40])]);
+    let messages = Arc::new(Mutex::new(Vec::new()));
+    let read = |content: &[u8]| {
+        fs::write(&path, content).unwrap();
+        let opened = || UploadSpool::open_latest(place.path(), NAME, &HERE).unwrap().names();
+        let names = tracing::subscriber::with_default(Messages(messages.clone()), opened);
+        (names.len(), messages.lock().drain(..).collect::<Vec<_>>())
+    };
+    assert_eq!(read(&bytes), (2, vec![]));
+    assert_eq!(read(&[&bytes[..], &[0; 100]].concat()), (2, vec![]), "an interrupted append");
+    let (count, warnings) = read(&flipped(&bytes, bytes.len() - 1));
+    assert_eq!((count, warnings.len()), (1, 1), "{warnings:?}");
+    assert!(warnings[0].contains("cannot read all unsent data"), "{warnings:?}");
+}
+
+/// Subscriber that keeps the messages of one thread.
+struct Messages(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Messages {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut |field: &Field, value: &dyn Debug| {
+            if field.name() == "message" {
+                self.0.lock().push(format!("{value:?}"));
+            }
+        });
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
 
 #[test]
