@@ -233,14 +233,17 @@ impl Editor<'_> {
     }
 
     /// Merges the sparse child in `slot` with a neighbour, preferably the left one, if the merged
-    /// node is small enough.
+    /// node is small enough. A merge only saves space, so a damaged neighbour prevents no change.
     fn merge(&mut self, node: &mut Node, slot: usize) -> Result<()> {
         let first = slot.saturating_sub(1);
         let last = (slot + 1).min(node.children().len() - 1);
         for left in first..last {
             let children = node.children();
-            let a = children[left].1.load(self.store, node.child_bounds(left))?;
-            let b = children[left + 1].1.load(self.store, node.child_bounds(left + 1))?;
+            let load = |slot: usize| children[slot].1.load(self.store, node.child_bounds(slot));
+            let (a, b) = match (load(left), load(left + 1)) {
+                (Err(Error::Damaged(_)), _) | (_, Err(Error::Damaged(_))) => continue,
+                (a, b) => (a?, b?),
+            };
             if a.encoded_size() + b.encoded_size() - NODE_HEAD > MAX_MERGED {
                 continue;
             }

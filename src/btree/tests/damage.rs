@@ -209,3 +209,17 @@ fn a_record_laid_on_a_damaged_leaf_is_never_seen_as_it_was() {
     tree.scan_surviving(&store, &mut keep, &mut pass).unwrap();
     assert_eq!((scanned, passed), ((last.end + 1..40).filter(|sub| sub % 2 == 0).collect(), 1));
 }
+
+#[test]
+fn a_damaged_neighbour_prevents_no_removal() {
+    let (medium, root, children) = stored_tree();
+    medium.pages.lock().remove(&children[1].1);
+    let store = medium.cold(1 << 20);
+    let mut tree = Tree::from_root(TreeId::Live, &root);
+    let mut edits = Edits::new(GENERATION.next());
+    let upper = children[1].0.object;
+    // The last entry of a leaf is not removed without its neighbour.
+    for sub in 1..upper {
+        assert!(tree.remove(&store, &mut edits, Key::new(sub, 1, 0)).unwrap(), "{sub} of {upper}");
+    }
+}
