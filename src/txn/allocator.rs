@@ -13,7 +13,6 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::findings::{Finding, FindingKind, Severity, known};
-use super::recovery::in_space;
 use super::state::VolumeContext;
 use crate::btree::Tree;
 use crate::error::{Error, Result};
@@ -21,6 +20,7 @@ use crate::format::record::CommitRecord;
 use crate::format::space::{REGION_WORDS, RegionBits};
 use crate::format::{BLOCK, Generation, Key, REGION_BLOCKS, Run, TreeId, kind, space};
 use crate::frame::GROUP_DATA;
+use crate::pager::Pager;
 use crate::pager::space::{AllocationFailure, BlockCounts, Headroom, SpaceMap};
 use crate::storage::Storage;
 
@@ -125,6 +125,11 @@ pub(crate) struct Allocator {
     erasing: Mutex<()>,
     /// Regions kept in memory in addition to the required ones.
     region_limit: usize,
+}
+
+/// Returns whether all blocks are for pages. Freed runs may be longer than a page.
+pub(super) fn in_space(run: Run, total: u64, pager: &Pager) -> bool {
+    run.end() <= total && run.avoids(pager.reserved())
 }
 
 impl Allocator {

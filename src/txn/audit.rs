@@ -6,10 +6,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::allocator::Allocator;
+use super::allocator::in_space;
 use super::commit::CommitTail;
 use super::findings::{Finding, FindingKind, Severity, known, last_ino};
 use super::operation::reference_count;
-use super::recovery::in_space;
 use super::state::{State, VolumeContext, is_being_removed, snapshot_tree, snapshots_of};
 use crate::btree::{LostNode, NodeStore, Tree};
 use crate::error::{Error, Result};

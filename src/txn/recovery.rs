@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::allocator::Allocator;
+use super::allocator::{Allocator, in_space};
 use super::ancestry::{Mark, OpenedLog};
 use super::commit::{CommitTail, LogState, read_lists};
 use super::operation::Logged;
@@ -299,11 +299,6 @@ fn left_out(newest: &CommitRecord, used: &CommitRecord, reason: &str) -> String 
 /// TXN-8: whether this record is left out when it is the newest and a page is lost.
 pub(super) fn may_be_undone(record: &CommitRecord) -> bool {
     !(record.two_barrier || record.closed || record.allocated.is_empty())
-}
-
-/// Freed runs may be longer than a page.
-pub(super) fn in_space(run: Run, total: u64, pager: &Pager) -> bool {
-    run.end() <= total && run.avoids(pager.reserved())
 }
 
 impl Recovered {

@@ -28,11 +28,11 @@
 //!     it is published, which `txn::Publication` records. An operation that is not published
 //!     changes nothing of that: the next caller that applies the batch under the writers' lock
 //!     references it again. So a failed operation loses nothing.
-//! BATCH-2  `Writing` never waits for the writers' lock. So the flusher, which holds it, may wait
-//!     for `Written`.
-//! BATCH-3  A batch is applied after all unfinished ones that were registered before it, or in one
-//!     operation with them: they may have older layers of its files, also of files that the caller
-//!     is not interested in. Of one file, the order of registration is that of the layers.
+//! BATCH-2  `Writing` waits for neither the writers' lock nor a file's lock nor space. So a thread
+//!     that holds any of these may wait for `Written`.
+//! BATCH-3  A batch with layers over older sealed ones is applied after the batches of these, or in
+//!     one operation with them, also for files that the caller is not interested in. Only a flush
+//!     makes such batches. Of one file, the order of registration is that of the layers.
 
 mod dirty_file;
 mod layer;
@@ -283,6 +283,9 @@ impl WriteBuffer {
     /// Returns the unfinished batches up to the last one of `batches`, in the order in which they
     /// have to be applied.
     pub(super) fn batches_until(&self, batches: &[Arc<WritebackBatch>]) -> Vec<Arc<WritebackBatch>> {
+        if batches.is_empty() {
+            return Vec::new();
+        }
         let registered = self.batches.lock();
         let is_wanted = |batch: &Arc<WritebackBatch>| batches.iter().any(|wanted| Arc::ptr_eq(wanted, batch));
         let end = registered.iter().rposition(is_wanted).map_or(0, |last| last + 1);

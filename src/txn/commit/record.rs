@@ -347,7 +347,9 @@ impl Checkpoint {
         let left_out = |error: Error| match writer.medium.pager.sticky_error().reason() {
             Some(_) => Err(error),
             None => {
-                tracing::debug!(%error, "the space map cannot be updated with this commit");
+                if age.is_multiple_of(EVERY) {
+                    tracing::warn!(%error, "the space map is not brought up to date: a part of it cannot be read");
+                }
                 Ok(None)
             }
         };

@@ -293,6 +293,9 @@ pub fn import_tar(
     options: &TarImportOptions,
     progress: &mut dyn FnMut(&Progress<'_>) -> Result<()>,
 ) -> Result<TarImport> {
+    if path_ops::components(&options.to)?.first().is_some_and(|first| *first == STAGE) {
+        return Err(Error::invalid("the import itself uses this directory: import into another one"));
+    }
     remove_old_stage(fs)?;
     let private = Creator { umask: None, ..options.creator };
     let created = fs.make_directory(ROOT_INO, STAGE, 0o700, private)?;
