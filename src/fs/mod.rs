@@ -222,14 +222,13 @@ impl FileSystem {
     /// call may be erased only later.
     ///
     /// # Errors
-    /// `ReadOnly`, `NoSpace`, `WriteFailed`; `Invalid` when the archive is being closed.
+    /// `ReadOnly`, `NoSpace`, `WriteFailed`; `Invalid` when the archive is being closed. `InUse` if
+    /// a backup, a comparison or a slow read still needs deleted data, and `Damaged` or `NoSpace`
+    /// if an object cannot be reclaimed: everything else is erased then.
     pub fn purge(&self) -> Result<()> {
         let _work = self.shutdown_gate.enter()?;
-        while self.reclaim.step()? {
-            self.shutdown_gate.check_open()?;
-        }
-        // Another thread may still run a step for an inode that was unlinked before the call.
-        self.reclaim.run_queued(&|| self.shutdown_gate.check_open())?;
+        // An object that cannot be reclaimed must not prevent the erasing of the others.
+        let reclaimed = self.reclaim.run_queued(&|| self.shutdown_gate.check_open())?;
         self.finish_removals_in(&mut || Ok(()))?;
         self.commit_all()?;
         let repacked = self.repack.run_all(Some(&self.shutdown_gate));
@@ -239,7 +238,8 @@ impl FileSystem {
         let erased = self.volume.erase_everything();
         self.volume.forget_plaintext();
         erased?;
-        repacked
+        repacked?;
+        reclaimed
     }
 
     /// Runs one background step: reclaim of orphans and trims, repacking of stale packed pages,

@@ -196,9 +196,10 @@ impl Reclaim {
 
     /// Reclaims the inodes that are queued or in a step of another thread now; later ones are left
     /// to others. Inodes that cannot be reclaimed, because of damage or a full host, are left too,
-    /// and background work reports them. `go_on` runs before each step. Errors of `go_on`,
-    /// `WriteFailed`.
-    pub(super) fn run_queued(&self, go_on: &dyn Fn() -> Result<()>) -> Result<()> {
+    /// and background work reports them: the inner result has the first such error. `go_on` runs
+    /// before each step. Errors of `go_on`, `WriteFailed`.
+    pub(super) fn run_queued(&self, go_on: &dyn Fn() -> Result<()>) -> Result<Result<()>> {
+        let mut left = Ok(());
         let now: BTreeSet<Ino> = {
             let state = self.queue.state.lock();
             state.waiting.iter().chain(&state.in_step).copied().collect()
@@ -213,12 +214,13 @@ impl Reclaim {
                     Err(error @ Error::WriteFailed(_)) => return Err(error),
                     Err(error) => {
                         tracing::debug!(%error, inode = ino.0, "cannot reclaim a deleted object");
+                        left = left.and(Err(error));
                         break;
                     }
                 }
             }
         }
-        Ok(())
+        Ok(left)
     }
 
     /// Runs one step for the first queued inode that no other thread uses, else for a removed

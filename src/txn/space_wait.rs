@@ -210,6 +210,19 @@ impl SpaceWaiter {
         Ok(false)
     }
 
+    /// Waits for readers that can see freed pages. Returns false if some are left after the time of
+    /// a long request.
+    pub(super) fn await_readers(&self) -> bool {
+        for _ in 0..READER_LOOKS {
+            self.allocator.release_pending_frees();
+            if !self.allocator.waits_for_readers() {
+                return true;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        false
+    }
+
     /// Waits for (d) and (e). A check commits only for its own reclaim; commits for the steps of
     /// others come once, at the end, also for steps that ended before the first check.
     fn await_others(&self, enough: Enough<'_>) -> Result<bool> {

@@ -124,9 +124,33 @@ impl State {
 pub(super) struct Versions {
     published: ArcSwap<State>,
     /// A version is in use as long as its `Arc` is held, so reading costs no bookkeeping.
-    held: Mutex<VecDeque<(u64, Weak<State>)>>,
+    held: Mutex<HeldVersions>,
     durable: ArcSwap<CommitRecord>,
     open_generation: AtomicU64,
+}
+
+/// Versions in the order of publication. The front is in use, or the only one.
+struct HeldVersions {
+    versions: VecDeque<(u64, Weak<State>)>,
+    /// Length at which released versions behind the front are removed: one that is held for long
+    /// must not keep an entry of each later one.
+    prune_at: usize,
+}
+
+impl HeldVersions {
+    fn new(first: &Arc<State>) -> HeldVersions {
+        let mut held = HeldVersions { versions: VecDeque::new(), prune_at: 1024 };
+        held.add(first);
+        held
+    }
+
+    fn add(&mut self, state: &Arc<State>) {
+        if self.versions.len() >= self.prune_at {
+            self.versions.retain(|(_, state)| state.strong_count() > 0);
+            self.prune_at = (2 * self.versions.len()).max(1024);
+        }
+        self.versions.push_back((state.sequence, Arc::downgrade(state)));
+    }
 }
 
 impl Versions {
@@ -134,7 +158,7 @@ impl Versions {
     pub(super) fn new(record: CommitRecord, open: Generation) -> Versions {
         let first = Arc::new(State::of_record(&record));
         Versions {
-            held: Mutex::new(VecDeque::from([(first.sequence, Arc::downgrade(&first))])),
+            held: Mutex::new(HeldVersions::new(&first)),
             published: ArcSwap::new(first),
             durable: ArcSwap::from_pointee(record),
             open_generation: AtomicU64::new(open.0),
@@ -150,15 +174,19 @@ impl Versions {
         self.published.load().sequence
     }
 
+    pub(super) fn next_ino(&self) -> u64 {
+        self.published.load().counters.next_ino
+    }
+
     pub(super) fn publish(&self, state: Arc<State>) {
         // Before any reader can take it.
-        self.held.lock().push_back((state.sequence, Arc::downgrade(&state)));
+        self.held.lock().add(&state);
         self.published.store(state);
     }
 
     /// Returns the number of the oldest version in use; the published one always is.
     pub(super) fn oldest(&self) -> u64 {
-        let mut held = self.held.lock();
+        let held = &mut self.held.lock().versions;
         // A version that is neither published nor held can never be taken again.
         while held.len() > 1 && held.front().is_some_and(|(_, state)| state.strong_count() == 0) {
             held.pop_front();
@@ -365,4 +393,25 @@ pub(super) fn check_name(name: &[u8]) -> Result<()> {
         return Err(Error::invalid("the name of a snapshot has no slash and no NUL, and is neither '.' nor '..'"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_versions_are_forgotten_while_an_older_one_is_held() {
+        let versions = Versions::new(CommitRecord::default(), Generation(1));
+        let oldest = versions.published();
+        for sequence in 2..100_000 {
+            let Versions { published, .. } = &versions;
+            let State { trees, counters, .. } = &**published.load();
+            let next = State { trees: trees.clone(), counters: counters.clone(), sequence };
+            versions.publish(Arc::new(next));
+        }
+        assert!(versions.held.lock().versions.len() < 2048);
+        assert_eq!(versions.oldest(), oldest.sequence);
+        drop(oldest);
+        assert_eq!(versions.oldest(), 99_999);
+    }
 }

@@ -24,6 +24,10 @@ const DIRTY_NODE_BYTES: u64 = 24 * 1024;
 /// record's lists.
 const LIST_LIMIT: u64 = 16_384;
 
+/// Inode numbers that are skipped after a crash, so that numbers of lost files are not reused. A
+/// transaction that has given out half as many is committed.
+pub(super) const INODES_OF_TRANSACTION: u64 = 1 << 22;
+
 /// Freed blocks beyond which an fsync commits, so that freed space becomes usable: 1 MiB.
 const MOST_FREED: u64 = 256;
 
@@ -183,7 +187,11 @@ impl Writer {
 
     /// Returns whether the next operation commits before it begins.
     pub(super) fn commit_is_due(&self) -> bool {
-        self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit || self.allocator.list_entries() > LIST_LIMIT
+        let versions = &self.medium.versions;
+        let inodes = versions.next_ino().saturating_sub(versions.durable().next_ino);
+        self.dirty_nodes.load(Ordering::Relaxed) > self.dirty_limit
+            || self.allocator.list_entries() > LIST_LIMIT
+            || inodes > INODES_OF_TRANSACTION / 2
     }
 
     /// Returns whether a commit is due soon, at three quarters of that. A caller that locks nothing

@@ -18,9 +18,11 @@ use crate::format::log::{DroppedRange, LogMark, LogPiece};
 use crate::format::values::{Extent, is_valid_name};
 use crate::format::{BLOCK, Generation, HEADER_START, Ino, Key, LOG, ROOT_INO, kind};
 use crate::frame::{PageCipher, PageContent};
-use crate::fs::{FileSystem, RenameMode, SetAttributes, SnapshotInfo, XattrMode, mode};
+use crate::fs::{Creator, FileSystem, RenameMode, SetAttributes, SnapshotInfo, XattrMode, mode};
 use crate::rescue::{RescueOptions, rescue_from};
 use crate::storage::{MemoryStorage, Storage};
+
+const MAKER: Creator = Creator { uid: 0, gid: 0, umask: None };
 
 /// Maximum edits of one input.
 const MOST_EDITS: usize = 16;
@@ -349,9 +351,10 @@ fn restored(fs: &FileSystem, view: &FileSystem) -> Result<()> {
         ControlFlow::Break(())
     })?;
     let paths: Vec<Vec<u8>> = first.into_iter().collect();
-    let in_place = Restore::prepare(fs, view, &paths, None, &mut OfflineNamespace(fs))?.run(&mut go_on).map(drop);
+    let in_place =
+        Restore::prepare(fs, view, &paths, None, &mut OfflineNamespace(fs, MAKER))?.run(&mut go_on).map(drop);
     let beside =
-        Restore::prepare(fs, view, &[], Some(b"restored"), &mut OfflineNamespace(fs))?.run(&mut go_on).map(drop);
+        Restore::prepare(fs, view, &[], Some(b"restored"), &mut OfflineNamespace(fs, MAKER))?.run(&mut go_on).map(drop);
     in_place.and(beside)
 }
 

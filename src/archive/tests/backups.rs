@@ -350,7 +350,7 @@ fn nothing_that_a_backup_copies_is_used_again_before_it_ends() {
     }
     let (now, moment) = (expected(&fs), source(&fs, &storage));
     let used = fs.usage().used_bytes.unwrap();
-    let churn = |round: u64| {
+    let churn = |round: u64, is_read: bool| {
         for n in 0..30 {
             let ino = fs.lookup(ROOT_INO, &name(n)).unwrap().ino;
             fs.write(ino, 0, &super::sample::noise(100 * round + n, 900)).unwrap();
@@ -358,16 +358,17 @@ fn nothing_that_a_backup_copies_is_used_again_before_it_ends() {
         }
         fs.make_durable().unwrap();
         while fs.maintain().unwrap() {}
-        fs.purge().unwrap();
+        let purged = fs.purge();
+        assert_eq!(matches!(purged, Err(Error::InUse(_))), is_read, "{purged:?}");
     };
-    churn(1);
-    churn(2);
+    churn(1, true);
+    churn(2, true);
     let file = Arc::new(MemoryStorage::new());
     let mut steps = 0;
     let done = moment.fill(&(file.clone() as Arc<dyn Storage>), &mut |_| {
         steps += 1;
         if steps < 4 {
-            churn(2 + steps);
+            churn(2 + steps, true);
         }
         Ok(())
     });
@@ -376,7 +377,7 @@ fn nothing_that_a_backup_copies_is_used_again_before_it_ends() {
     // A completed backup pins nothing.
     let pinned = fs.usage().used_bytes.unwrap();
     drop(moment);
-    churn(9);
+    churn(9, false);
     fs.purge().unwrap();
     let left = fs.usage().used_bytes.unwrap();
     assert!(left < used && left <= pinned, "{used} before, {pinned} with the backup, {left} after it");

@@ -127,7 +127,7 @@ fn restore_while(
 ) -> Result<RestoreReport> {
     let moment = fs.open_snapshot(name)?;
     let paths: Vec<Vec<u8>> = paths.iter().map(|path| path.to_vec()).collect();
-    Restore::prepare(fs, &moment, &paths, to, &mut OfflineNamespace(fs))?.run(go_on)
+    Restore::prepare(fs, &moment, &paths, to, &mut OfflineNamespace(fs, OWNER))?.run(go_on)
 }
 
 fn remove_snapshots(fs: &FileSystem, name: Option<&[u8]>) {
@@ -326,6 +326,10 @@ fn another_directory_takes_them_and_loses_nothing() {
     wreck(&fs);
     let wrecked = describe(&fs);
     restore(&fs, b"good", &[], Some(b"/back/here")).unwrap();
+    for directory in ["back", "back/here"] {
+        let made = resolve(&fs, directory.as_bytes()).unwrap();
+        assert_eq!((made.uid, made.gid), (OWNER.uid, OWNER.gid), "{directory}");
+    }
     let now = describe(&fs);
     let moved = |path: &[u8]| -> Described {
         let prefix = b"back/here/".len();
@@ -658,7 +662,7 @@ fn a_snapshot_that_is_being_removed_gives_nothing_back() {
     let all = fs.snapshots().unwrap();
     fs.unlink(ROOT_INO, b"large").unwrap();
     fs.remove_snapshots(&[all[0].0]).unwrap();
-    let mut alone = OfflineNamespace(&fs);
+    let mut alone = OfflineNamespace(&fs, OWNER);
     let failed = Restore::prepare(&fs, &moment, &[b"large".to_vec()], None, &mut alone).unwrap().run(&mut || Ok(()));
     assert!(matches!(failed, Err(Error::Stale)), "{failed:?}");
     fs.finish_removals(&mut || Ok(())).unwrap();
@@ -680,7 +684,7 @@ impl LiveNamespace for Late<'_> {
     }
 
     fn make_directory(&mut self, path: &[u8]) -> Result<()> {
-        OfflineNamespace(self.fs).make_directory(path)
+        OfflineNamespace(self.fs, OWNER).make_directory(path)
     }
 
     fn number(&mut self) -> u64 {
@@ -694,7 +698,7 @@ impl LiveNamespace for Late<'_> {
     /// A built object that is no longer needed is being deleted.
     fn changed(&mut self, _: Ino) {
         if let Some((from, to, exchange)) = &self.told {
-            let late = OfflineNamespace(self.fs).rename(from, to, *exchange);
+            let late = OfflineNamespace(self.fs, OWNER).rename(from, to, *exchange);
             assert!(matches!(late, Err(Error::NotFound)), "{late:?}");
             self.late += 1;
         }
@@ -715,7 +719,7 @@ fn a_rename_that_was_given_up_finds_nothing_to_rename() {
     assert!(names.late > 0, "a file with two names is deleted");
     let (from, to, exchange) = names.told.unwrap();
     assert!(from.starts_with(b".lockbox-restore-77/"), "{from:?}");
-    assert!(OfflineNamespace(&fs).rename(&from, &to, exchange).is_err());
+    assert!(OfflineNamespace(&fs, OWNER).rename(&from, &to, exchange).is_err());
     assert_eq!(stages(&fs).len(), 0);
     let (before, now) = (alike(part(&wrecked, b"tree")), alike(part(&describe(&fs), b"tree")));
     assert_same(&before, &now, "what was not restored");

@@ -25,7 +25,8 @@ impl FileSystem {
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<()> {
         let _work = self.shutdown_gate.enter()?;
         self.check_snapshots_writable()?;
-        self.reclaim.run_queued(&|| self.shutdown_gate.check_open())?;
+        // Background work reports what is left.
+        let _left = self.reclaim.run_queued(&|| self.shutdown_gate.check_open())?;
         // Dirty data may replace packed files, so it is written before stale pages are searched.
         // Data accepted meanwhile, and changes of the repacking, are written once more: so little
         // is left to the commit, which blocks writers, that they wait no longer than for an fsync.

@@ -562,3 +562,33 @@ fn an_orphan_that_cannot_be_reclaimed_stops_neither_the_others_nor_closing() {
     let fs = crash(&storage, fs);
     assert!(fs.lookup(ROOT_INO, b"late").is_ok());
 }
+
+#[test]
+fn an_orphan_that_cannot_be_reclaimed_does_not_keep_a_purge_from_erasing() {
+    let (_, fs) = fresh(78);
+    let damaged = fs.create_and_open(ROOT_INO, b"damaged", 0o644, CREATOR).unwrap().ino;
+    let whole = fs.make_node(ROOT_INO, b"whole", mode::REGULAR | 0o644, 0, CREATOR).unwrap().ino;
+    fs.write(whole, 0, &vec![7; 300_000]).unwrap();
+    fs.make_durable().unwrap();
+    fs.unlink(ROOT_INO, b"damaged").unwrap();
+    fs.volume.operate(1, true, |op| op.insert(Key::new(damaged.0, kind::INODE, 0), b"?")).unwrap();
+    fs.release(damaged).unwrap();
+    fs.unlink(ROOT_INO, b"whole").unwrap();
+    assert!(matches!(fs.purge(), Err(Error::Damaged(_))), "it is reported");
+    assert!(!fs.volume.has_unerased_blocks(), "free blocks hold old content");
+}
+
+/// A pinned version shows the deleted content.
+#[test]
+fn a_purge_reports_deleted_content_that_is_in_use() {
+    let (_, fs) = fresh(79);
+    let file = fs.make_node(ROOT_INO, b"file", mode::REGULAR | 0o644, 0, CREATOR).unwrap().ino;
+    fs.write(file, 0, &vec![7; 300_000]).unwrap();
+    fs.make_durable().unwrap();
+    let reader = fs.volume.state();
+    fs.unlink(ROOT_INO, b"file").unwrap();
+    assert!(matches!(fs.purge(), Err(Error::InUse(_))));
+    drop(reader);
+    fs.purge().unwrap();
+    assert!(!fs.volume.has_unerased_blocks());
+}

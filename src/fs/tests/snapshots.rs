@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::model::{Model, Node};
 use super::names::{Driver, assert_same};
-use super::support::{NAME_KEY, assert_sound};
+use super::support::{CREATOR, NAME_KEY, assert_sound};
 use crate::env::{seeds, variable};
 use crate::error::{Error, Result};
 use crate::exchange::{OfflineNamespace, Restore};
@@ -163,7 +163,7 @@ fn restore(driver: &mut Driver, kept: &Kept, counts: &mut Counts) {
     let joined: Vec<Vec<u8>> = paths.iter().map(|path| path.join(&b"/"[..])).collect();
     let fs = driver.fs.clone();
     let moment = fs.open_snapshot(&kept.name).unwrap();
-    let restored = Restore::prepare(&fs, &moment, &joined, None, &mut OfflineNamespace(&fs))
+    let restored = Restore::prepare(&fs, &moment, &joined, None, &mut OfflineNamespace(&fs, CREATOR))
         .and_then(|restore| restore.run(&mut || Ok(())));
     let modelled = Restoring { live: &mut driver.model, kept: &kept.model, fs: &fs, made: HashMap::new() }.run(&paths);
     let what = format!("restore {paths:?} of {}", String::from_utf8_lossy(&kept.name));

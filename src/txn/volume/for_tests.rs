@@ -27,6 +27,11 @@ impl Volume {
         &self.last_erase
     }
 
+    /// Returns whether free blocks may have old content.
+    pub(crate) fn has_unerased_blocks(&self) -> bool {
+        self.allocator.map().has_dirty()
+    }
+
     /// Removes a snapshot, and everything that it alone shows.
     pub(crate) fn destroy_snapshot(&self, id: u64) -> Result<()> {
         self.forget_snapshot(id)?;

@@ -492,11 +492,23 @@ impl Volume {
     }
 
     /// Like [`Self::erase_all`], but searches all free space for old ciphertext, including space
-    /// that no remembered session freed.
+    /// that no remembered session freed. Errors: `InUse` if readers of older versions still need
+    /// freed pages; all others are erased then.
     pub(crate) fn erase_everything(&self) -> Result<()> {
         self.committer.check_writable()?;
         self.allocator.restart_sweep();
-        self.erase_all()
+        self.erase_all()?;
+        if !self.allocator.waits_for_readers() {
+            return Ok(());
+        }
+        let are_gone = self.space_waiter.await_readers();
+        self.erase_all()?;
+        if are_gone {
+            return Ok(());
+        }
+        Err(Error::InUse(
+            "deleted data is still in use by a backup, a comparison or a slow read: purge again after that".into(),
+        ))
     }
 
     /// Erases everything that was freed until now, without waiting for its age (unmount).

@@ -17,13 +17,10 @@ use crate::txn::findings::Finding;
 use crate::txn::operation::{Logged, Operation};
 use crate::txn::recovery::{self, OpenedRecord};
 use crate::txn::state::{State, View};
+use crate::txn::writer::INODES_OF_TRANSACTION;
 
 /// Memory while an archive is made: nothing is read back.
 const CREATE_MEMORY: u64 = 16 << 20;
-
-/// Inode numbers that a transaction can give out before it has to be committed, with room to spare:
-/// it brings in 16,384 pages at most, of about 100 inodes each.
-const INODES_OF_TRANSACTION: u64 = 1 << 22;
 
 impl Volume {
     /// Creates an empty volume in a storage with written headers: random ring slots, empty trees.

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use super::super::support::CREATOR;
 use super::seen::{Seen, beside, has_stage, is_below, part, parts, paths, see, see_tree, whole};
 use crate::env::SeededEnvironment;
 use crate::error::{Error, Result};
@@ -119,7 +120,7 @@ impl Wanted {
         let paths: Vec<Vec<u8>> = self.paths.iter().map(|path| path.clone().into_bytes()).collect();
         let judge = || drop(old_or_new());
         let mut names = Noting {
-            alone: OfflineNamespace(fs),
+            alone: OfflineNamespace(fs, CREATOR),
             renamed: &|| {
                 judge();
                 renamed();
