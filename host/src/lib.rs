@@ -4,7 +4,7 @@
 //! serve them, keeps memory out of swap and core dumps, and has the tables of exit codes and of the
 //! options of `-o`. The wording of one program is in its [`Program`].
 
-#![deny(unsafe_code)] // but for taking a descriptor over by its number
+#![deny(unsafe_code)] // but for a descriptor taken over by its number, and a signal's default
 
 pub mod control;
 pub mod daemons;

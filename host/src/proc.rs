@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nix::libc::RLIM_INFINITY;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use rustix::mm::{MlockAllFlags, mlockall};
 
 /// Returns the value of a field: each is a line of a name, a colon and a value.
@@ -135,9 +135,18 @@ pub fn outlive_size_limits() {
     let _ = beyond_limit().thread_block();
 }
 
-/// Restores the default for a program that replaces this one by exec.
+/// Undoes [`outlive_size_limits`] for programs that this one starts.
 pub fn undo_outliving_size_limits() {
     let _ = beyond_limit().thread_unblock();
+}
+
+/// Restores the signals that this program blocks or ignores for itself (SIGXFSZ, and SIGPIPE in the
+/// Rust runtime), for a program that replaces this one by exec.
+#[allow(unsafe_code)]
+pub fn restore_signals() {
+    undo_outliving_size_limits();
+    // SAFETY: the default action runs no code of this program.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
 #[cfg(test)]

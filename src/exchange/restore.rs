@@ -43,8 +43,7 @@ const STAGE: &[u8] = b".lockbox-restore-";
 const MARK: &[u8] = b"trusted.lockbox.restore";
 /// Directory of the stage in which objects are built.
 const BUILDING: &[u8] = b"building";
-/// Owner of the stage, and of directories created above a target that the snapshot does not
-/// contain.
+/// Owner of the stage.
 const MAKER: Creator = Creator { uid: 0, gid: 0, umask: None };
 
 /// Namespace of the live tree as its users see it: renames through it, and cache invalidations.
@@ -77,8 +76,8 @@ pub trait LiveNamespace {
     fn changed(&mut self, ino: Ino);
 }
 
-/// Namespace of an archive that has no other users.
-pub struct OfflineNamespace<'a>(pub &'a FileSystem);
+/// Namespace of an archive that has no other users, with the creator of directories above a target.
+pub struct OfflineNamespace<'a>(pub &'a FileSystem, pub Creator);
 
 impl LiveNamespace for OfflineNamespace<'_> {
     fn rename(&mut self, from: &[u8], to: &[u8], exchange: bool) -> Result<()> {
@@ -89,7 +88,7 @@ impl LiveNamespace for OfflineNamespace<'_> {
 
     fn make_directory(&mut self, path: &[u8]) -> Result<()> {
         let (directory, name) = parent(self.0, path)?;
-        self.0.make_directory(directory, name, 0o755, MAKER).map(drop)
+        self.0.make_directory(directory, name, 0o755, self.1).map(drop)
     }
 
     fn hide(&mut self, _: Ino) {}

@@ -49,9 +49,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if first.path.is_none() && second.path.is_none() {
         return Err(Failure::usage("neither path is in an archive: compare them with diff(1)"));
     }
-    let one = first.open(args)?;
     // The secrets of one archive are requested once.
-    let shared = one.is_some() && second.path.is_some() && is_same(&first.file, &second.file);
+    let both = first.path.is_some() && second.path.is_some();
+    let shared = both && is_same(&first.file, &second.file);
+    if both && !shared && args.opening.sources.passphrase.passfd.is_some() {
+        return Err(Failure::usage("--passfd has one passphrase, and two archives are compared: use --passfile"));
+    }
+    let one = first.open(args)?;
     let other = if shared { None } else { second.open(args)? };
     let (one, other) = (one.as_ref(), other.as_ref().or(one.as_ref()));
     let mut out = Output::new();

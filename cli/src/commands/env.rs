@@ -183,7 +183,7 @@ pub(crate) fn run_program(args: &RunArgs, cores: CoreLimit) -> Result<(), Failur
         .collect::<Result<_, _>>()
         .map_err(|_| Failure::usage("an argument of the program holds a NUL"))?;
     cores.restore();
-    proc::undo_outliving_size_limits();
+    proc::restore_signals();
     let Err(errno) = execvpe(&command[0], &command, &environment.0);
     let code = if errno == Errno::ENOENT { NOT_FOUND } else { NOT_RUNNABLE };
     let program = display(command[0].as_bytes());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use lockbox::crypto::{Passphrase, RecoveryCode};
 use lockbox::keys::{self, KeyAccess, KeyInfo, KeyKind, KeyName, Secrets};
 use lockbox_host::remote::RemoteArgs;
-use lockbox_host::secrets::{Bytes, PassphraseSources};
+use lockbox_host::secrets::PassphraseSources;
 use lockbox_host::{Spinner, shown};
 
 use crate::commands::key::{ChangeArgs, name_of, row};
@@ -133,7 +133,7 @@ impl RecoverArgs {
         const BOTH: &str = "standard input must have the recovery code and the new passphrase, one a line";
         let end = input.iter().position(|&byte| byte == b'\n').ok_or_else(|| Failure::other(BOTH))?;
         let code = RecoveryCode::parse(&input[..end])?;
-        let new = lockbox_host::secrets::checked(Bytes::new(input[end + 1..].to_vec()), BOTH)?;
+        let new = lockbox_host::secrets::last_line(&input[end + 1..], BOTH)?;
         Ok((code, Some(new.into())))
     }
 

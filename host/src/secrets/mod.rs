@@ -18,7 +18,7 @@ pub(crate) use prompt::confirm_openly;
 pub use prompt::{Spinner, ask as ask_secretly, ask_openly, is_yes};
 pub use read::{checked, value, without_line_end};
 pub(crate) use sources::is_marked;
-pub use sources::{PassphraseSources, Sources, inherited, withhold};
+pub use sources::{PassphraseSources, Sources, inherited, last_line, withhold};
 
 /// A secret, wiped when it is dropped.
 pub type Bytes = zeroize::Zeroizing<Vec<u8>>;

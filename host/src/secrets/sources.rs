@@ -424,10 +424,20 @@ fn two_lines(mut both: Bytes) -> Result<(Bytes, Bytes)> {
     let Some(end) = both.iter().position(|&b| b == b'\n') else {
         return Err(Error::source(TWO_LINES));
     };
-    let mut second = Bytes::new(Vec::with_capacity(both.len()));
-    second.extend_from_slice(&both[end + 1..]);
+    let second = last_line(&both[end + 1..], TWO_LINES)?;
     both.truncate(end + 1);
-    Ok((checked(both, TWO_LINES)?, checked(second, TWO_LINES)?))
+    Ok((checked(both, TWO_LINES)?, second))
+}
+
+/// Returns the new passphrase of standard input. Errors: `otherwise` if it is empty, or if a line
+/// follows: a passphrase with a line feed cannot be typed.
+pub fn last_line(rest: &[u8], otherwise: &str) -> Result<Bytes> {
+    if rest.strip_suffix(b"\n").unwrap_or(rest).contains(&b'\n') {
+        return Err(Error::source(otherwise));
+    }
+    let mut line = Bytes::new(Vec::with_capacity(rest.len()));
+    line.extend_from_slice(rest);
+    checked(line, otherwise)
 }
 
 const PASSFILE: &str = "LOCKBOX_PASSFILE";
@@ -514,7 +524,7 @@ mod tests {
         let split = |text: &str| two_lines(Bytes::new(text.as_bytes().to_vec())).ok();
         let (old, new) = split("old\nnew\n").unwrap();
         assert_eq!((&**old, &**new), (&b"old"[..], &b"new"[..]));
-        for text in ["old", "old\n", "\nnew\n", "old\n\n"] {
+        for text in ["old", "old\n", "\nnew\n", "old\n\n", "old\nnew\nnew\n", "old\nnew\n\n"] {
             assert!(split(text).is_none(), "{text:?}");
         }
     }

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::open_archive::{ArchiveArgs, WriterArgs};
+use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
 use crate::output::{Output, put_name};
 use crate::snapshot_client::Mounted;
 
@@ -138,7 +138,9 @@ pub(crate) fn restore(args: &RestoreSnapshotArgs) -> Result<(), Failure> {
         None => {
             let (archive, interrupt) = args.archive.write_watched(args.writer)?;
             let restored = restore_file(args, &archive, &mut before, &mut || interrupt.check());
-            let closed = archive.close();
+            // That of the snapshot before an earlier restore, which was removed.
+            let erased = archive.finish_removals(&mut || interrupt.check());
+            let closed = archive.close().and(erased);
             // An interrupted archive is closed too, and a failure to close takes precedence.
             let restored = match restored {
                 Err(error @ Error::Interrupted(_)) => closed.and(Err(error)),
@@ -193,7 +195,7 @@ fn restore_file(
     let snapshot = archive.snapshot_manager().snapshot_view(args.name.as_bytes())?;
     let paths: Vec<Vec<u8>> = args.paths.iter().map(|path| path.as_bytes().to_vec()).collect();
     let to = args.to.as_ref().map(|to| to.as_bytes());
-    let mut names = OfflineNamespace(archive.file_system());
+    let mut names = OfflineNamespace(archive.file_system(), creator());
     let restore = Restore::prepare(archive.file_system(), &snapshot, &paths, to, &mut names)?;
     // With --to nothing is replaced.
     if to.is_none() {
