@@ -111,6 +111,37 @@ fn no_parent_of_a_mount_point_of_an_example_belongs_to_a_user() {
     }
 }
 
+/// Where /var is a file system of its own, systemd would mount the archive first, and the rollback state would be looked for in the directory below.
+#[test]
+fn a_mount_at_boot_waits_for_the_rollback_state() {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging");
+    let read = |path: &str| fs::read_to_string(packaging.join(path)).unwrap();
+    let (table, unit) = (read("examples/fstab"), read("systemd/mnt-secrets.mount"));
+    // The unit names the line of fstab(5) that is equivalent to it.
+    let equivalent = unit.lines().filter_map(|line| line.strip_prefix('#')).filter(|line| line.contains(" lockbox "));
+    let lines = fields(&table).chain(equivalent.map(|line| line.split_whitespace().collect()));
+    let options: Vec<Vec<&str>> = lines.map(|fields| fields[3].split(',').collect()).collect();
+    let by_root: Vec<_> = options.iter().filter(|options| !options.contains(&"user")).collect();
+    assert_eq!(by_root.len(), 3);
+    for options in by_root {
+        assert!(options.contains(&"x-systemd.requires-mounts-for=/var/lib/lockbox"), "{options:?}");
+    }
+    assert_eq!(values(&unit, "\nRequiresMountsFor=", '\n'), ["/var/lib/lockbox"]);
+}
+
+/// The file of a backup is replaced by a new one with the same owner and mode: chown(2) to another user needs CAP_CHOWN, and chmod(2) of a file of
+/// another user CAP_FOWNER.
+#[test]
+fn the_backup_unit_may_replace_a_file_of_another_user() {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging");
+    let unit = fs::read_to_string(packaging.join("systemd/lockbox-backup@.service")).unwrap();
+    let kept: Vec<&str> =
+        values(&unit, "\nCapabilityBoundingSet=", '\n').into_iter().flat_map(str::split_whitespace).collect();
+    for needed in ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER"] {
+        assert!(kept.contains(&needed), "{needed}: {kept:?}");
+    }
+}
+
 #[test]
 fn the_reader_finds_what_an_example_must_not_do() {
     let bad = mounts("pam_mount.conf.xml", "<volume user=\"*\" mountpoint=\"/home/%(USER)/secrets\" />").unwrap();

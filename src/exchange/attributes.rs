@@ -24,6 +24,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
 
 use lockbox_terminal::display;
 
@@ -38,6 +39,8 @@ const MAX_VALUE: usize = 64 << 10;
 /// and mode, which would change them.
 const USER: &[u8] = b"user.";
 const ACCESS_LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+/// Inode number of the initial user namespace, fixed by the kernel (`PROC_USER_INIT_INO`).
+const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// Attribute values by name.
 pub(crate) type XattrMap = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -206,11 +209,18 @@ pub(crate) fn update(
     import(object, fs, ino, path, skipped)
 }
 
-/// Returns stored names that the host would list for the caller too: `trusted.` only for root.
+/// Returns stored names that the host would list for the caller too.
 fn comparable_names(fs: &FileSystem, ino: Ino) -> Result<Vec<Vec<u8>>> {
-    let root = is_root();
     let names = fs.list_xattrs(ino)?;
-    Ok(split_names(&names).filter(|name| root || !name.starts_with(TRUSTED)).map(<[u8]>::to_vec).collect())
+    let is_listed = |name: &&[u8]| !name.starts_with(TRUSTED) || can_list_trusted();
+    Ok(split_names(&names).filter(is_listed).map(<[u8]>::to_vec).collect())
+}
+
+/// Returns whether the kernel lists `trusted.` attributes for the caller. It demands CAP_SYS_ADMIN
+/// in the initial user namespace, which root in a container or in a service may lack.
+fn can_list_trusted() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+        && rustix::fs::stat("/proc/self/ns/user").is_ok_and(|found| found.st_ino == INITIAL_USER_NAMESPACE)
 }
 
 fn is_kept(name: &[u8]) -> bool {
@@ -519,7 +529,62 @@ impl SkippedItems {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use rustix::thread::set_capabilities;
+
     use super::*;
+    use crate::crypto::SecretKey;
+    use crate::env::{Environment, SeededEnvironment};
+    use crate::format::ROOT_INO;
+    use crate::frame::PageCipher;
+    use crate::fs::{Compression, FsOptions, SyncProfile};
+    use crate::storage::MemoryStorage;
+    use crate::txn::Volume;
+
+    fn file_system() -> Arc<FileSystem> {
+        let environment: Arc<dyn Environment> = Arc::new(SeededEnvironment::new(1));
+        let cipher = PageCipher::new(&SecretKey::new([1; 32]), [2; 16], false, environment.clone());
+        let volume = Volume::create(Arc::new(MemoryStorage::new()), cipher, environment.clone(), 1).unwrap();
+        let options = FsOptions {
+            max_dirty_bytes: 8 << 20,
+            sync: SyncProfile::Periodic,
+            pack: true,
+            compression: Compression::Default,
+        };
+        let fs = FileSystem::new(volume, environment, [3; 16], options).unwrap();
+        fs.format(Creator { uid: 0, gid: 0, umask: None }).unwrap();
+        fs
+    }
+
+    /// As root in a service or a container, which has no CAP_SYS_ADMIN.
+    #[test]
+    fn without_the_capability_to_list_trusted_attributes_stored_ones_are_equal_and_stay() {
+        let fs = file_system();
+        for name in [b"trusted.overlay.opaque".as_slice(), b"user.mark"] {
+            fs.set_xattr(ROOT_INO, name, b"y", XattrMode::Set).unwrap();
+        }
+        let file = tempfile::tempfile().unwrap();
+        let object = XattrObject::open(&file);
+        let update = || update(&object, &fs, ROOT_INO, b"file", &mut SkippedItems::default()).unwrap();
+        let is_stored = |name: &[u8]| split_names(&fs.list_xattrs(ROOT_INO).unwrap()).any(|stored| stored == name);
+        // The kernel keeps capabilities for each thread.
+        let without_capability = || {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::SYS_ADMIN);
+            set_capabilities(None, sets).unwrap();
+            assert!(!is_equal(&object, &fs, ROOT_INO).unwrap());
+            update();
+            assert!(is_equal(&object, &fs, ROOT_INO).unwrap());
+        };
+        std::thread::scope(|scope| scope.spawn(without_capability).join().unwrap());
+        assert!(is_stored(b"trusted.overlay.opaque") && !is_stored(b"user.mark"));
+        if can_list_trusted() {
+            assert!(!is_equal(&object, &fs, ROOT_INO).unwrap());
+            update();
+            assert!(!is_stored(b"trusted.overlay.opaque"));
+        }
+    }
 
     #[test]
     fn a_device_number_keeps_both_halves() {
