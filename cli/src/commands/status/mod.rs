@@ -113,15 +113,17 @@ fn one(given: &Path, whole: bool) -> Result<Found, Failure> {
         return Ok(Found::served(daemon, &mounts::all(), whole));
     }
     let table = mounts::all();
+    let daemons = runtime::believed()?;
+    let server_of = |mounted: &Mounted| daemons.iter().find(|(_, status)| serves(status, mounted, &table));
     let root = located::root_at(given, &table);
+    if let Some(daemon) = root.and_then(server_of) {
+        return Ok(Found::served(daemon.clone(), &table, whole));
+    }
     // The name of an archive identifies only a mount of this user's own for which no daemon
     // answers.
     let me = Some(geteuid().as_raw());
-    let answers = |mounted: &Mounted, (_, status): &Daemon| status.mount_point_path() == mounted.point;
-    let unanswered =
-        |mounted: &Mounted| !runtime::believed().is_ok_and(|all| all.iter().any(|it| answers(mounted, it)));
     let named = |mounted: &&Mounted| mounted.is_archive() && mounted.user == me && mounted.source == what;
-    let silent = root.or_else(|| table.iter().rfind(named).filter(|mounted| unanswered(mounted)));
+    let silent = root.or_else(|| table.iter().rfind(named).filter(|mounted| server_of(mounted).is_none()));
     silent.cloned().map(Found::Silent).ok_or_else(|| runtime::not_found(&what, given))
 }
 
@@ -131,13 +133,21 @@ fn all(whole: bool) -> Result<Vec<Found>, Failure> {
     let before = mounts::mine();
     let daemons = runtime::believed()?;
     let table = mounts::all();
-    let mut found: Vec<Found> = daemons.into_iter().map(|daemon| Found::served(daemon, &table, whole)).collect();
-    let unanswered = |mounted: &Mounted| !found.iter().any(|other| other.point() == mounted.point);
+    let is_answered = |mounted: &Mounted| daemons.iter().any(|(_, status)| serves(status, mounted, &table));
     let is_left = |mounted: &Mounted| table.iter().any(|now| now.numbers() == mounted.numbers());
-    let silent: Vec<Found> =
-        before.into_iter().filter(|mounted| is_left(mounted) && unanswered(mounted)).map(Found::Silent).collect();
-    found.extend(silent);
-    Ok(found)
+    let silent: Vec<Mounted> = before.into_iter().filter(|mounted| is_left(mounted) && !is_answered(mounted)).collect();
+    let served = daemons.into_iter().map(|daemon| Found::served(daemon, &table, whole));
+    Ok(served.chain(silent.into_iter().map(Found::Silent)).collect())
+}
+
+/// Returns whether the daemon serves the file system of a mount, which may be a bind mount.
+fn serves(status: &Status, mounted: &Mounted, table: &[Mounted]) -> bool {
+    let device = match status.mount_device {
+        // An older daemon reports no numbers.
+        0 => daemons::mount_of(status, table).map(|served| served.device),
+        device => Some(device),
+    };
+    device == Some(mounted.device)
 }
 
 impl Found {
