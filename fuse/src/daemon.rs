@@ -4,6 +4,31 @@
 //! namespaces that the daemon is to join, if any, the configuration (a line of JSON) and the key to
 //! the daemon's standard input, and waits for one line of JSON on its standard output. Secrets are
 //! never in arguments, environment or files.
+//!
+//! # Process group
+//! Before the daemon opens the archive, it leaves the session of the mount command. After that no
+//! signal of the terminal reaches it: neither an interrupt nor the hangup when the shell ends. The
+//! agent, the fetcher and the broker start later, each in a process group of its own
+//! ([`crate::logging`]). An interrupt before that ends the mount command and the daemon, when
+//! nothing is open yet. One between that and the report ends the mount command alone: the report
+//! then has no reader, so the daemon unmounts and ends.
+//!
+//! An automount is different. While its mount or its expiry is pending, autofs blocks every process
+//! at the mount point that is not in the automounter's process group. So systemd and automount(8)
+//! run mount(8) in their own group, which the daemon inherits and recognizes in the kernel's table
+//! of mounts ([`mounts::is_called_by_automounter`]). Two processes stay in it until they end:
+//! - The daemon, which opens the mount point before and after mount(2). It cannot leave later,
+//!   because its system call filter refuses setsid(2).
+//! - The agent, which probes the mount and unmounts it when it expires.
+//!
+//! The fetcher and the broker never open the mount point, so they leave.
+//!
+//! The group of an automounter has a terminal only with `automount --foreground`. An interrupt or a
+//! hangup there stops the automounter and its mounts. The daemon blocks these signals before it
+//! opens the archive, and closes the archive at one. The agent starts with these signals blocked,
+//! blocks all others first, and unmounts for the daemon. If another signal ends it before that,
+//! the mount fails. A job of a shell is not in such a group, so a mount from a shell is not an
+//! automount even if its mount point lies on autofs.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::OpenOptions;
@@ -19,7 +44,7 @@ use std::process::{Command, Stdio};
 
 use lockbox::keys::UnlockedKey;
 use lockbox_host::located::{Located, in_time};
-use lockbox_host::mounts::Mountpoint;
+use lockbox_host::mounts::{self, Mountpoint};
 use lockbox_host::namespaces::Namespaces;
 use lockbox_host::{proc, secrets};
 use nix::errno::Errno;
@@ -182,11 +207,13 @@ pub fn run() -> Result<(), Failure> {
 
 fn serve(reported: &mut bool) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::system(format!("cannot start the daemon: {e}"));
-    // Fails only if this process already leads a group, as under a supervisor: then it needs no
-    // new session.
-    let _ = unistd::setsid();
     std::env::set_current_dir("/").map_err(failed)?;
     let (namespaces, config, key) = read_config().map_err(failed)?;
+    if !mounts::is_called_by_automounter(config.point()) {
+        // Fails only if this process already leads a group, as under a supervisor: then it needs
+        // no new session.
+        let _ = unistd::setsid();
+    }
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
     unistd::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
     let log = logging::start(&LogTarget::of(&config.options), config.verbose)?;

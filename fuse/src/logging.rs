@@ -46,7 +46,7 @@ const STANDARD_ERROR: &str = "-";
 
 /// Returns the command of another process of this program, which logs to the same target: the last
 /// argument. A terminal's interrupt is meant for the daemon alone, so the process gets a group of
-/// its own.
+/// its own, unless the caller sets another group.
 pub(crate) fn process_command(arguments: &[&OsStr], target: &LogTarget<'_>) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(MountProgram::NAME).args(arguments).process_group(0);

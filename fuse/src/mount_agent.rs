@@ -16,6 +16,9 @@
 //!   [`SleepRelay`].
 //! - The agent receives the listener of the daemon's system call filter, and answers and logs the
 //!   refused calls ([`crate::filter`]).
+//! - It has a process group of its own. Under an automounter it stays in the automounter's group,
+//!   because autofs blocks all other processes at the mount point until the mount is acknowledged,
+//!   and during its expiry (see [`crate::daemon`]).
 //! - It ends when the daemon closes the sockets, however the daemon ends. A daemon that closed the
 //!   archive says goodbye first. Without a goodbye, as after SIGKILL, the agent is the only
 //!   process left to log that the archive was not closed.
@@ -24,6 +27,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::{fs, thread};
@@ -31,6 +35,7 @@ use std::{fs, thread};
 use lockbox::Error;
 use lockbox_host::mounts::{self, CreatedMountpoint, Mounted, Numbers};
 use nix::sys::signal::SigSet;
+use nix::unistd::getpgrp;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -160,10 +165,11 @@ impl MountAgent {
         let remove_point = if tasks.remove_point { REMOVE_POINT } else { "" };
         let watch_sleeps = if tasks.watch_sleeps { WATCH_SLEEPS } else { "" };
         let arguments = [ARGUMENT.as_ref(), point.as_os_str(), remove_point.as_ref(), watch_sleeps.as_ref()];
-        let child = logging::process_command(&arguments, log)
-            .stdin(OwnedFd::from(their_orders))
-            .stdout(OwnedFd::from(their_questions))
-            .spawn()?;
+        let mut command = logging::process_command(&arguments, log);
+        if mounts::is_called_by_automounter(point) {
+            command.process_group(getpgrp().as_raw());
+        }
+        let child = command.stdin(OwnedFd::from(their_orders)).stdout(OwnedFd::from(their_questions)).spawn()?;
         let mut agent = MountAgent { child, orders: BufReader::new(orders) };
         let mut ready = String::new();
         agent.orders.read_line(&mut ready)?;

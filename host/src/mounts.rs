@@ -19,7 +19,7 @@ use std::{fs, io};
 use crate::control::Status;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::makedev;
-use nix::unistd::geteuid;
+use nix::unistd::{geteuid, getpgrp};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, openat};
 use rustix::io::Errno;
 
@@ -42,6 +42,8 @@ pub struct Mounted {
     pub source: PathBuf,
     /// User that created a FUSE mount.
     pub user: Option<u32>,
+    /// Process group of the automounter of an autofs mount.
+    pub automounter: Option<i32>,
     pub file_system: String,
 }
 
@@ -113,6 +115,14 @@ pub fn at(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(table()?.into_iter().rfind(|mounted| mounted.point == point))
 }
 
+/// Returns whether this process is in the process group of an automounter on the path of `point`,
+/// which is absolute and without links: the automounter is mounting `point` through this process.
+/// While a mount or an expiry is pending, autofs blocks the processes of all other groups there.
+pub fn is_called_by_automounter(point: &Path) -> bool {
+    let group = Some(getpgrp().as_raw());
+    all().iter().any(|mounted| mounted.automounter == group && point.starts_with(&mounted.point))
+}
+
 /// Returns another mount of the same file system, such as the original of a bind mount.
 pub fn twin<'a>(table: &'a [Mounted], mounted: &Mounted) -> Option<&'a Mounted> {
     table.iter().find(|other| other.is_archive() && other.device == mounted.device && other.id != mounted.id)
@@ -133,7 +143,10 @@ pub fn parse(line: &[u8]) -> Option<Mounted> {
     let source = path(rest.next()?);
     let options = String::from_utf8_lossy(rest.next().unwrap_or_default()).into_owned();
     let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-    Some(Mounted { id, parent, device, point, words, source, user, file_system })
+    let group = options.split(',').find_map(|option| option.strip_prefix("pgrp=")?.parse().ok());
+    // A group of another PID namespace is shown as 0.
+    let automounter = group.filter(|&group| file_system == "autofs" && group > 0);
+    Some(Mounted { id, parent, device, point, words, source, user, automounter, file_system })
 }
 
 fn path(field: &[u8]) -> PathBuf {
@@ -381,6 +394,18 @@ mod tests {
         assert_eq!(mounted.user, Some(7));
         assert_eq!((mounted.id, mounted.parent, mounted.device), (36, 35, makedev(0, 42)));
         assert!(mounted.is_archive());
+    }
+
+    #[test]
+    fn an_automounter_is_known_by_its_process_group() {
+        let automounter = |file_system: &str, options: &str| {
+            let line = format!("71 43 0:45 / /mnt/diary rw,relatime shared:3 - {file_system} x {options}");
+            parse(line.as_bytes()).unwrap().automounter
+        };
+        let options = "rw,fd=44,pgrp=1,timeout=0,minproto=5,maxproto=5,direct,pipe_ino=2194";
+        assert_eq!(automounter("autofs", options), Some(1));
+        assert_eq!(automounter("autofs", &options.replace("pgrp=1", "pgrp=0")), None, "of another namespace");
+        assert_eq!(automounter(TYPE, options), None);
     }
 
     #[test]

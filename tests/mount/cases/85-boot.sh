@@ -116,10 +116,16 @@ all_is_unmounted() {
     mountpoint -q "$WORK/second" || fail 'a user unmounted what is not theirs'
     as_user lockbox mount --passfile "$users/passphrase" "$users/box.lbx" "$users/point"
     lockbox umount "$users/point"
-    # A mount that is in two places goes from both.
+    # A mount that is in two places is one for its user, and goes from both.
     attach third
     mkdir "$WORK/alias"
     mount --bind "$WORK/third" "$WORK/alias"
+    lockbox status >"$WORK/status"
+    same "$(cut -d ' ' -f 1 "$WORK/status" | sort)" "$WORK/second"$'\n'"$WORK/third"
+    same "$(lockbox status --check)" 'LOCKBOX OK: 2 archives mounted'
+    same "$(lockbox status --metrics | grep -c '^lockbox_mount_up{.* 1$')" 2
+    lockbox status --json "$WORK/alias" >"$WORK/status"
+    same "$(field "$WORK/status" 'o["mount_point"], o["state"]')" "('$WORK/third', 'mounted')"
     lockbox umount --all
     same "$(lockbox status --json)" ''
     # A dead mount goes too.
@@ -409,6 +415,23 @@ by_others() {
     mount -T "$WORK/fstab" -a
     mountpoint -q "$WORK/box"
     umount "$WORK/box"
+}
+
+case_an_automounter_mounts_at_the_first_use_and_unmounts_at_the_expiry() {
+    installed by_an_automounter
+}
+
+# autofs lets the automounter's process group alone through to the mount point: any other process of ours would wait for itself.
+by_an_automounter() {
+    new_archive box
+    mount -t lockbox -o "passfile=$PASSFILE" "$WORK/box.lbx" "$WORK/box"
+    echo content >"$WORK/box/file"
+    umount "$WORK/box"
+    timeout "$PATIENCE" automounter.py "$WORK/box.lbx" "$WORK/box" "passfile=$PASSFILE,log=$WORK/box.log" file >"$WORK/read" ||
+        fail "exit code $?: $(cat "$WORK/box.log")"
+    same "$(cat "$WORK/read")" content
+    says_nothing daemons_below "$WORK"
+    check_full box
 }
 
 # A line with `user`: mount(8) gives up its rights before it calls us, so the mount is the user's own.
