@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use lockbox::archive::{Archive, BackupDestination, BackupReport, Backups, SnapshotManager};
 use lockbox::error::Timestamp;
@@ -53,6 +53,8 @@ pub(crate) struct ControlHandler {
     first_generation: u64,
     /// `/proc/self/status`, opened before the sandbox took /proc away.
     own_status: Option<File>,
+    /// [`snapshot_requests::COLLECT_TIME`], less in tests.
+    collect_time: Duration,
 }
 
 impl ControlHandler {
@@ -78,6 +80,7 @@ impl ControlHandler {
             mounted_at,
             first_generation,
             own_status,
+            collect_time: snapshot_requests::COLLECT_TIME,
         }
     }
 
@@ -97,7 +100,7 @@ impl ControlHandler {
             Request::Sync => self.run(|fs| self.sync(fs)),
             Request::Purge => self.run(FileSystem::purge),
             Request::SnapshotCreate { name } => self.with_snapshots(true, |snapshots| {
-                self.collect_writes()?;
+                self.collect_all_writes()?;
                 snapshots.create(&name.0).map(|()| Response::Done)
             }),
             Request::SnapshotList { after, held } => {
@@ -112,7 +115,7 @@ impl ControlHandler {
             Request::SnapshotDiff { older, newer } => {
                 let Some(fs) = self.file_system() else { return closing_response() };
                 self.with_snapshots(false, |snapshots| {
-                    self.collect_writes()?;
+                    self.collect_or_warn("the comparison")?;
                     snapshot_requests::send_differences((&fs, snapshots), &self.locks, &client, older, newer.as_ref())
                 })
             }
@@ -120,7 +123,7 @@ impl ControlHandler {
                 let Some(fs) = self.file_system() else { return closing_response() };
                 self.with_snapshots(true, |snapshots| {
                     let now = Timestamp::from_system(SystemTime::now());
-                    self.collect_writes()?;
+                    self.collect_all_writes()?;
                     let shared = (&self.locks, &*self.state.cache);
                     snapshot_requests::restore((&fs, snapshots), shared, &client, name, paths, to.as_ref(), now)
                 })
@@ -129,8 +132,8 @@ impl ControlHandler {
                 let backups = self.slot.lock().as_ref().map(Archive::backups);
                 let Some(backups) = backups else { return closing_response() };
                 let verify = verify.then(|| percent.unwrap_or(100));
-                self.collect_writes()
-                    .and_then(|_| run_backup(backups, *whole, verify, client))
+                self.collect_or_warn("the backup")
+                    .and_then(|()| run_backup(backups, *whole, verify, client))
                     .unwrap_or_else(|error| snapshot_requests::to_refusal(&error))
             }
             Request::Stop { lazy, abandon, force } => {
@@ -174,6 +177,14 @@ impl ControlHandler {
 
     fn collect_writes(&self) -> Result<bool> {
         snapshot_requests::collect_writes(&self.state.mount, &self.state.cache)
+    }
+
+    fn collect_all_writes(&self) -> Result<()> {
+        snapshot_requests::collect_all_writes(&self.state.mount, &self.state.cache, self.collect_time)
+    }
+
+    fn collect_or_warn(&self, reader: &str) -> Result<()> {
+        snapshot_requests::collect_or_warn(&self.state.mount, &self.state.cache, reader)
     }
 
     /// Never queries the host: the status of a mount must be available when its host hangs.
@@ -264,42 +275,92 @@ fn run_backup(backups: Backups, whole: bool, verify: Option<u8>, mut client: Cli
 
 #[cfg(test)]
 mod tests {
+    use lockbox_host::control::{self, SnapshotName, SocketName};
     use lockbox_host::mount_options::MountOptions;
     use parking_lot::Mutex;
 
     use super::*;
     use crate::snapshot_requests::tests::opened;
 
+    /// Handler of a mount with one writer, a kernel as in [`KernelCache::of_kernel`], and a short
+    /// limit for writes to arrive.
+    fn handler_of(archive: Archive, drop_waits: bool, connection_dir: Option<&Path>) -> ControlHandler {
+        let cache = Arc::new(KernelCache::of_kernel(drop_waits, connection_dir));
+        let state = DaemonState {
+            activity: Arc::default(),
+            mount: Arc::new(MountHandle::of_cache(Arc::clone(&cache))),
+            cache,
+            schedule: None,
+            namespace: 0,
+            remote_status: None,
+            replica_failure: None,
+            foreign_files: ForeignFileUse::default(),
+        };
+        let config = DaemonConfig {
+            archive: "a.lbx".into(),
+            point: "/mnt".into(),
+            options: MountOptions::default(),
+            verbose: false,
+            made: false,
+        };
+        let slot = ArchiveSlot::new(Mutex::new(Some(archive)));
+        let handler = ControlHandler::new(config, slot, state, mpsc::channel().0, None);
+        ControlHandler { collect_time: Duration::from_millis(10), ..handler }
+    }
+
     #[test]
     fn a_sync_reports_writes_that_did_not_arrive() {
         let (directory, archive) = opened();
-        let slot = ArchiveSlot::new(Mutex::new(Some(archive)));
+        let handler = handler_of(archive, true, Some(directory.path()));
         let reply = |count: &str| {
             std::fs::write(directory.path().join("waiting"), count).unwrap();
-            let cache = Arc::new(KernelCache::of_kernel(true, Some(directory.path())));
-            let state = DaemonState {
-                activity: Arc::default(),
-                mount: Arc::new(MountHandle::of_cache(Arc::clone(&cache))),
-                cache,
-                schedule: None,
-                namespace: 0,
-                remote_status: None,
-                replica_failure: None,
-                foreign_files: ForeignFileUse::default(),
-            };
-            let config = DaemonConfig {
-                archive: "a.lbx".into(),
-                point: "/mnt".into(),
-                options: MountOptions::default(),
-                verbose: false,
-                made: false,
-            };
-            let handler = ControlHandler::new(config, Arc::clone(&slot), state, mpsc::channel().0, None);
             handler.run(|fs| handler.sync(fs))
         };
         assert!(matches!(reply("0\n"), Response::Done));
         let Response::Failed { message } = reply("1\n") else { panic!("it succeeded") };
         assert_eq!(message, "collect cached writes: timed out");
+    }
+
+    /// Sends a request through a control socket.
+    fn reply_to(handler: ControlHandler, request: &Request) -> Response {
+        let runtime = tempfile::tempdir().unwrap();
+        let name = SocketName::of_address("a".as_ref());
+        let listening = control::listen(runtime.path(), &name).unwrap();
+        let _server = listening.serve(move |request, client| handler.handle(&request, client)).unwrap();
+        control::send_request(&control::socket_path(runtime.path(), &name), geteuid().as_raw(), request).unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_is_refused_while_earlier_writes_are_in_flight() {
+        let reply = |drop_waits, count: Option<&str>| {
+            let (directory, archive) = opened();
+            let snapshots = archive.snapshot_manager();
+            if let Some(count) = count {
+                std::fs::write(directory.path().join("waiting"), count).unwrap();
+            }
+            let handler = handler_of(archive, drop_waits, count.map(|_| directory.path()));
+            let reply = reply_to(handler, &Request::SnapshotCreate { name: SnapshotName(b"one".to_vec()) });
+            (reply, snapshots.list().unwrap().len())
+        };
+        assert!(matches!(reply(false, Some("0\n")), (Response::Done, 1)));
+        let (Response::Refused { message, .. }, 0) = reply(false, Some("1\n")) else { panic!("it was taken") };
+        assert!(message.starts_with("cannot collect the last writes of programs: "), "{message}");
+        // The pages of the written files prove it, whatever other requests are in flight.
+        assert!(matches!(reply(true, Some("1\n")), (Response::Done, 1)));
+        assert!(matches!(reply(false, None), (Response::Done, 1)), "nothing can be proved");
+    }
+
+    #[test]
+    fn a_restore_is_refused_while_earlier_writes_are_in_flight() {
+        let (directory, archive) = opened();
+        let snapshots = archive.snapshot_manager();
+        snapshots.create(b"one").unwrap();
+        std::fs::write(directory.path().join("waiting"), "1\n").unwrap();
+        let handler = handler_of(archive, false, Some(directory.path()));
+        let request = Request::SnapshotRestore { name: SnapshotName(b"one".to_vec()), paths: Vec::new(), to: None };
+        let Response::Refused { message, .. } = reply_to(handler, &request) else { panic!("it was restored") };
+        assert!(message.starts_with("cannot collect the last writes of programs: "), "{message}");
+        assert_eq!(snapshots.list().unwrap().len(), 1, "none was taken before");
     }
 
     #[test]

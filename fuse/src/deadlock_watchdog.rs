@@ -22,13 +22,13 @@
 //! A slow or hanging host is therefore never mistaken for a deadlock. Answering requests of this
 //! process with an error would detect it sooner, but needs an event loop that still reads; in the
 //! deadlocks seen there is none, or it waits for a lock of the blocked thread. The watchdog thread
-//! takes no lock and opens no path except its own process's files in /proc.
+//! takes no lock and opens no path except its own process's files in /proc and the request counts
+//! in fusectl(5), by directories that are held open.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
@@ -38,6 +38,7 @@ use std::time::Duration;
 use nix::sys::stat::{major, minor};
 use rustix::fs::{CWD, Dir, Mode, OFlags, fstat, fstatfs, openat};
 
+use crate::kernel;
 use crate::shutdown::{MountControl, MountEvent, MountHandle};
 
 /// Interval between samples.
@@ -55,9 +56,9 @@ const STACKED: [u64; 2] = [0x794c_7630, 0xf15f];
 pub(crate) struct DeadlockWatchdog {
     /// Directory in /proc that the sandbox must leave accessible.
     pub(crate) tasks: OwnedFd,
-    /// Files with the number of requests in flight, one for each FUSE connection that holds files
-    /// of the daemon.
-    hosts: Vec<File>,
+    /// Directories in fusectl(5) that the sandbox must leave accessible, one for each FUSE
+    /// connection that holds files of the daemon.
+    pub(crate) hosts: Vec<OwnedFd>,
     pub(crate) foreign_files: ForeignFileUse,
     blocked: HashMap<String, BlockedThread>,
 }
@@ -128,7 +129,11 @@ impl DeadlockWatchdog {
                 // The kernel's numbering: a connection on top of a disk has a block device number.
                 let device = fstat(file)?.st_dev;
                 let number = major(device) << 20 | minor(device);
-                hosts.push(File::open(format!("/sys/fs/fuse/connections/{number}/waiting"))?);
+                let path = format!("/sys/fs/fuse/connections/{number}");
+                let host = openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+                // An unreadable count would prove nothing.
+                kernel::unanswered_requests(&host)?;
+                hosts.push(host);
             }
         }
         Ok(DeadlockWatchdog { tasks, hosts, foreign_files: ForeignFileUse::default(), blocked: HashMap::new() })
@@ -205,10 +210,12 @@ impl DeadlockWatchdog {
     }
 }
 
-fn is_idle(request_count: &File) -> bool {
-    let mut text = [0; 32];
-    // A closed connection has no waiting requests and reads as empty.
-    request_count.read_at(&mut text, 0).is_ok_and(|length| matches!(text[..length].trim_ascii(), b"0" | b""))
+fn is_idle(host: &OwnedFd) -> bool {
+    match kernel::unanswered_requests(host) {
+        Ok(count) => count == 0,
+        // A closed connection has no requests, and no files in fusectl(5).
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
 }
 
 fn context_switches(status: &str) -> u64 {
@@ -248,6 +255,19 @@ mod tests {
         assert!(!watchdog.hosts_idle());
         drop(other);
         assert!(watchdog.hosts_idle());
+    }
+
+    #[test]
+    fn a_connection_is_idle_without_requests_and_after_its_end() {
+        let connection = tempfile::tempdir().unwrap();
+        let host = OwnedFd::from(File::open(connection.path()).unwrap());
+        let waiting = connection.path().join("waiting");
+        for (count, idle) in [("0\n", true), ("3\n", false), ("", false)] {
+            std::fs::write(&waiting, count).unwrap();
+            assert_eq!(is_idle(&host), idle, "{count:?}");
+        }
+        std::fs::remove_file(waiting).unwrap();
+        assert!(is_idle(&host));
     }
 
     #[test]

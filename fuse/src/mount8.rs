@@ -145,7 +145,8 @@ pub fn remount(point: &Path, change: FlagChange) -> Result<(), Failure> {
             point.display()
         )));
     }
-    // On the way to read-only the kernel sends its dirty pages to the daemon.
+    // On the way to read-only the kernel sends its dirty pages to the daemon. Before Linux 6.16 it
+    // does not wait for their arrival; the request below does.
     nix::mount::mount(None::<&str>, &held.link(), None::<&str>, flags | MsFlags::MS_REMOUNT, None::<&str>)
         .map_err(|e| failed(e.into()))?;
     match daemon {

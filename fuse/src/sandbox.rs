@@ -18,7 +18,9 @@
 //!   held as a descriptor.
 //! - The files of fusectl that abort the connection and count its requests: the first is opened
 //!   before, the second is the daemon's own, within reach by its directory, because it is opened
-//!   for each read. Read-ahead and write-back are root's own files, which need no capability.
+//!   for each read. The counts of connections of other users that hold the archive are out of
+//!   reach: the deadlock watchdog then proves nothing. Read-ahead and write-back are root's own
+//!   files, which need no capability.
 //! - The control socket and the rollback state: directories of the daemon's own user.
 //! - Locked memory: CAP_IPC_LOCK stays, because otherwise each new page would count against a
 //!   limit. It gives no right over anything else.
@@ -51,6 +53,8 @@ pub(crate) struct SandboxPaths<'a> {
     pub(crate) tasks: Option<&'a OwnedFd>,
     /// Directory of the mount's connection in fusectl(5).
     pub(crate) connection: Option<&'a OwnedFd>,
+    /// Directories of the connections that hold files of the daemon.
+    pub(crate) hosts: &'a [OwnedFd],
 }
 
 /// Restricted rights: files up to ABI 3, so that ioctls of the connection stay allowed, and TCP.
@@ -88,7 +92,8 @@ fn build_rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError>
         // Each event loop has a descriptor of its own.
         (device.as_ref(), AccessFs::ReadFile | AccessFs::WriteFile),
     ];
-    for (opened, access) in allowed {
+    let counted = paths.hosts.iter().map(|host| (Some(host), AccessFs::ReadFile.into()));
+    for (opened, access) in allowed.into_iter().chain(counted) {
         // A missing path needs no rule.
         if let Some(opened) = opened {
             rules = rules.add_rule(PathBeneath::new(opened.as_fd(), access))?;
@@ -167,16 +172,23 @@ mod tests {
     fn only_what_is_within_reach_can_be_opened() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
-        for name in ["host", "sockets", "state", "state/seen"] {
+        for name in ["host", "sockets", "state", "state/seen", "counts"] {
             fs::create_dir(at(name)).unwrap();
         }
         fs::write(at("host/a.lbx"), b"archive").unwrap();
         fs::write(at("sockets/own"), b"").unwrap();
+        fs::write(at("counts/waiting"), b"0").unwrap();
         fs::write(at("state/token"), b"of the owner of a share").unwrap();
         let open = |name: &str| OwnedFd::from(File::open(at(name)).unwrap());
         let (sockets, seen, tasks) =
             (open("sockets"), open("state/seen"), File::open("/proc/self/task").unwrap().into());
-        let paths = SandboxPaths { sockets: &sockets, seen: Some(&seen), tasks: Some(&tasks), connection: None };
+        let paths = SandboxPaths {
+            sockets: &sockets,
+            seen: Some(&seen),
+            tasks: Some(&tasks),
+            connection: None,
+            hosts: &[open("counts")],
+        };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 if !enter(&paths).unwrap() {
@@ -192,6 +204,7 @@ mod tests {
                 assert!(File::open(at("state/token")).is_err());
                 assert!(fs::remove_file(at("state/token")).is_err());
                 assert!(fs::write(at("sockets/new"), b"").is_err());
+                assert!(fs::read(at("counts/waiting")).is_ok() && fs::write(at("counts/waiting"), b"").is_err());
                 assert!(std::process::Command::new("/bin/true").status().is_err());
                 assert!(std::net::TcpListener::bind("127.0.0.1:0").is_err());
                 fs::write(at("state/seen/new"), b"seen").unwrap();

@@ -271,8 +271,9 @@ fn start(
     end.mount = Some(Arc::clone(&mount));
     if config.options.sandbox {
         let tasks = watchdog.as_ref().map(|watchdog| &watchdog.tasks);
-        let connection = cache.connection_dir();
-        confine(&SandboxPaths { sockets: listening.directory(), seen: seen.as_ref(), tasks, connection }, &mount);
+        let hosts = watchdog.as_ref().map_or(&[][..], |watchdog| &watchdog.hosts);
+        let (sockets, connection) = (listening.directory(), cache.connection_dir());
+        confine(&SandboxPaths { sockets, seen: seen.as_ref(), tasks, connection, hosts }, &mount);
     }
     let thread_failed = |e: std::io::Error| Failure::system(format!("cannot start a thread: {e}"));
     // A read-only mount changes nothing.

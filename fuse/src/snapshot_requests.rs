@@ -2,12 +2,17 @@
 //!
 //! # Order of a creation
 //! 1  The kernel writes back the data that programs wrote before the request
-//!    ([`MountHandle::collect`]).
+//!    ([`MountHandle::collect_within`]). If that takes longer than [`COLLECT_TIME`], the request is
+//!    refused.
 //! 2  The snapshot contains all accepted data, dirty or not ([`SnapshotManager::create`]); the
 //!    reply is sent when it is durable.
 //!
 //! So every write(2) that returned before the request is in the snapshot, from any program and
-//! whether or not the file is still open.
+//! whether or not the file is still open. Nothing proves that before Linux 6.16 if the kernel's
+//! count of requests is out of reach: the request then waits a second.
+//!
+//! Comparisons, backups and scheduled snapshots delete nothing. They wait a second and continue,
+//! with a warning if nothing is proved ([`collect_or_warn`]).
 //!
 //! # Rename through the kernel
 //! The kernel assumes that all name changes pass through it (KERNEL-5). So a restore makes its
@@ -38,7 +43,7 @@ use lockbox_terminal::display;
 use nix::unistd::{getegid, geteuid};
 use parking_lot::Mutex;
 
-use crate::kernel_cache::KernelCache;
+use crate::kernel_cache::{ARRIVAL, KernelCache};
 use crate::shutdown::{ArchiveSlot, MountHandle};
 
 /// Returns the snapshots of the archive while it is open, without holding the slot, which the
@@ -51,6 +56,35 @@ pub(crate) fn open_snapshots(slot: &ArchiveSlot) -> Option<SnapshotManager> {
 /// has none (KERNEL-3).
 pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> Result<bool> {
     if cache.writers.has_any() { mount.collect() } else { Ok(true) }
+}
+
+/// Time for earlier writes of programs to arrive before a snapshot or a restore: 16 MiB, the limit
+/// of the kernel's cache of a mount by root, at less than 300 KiB/s.
+pub(crate) const COLLECT_TIME: Duration = Duration::from_secs(60);
+
+/// Collects all earlier writes of programs within `limit`. Errors: `Invalid` if some may still be
+/// in flight; a restore would delete them.
+pub(crate) fn collect_all_writes(mount: &MountHandle, cache: &KernelCache, limit: Duration) -> Result<()> {
+    if !cache.writers.has_any() || mount.collect_within(limit)? {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "cannot collect the last writes of programs: the archive did not receive all of them within {} s; try again \
+         when programs write less, or close the files that are open for writing",
+        limit.as_secs()
+    )))
+}
+
+/// Collects earlier writes as [`collect_writes`] for `reader`, which continues without the writes
+/// that did not arrive: it deletes nothing.
+pub(crate) fn collect_or_warn(mount: &MountHandle, cache: &KernelCache, reader: &str) -> Result<()> {
+    if !collect_writes(mount, cache)? {
+        tracing::warn!(
+            "{reader} may lack the last writes of programs: their arrival was not seen within {} s",
+            ARRIVAL.as_secs()
+        );
+    }
+    Ok(())
 }
 
 pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {

@@ -40,7 +40,7 @@ use parking_lot::Mutex;
 use crate::Failure;
 use crate::kernel_cache::{ARRIVAL, KernelCache};
 use crate::shutdown::MountHandle;
-use crate::snapshot_requests::collect_writes;
+use crate::snapshot_requests::collect_or_warn;
 
 const STEP: Duration = Duration::from_secs(1);
 /// Interval between flushes of the kernel's pages.
@@ -72,7 +72,7 @@ impl Ticker {
             let (cache, mount) = (Arc::clone(&cache), Arc::clone(&mount));
             // It waits until deleted data is reclaimed, and logs its own failures.
             ticker.spawn_each_second("snapshots", move || {
-                snapshots.step(&moments, || collect_writes(&mount, &cache).map(drop))
+                snapshots.step(&moments, || collect_or_warn(&mount, &cache, "a scheduled snapshot"))
             })?;
         }
         let mut work = BackgroundWork { fs, cache, mount, last_error: String::new() };

@@ -101,6 +101,7 @@ mod writers;
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
@@ -358,24 +359,33 @@ impl KernelCache {
         self.drop_waits || self.await_writes(until)
     }
 
+    /// Returns whether [`KernelCache::finish_writeback`] can prove that all WRITEs have arrived.
+    pub(crate) fn can_prove_arrival(&self) -> bool {
+        self.drop_waits || self.connection_dir().is_some()
+    }
+
     /// Waits until no WRITE is in flight. Returns false if that was not seen until `until`: the
-    /// kernel may not report its count, or requests never end while other programs work.
+    /// kernel may not report its count, or requests never end while other programs work. At the end
+    /// of the connection, which has no count any more, it returns false at once.
     pub(crate) fn await_writes(&self, until: Instant) -> bool {
         // KERNEL-3.
-        while self.writers.has_any() && !self.has_only_seeks() {
-            if Instant::now() >= until {
-                return false;
+        while self.writers.has_any() {
+            match self.has_only_seeks() {
+                Some(Ok(true)) => return true,
+                Some(Err(_)) => return false,
+                Some(Ok(false)) | None if Instant::now() >= until => return false,
+                Some(Ok(false)) | None => thread::sleep(POLL),
             }
-            thread::sleep(POLL);
         }
         true
     }
 
-    /// Returns whether the kernel reports no unanswered request but LSEEKs.
-    fn has_only_seeks(&self) -> bool {
-        let Some(directory) = self.connection_dir() else { return false };
+    /// Returns whether the kernel reports no unanswered request but LSEEKs; None if its count is
+    /// out of reach.
+    fn has_only_seeks(&self) -> Option<io::Result<bool>> {
+        let directory = self.connection_dir()?;
         let seeks = self.seeks.lock();
-        kernel::unanswered_requests(directory).is_ok_and(|count| count <= *seeks)
+        Some(kernel::unanswered_requests(directory).map(|count| count <= *seeks))
     }
 
     /// Writes and drops the pages of every inode up to `newest`, then of the snapshot inodes that

@@ -144,9 +144,14 @@ impl MountHandle {
     /// Makes the kernel write its dirty pages to us. Pages that it cannot write stay dirty and are
     /// retried by the next flush. Fails if the agent is gone.
     pub(crate) fn flush(&self) -> lockbox::Result<()> {
+        self.flush_within(FLUSH_TIME)
+    }
+
+    /// Flushes like [`MountHandle::flush`]; without a path to the mount it ends after `limit`.
+    fn flush_within(&self, limit: Duration) -> lockbox::Result<()> {
         if !self.flush_by_path()? {
             // Pages that arrive after the limit are still in flight and not lost.
-            self.writeback.run(FLUSH_TIME);
+            self.writeback.run(limit);
         }
         Ok(())
     }
@@ -158,6 +163,18 @@ impl MountHandle {
     pub(crate) fn collect(&self) -> lockbox::Result<bool> {
         self.flush()?;
         Ok(self.writeback.cache.await_writes(Instant::now() + ARRIVAL))
+    }
+
+    /// Collects like [`MountHandle::collect`], then waits up to `limit` for a proof. Other programs
+    /// may keep requests in flight without end, so the pages of all written files are dropped:
+    /// since Linux 6.16 that waits for their own WRITEs alone. Before, it waits for the count.
+    /// Returns false if writes from before the call may still be in flight; true also if neither
+    /// the release nor the count can prove anything, as in some containers.
+    pub(crate) fn collect_within(&self, limit: Duration) -> lockbox::Result<bool> {
+        self.flush_within(FLUSH_TIME.min(limit))?;
+        let cache = &self.writeback.cache;
+        let has_arrived = cache.await_writes(Instant::now() + ARRIVAL.min(limit));
+        Ok(has_arrived || !cache.can_prove_arrival() || self.writeback.run(limit))
     }
 
     /// Flushes with syncfs(2). Returns false if no path leads to the mount.
@@ -250,7 +267,8 @@ impl KernelWriteback {
 
     fn run_job(&self, limit: Duration, job: impl FnOnce() + Send + 'static) -> bool {
         let until = Instant::now() + limit;
-        let mut stuck = self.stuck.lock();
+        // Another caller may wait longer than this one.
+        let Some(mut stuck) = self.stuck.try_lock_until(until) else { return false };
         if let Some(earlier) = stuck.take()
             && !ends_before(&earlier, until)
         {
