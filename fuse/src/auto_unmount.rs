@@ -85,7 +85,7 @@ pub(crate) fn watch_activity(
 ) -> io::Result<Ticker> {
     let mut timer = IdleTimer::new(limit, clock());
     Ticker::start_each_second("idle", move || {
-        let open = activity.open_files() + activity.open_directories() > 0;
+        let open = activity.is_open();
         if timer.update(clock(), ActivitySample { used: activity.take_idle_flag(), open }) {
             // Without a receiver the mount is at its end.
             let _ = events.send(MountEvent::Idle);
@@ -230,6 +230,15 @@ mod tests {
         }
         assert!(!timer.update(seconds(7 * 86_400 + 599), QUIET));
         assert!(timer.update(seconds(7 * 86_400 + 600), QUIET));
+    }
+
+    #[test]
+    fn a_command_is_use_until_it_ends() {
+        let activity = Activity::default();
+        let command = activity.begin_command();
+        assert!(activity.is_open() && !activity.take_idle_flag());
+        drop(command);
+        assert!(!activity.is_open() && activity.take_idle_flag());
     }
 
     #[test]

@@ -88,6 +88,8 @@ impl ControlHandler {
         let _at_work = connection.file.is_some().then(|| self.state.foreign_files.track());
         // The client's file must be closed before the guard above is dropped.
         let client = connection;
+        let only_looks = matches!(request, Request::Status | Request::Stop { .. } | Request::SnapshotList { .. });
+        let _in_use = (!only_looks).then(|| self.state.activity.begin_command());
         match request {
             Request::Status => {
                 // Runs without the slot's lock: the fetcher process is queried.

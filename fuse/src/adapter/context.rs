@@ -211,9 +211,30 @@ pub struct Activity {
     used: AtomicU8,
     files: AtomicU64,
     directories: AtomicU64,
+    commands: AtomicU64,
+}
+
+/// A command on the control socket that uses the archive, such as a backup.
+pub(crate) struct RunningCommand<'a>(&'a Activity);
+
+impl Drop for RunningCommand<'_> {
+    fn drop(&mut self) {
+        self.0.record_request();
+        self.0.commands.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Activity {
+    pub(crate) fn begin_command(&self) -> RunningCommand<'_> {
+        self.commands.fetch_add(1, Ordering::Relaxed);
+        RunningCommand(self)
+    }
+
+    /// Returns whether a file, a directory or a command is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open_files() + self.open_directories() + self.commands.load(Ordering::Relaxed) > 0
+    }
+
     fn record_request(&self) {
         if self.used.load(Ordering::Relaxed) != ALL {
             self.used.store(ALL, Ordering::Relaxed);
