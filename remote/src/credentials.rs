@@ -201,7 +201,7 @@ pub(crate) fn section<'a>(text: &'a str, name: &str) -> Option<BTreeMap<String, 
 const MAX_AGE: Duration = Duration::from_secs(600);
 /// Minimum time between lookups when a store denies the current credentials.
 const MIN_REFRESH_INTERVAL: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(2) };
-/// Minimum time between lookups after one that failed but may succeed later.
+/// Minimum time between lookups after a failed one.
 const FAILURE_INTERVAL: Duration = Duration::from_secs(2);
 /// As [`FAILURE_INTERVAL`], while old credentials are used: a lookup without a reply delays one
 /// request by many seconds.
@@ -222,7 +222,7 @@ pub(crate) struct CredentialCache<T> {
 struct CachedLookup<T> {
     /// Result of the last successful lookup, and its time.
     found: Option<(Option<Arc<T>>, Instant)>,
-    /// Transient failure of a later lookup, and its time.
+    /// Failure of a later lookup, and its time.
     failure: Option<(RemoteError, Instant)>,
 }
 
@@ -260,7 +260,7 @@ impl<T: PartialEq> CredentialCache<T> {
     }
 
     /// Returns the credentials for the next request. Old ones are returned while another thread
-    /// renews them, and for [`RENEWAL_INTERVAL`] after a renewal with a transient failure.
+    /// renews them, and for [`RENEWAL_INTERVAL`] after a failed renewal.
     fn current(&self) -> RemoteResult<Option<Arc<T>>> {
         let old = {
             let cached = self.cached.lock();
@@ -272,10 +272,7 @@ impl<T: PartialEq> CredentialCache<T> {
         };
         let Some(old) = old else { return self.get_newer_than(MAX_AGE) };
         let Some(renewal) = self.renewal.try_lock() else { return Ok(old) };
-        match self.renew(&renewal, MAX_AGE) {
-            Err(error) if error.is_transient() => Ok(old),
-            renewed => renewed,
-        }
+        Ok(self.renew(&renewal, MAX_AGE).unwrap_or(old))
     }
 
     /// Returns the cached credentials if they are newer, and otherwise looks credentials up: a
@@ -284,7 +281,7 @@ impl<T: PartialEq> CredentialCache<T> {
         self.renew(&self.renewal.lock(), age)
     }
 
-    /// Looks credentials up unless the cached ones are newer. A transient failure is returned for
+    /// Looks credentials up unless the cached ones are newer. A failure is returned for
     /// [`FAILURE_INTERVAL`]: waiting requests do not repeat the lookup one by one.
     fn renew(&self, _renewal: &MutexGuard<'_, ()>, age: Duration) -> RemoteResult<Option<Arc<T>>> {
         let has_credentials = {
@@ -305,7 +302,7 @@ impl<T: PartialEq> CredentialCache<T> {
             found => found.map(|credentials| credentials.map(Arc::new)),
         };
         let (mut cached, now) = (self.cached.lock(), Instant::now());
-        cached.failure = found.as_ref().err().filter(|error| error.is_transient()).map(|error| (error.clone(), now));
+        cached.failure = found.as_ref().err().map(|error| (error.clone(), now));
         if let Ok(credentials) = &found {
             cached.found = Some((credentials.clone(), now));
         }
@@ -334,16 +331,30 @@ fn known_credentials(origin: CredentialOrigin) -> RemoteResult<Option<rusty_s3::
 
 /// Looks up HMAC keys of Google's tools, in the environment or the file that gsutil reads. Falls
 /// back to keys of the AWS tools only if their id marks them as Google's: keys of another cloud
-/// must not be sent to Google. Without any it asks for an access token.
+/// must not be sent to Google, and their failure is not an error. Without any key it asks for an
+/// access token.
 pub(crate) fn google_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
-    if let Some(known) = google_hmac_key(&variable, &read_settings) {
+    google_credentials_from(&variable, &read_settings)
+}
+
+pub(crate) fn google_credentials_from(
+    variable: Variable<'_>,
+    file: File<'_>,
+) -> RemoteResult<Option<rusty_s3::Credentials>> {
+    if let Some(known) = google_hmac_key(variable, file) {
         return Ok(Some(known));
     }
-    let profile = AwsProfile::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?;
-    if let Some(known) = known_credentials(profile.origin)?.filter(|known| known.key().starts_with("GOOG")) {
-        return Ok(Some(known));
+    let profile = AwsProfile::of(variable, file).map_err(|error| RemoteError::Denied(error.to_string()));
+    match profile.and_then(|profile| known_credentials(profile.origin)) {
+        Ok(known) => {
+            if let Some(known) = known.filter(|known| known.key().starts_with("GOOG")) {
+                return Ok(Some(known));
+            }
+        }
+        // The profile may be one for Amazon.
+        Err(error) => tracing::debug!("no keys for Google from the AWS profile: {}", error.message()),
     }
-    let token = identity::google_token(&variable, &read_settings, Timestamp::now().as_second())?;
+    let token = identity::google_token(variable, file, Timestamp::now().as_second())?;
     Ok(token.map(|token| credentials("", "", Some(&token))))
 }
 
@@ -620,6 +631,27 @@ mod tests {
         assert!(denied.as_ref().is_err_and(RemoteError::is_transient), "{denied:?}");
         let never = CredentialCache::<u8>::new(|| Err(RemoteError::Transient("no answer".into())));
         assert!(never.with(|_| Ok(())).is_err_and(|error| error.is_transient()));
+    }
+
+    #[test]
+    fn old_credentials_are_used_while_their_program_fails() {
+        let lookups = Arc::new(AtomicUsize::new(0));
+        let counted = lookups.clone();
+        let cache = CredentialCache::new(move || match counted.fetch_add(1, Ordering::SeqCst) {
+            0 => Ok(Some(7)),
+            _ => Err(RemoteError::Denied("the credential_process of the profile failed".into())),
+        });
+        let ask = || cache.with(|number| Ok(number.copied()));
+        assert_eq!(ask(), Ok(Some(7)));
+        cache.cached.lock().found.as_mut().unwrap().1 -= MAX_AGE;
+        assert_eq!((ask(), ask()), (Ok(Some(7)), Ok(Some(7))));
+        assert_eq!(lookups.load(Ordering::SeqCst), 2, "one failed renewal serves the requests that follow");
+        cache.cached.lock().failure.as_mut().unwrap().1 -= RENEWAL_INTERVAL;
+        assert_eq!(ask(), Ok(Some(7)));
+        assert_eq!(lookups.load(Ordering::SeqCst), 3, "the renewal is tried again");
+        // Once the store denies them, the failed renewal is the failure.
+        let denied = cache.with(|_| Err::<(), _>(RemoteError::Denied("expired".into())));
+        assert!(matches!(&denied, Err(RemoteError::Denied(why)) if why.contains("failed")), "{denied:?}");
     }
 
     #[test]

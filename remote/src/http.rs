@@ -32,7 +32,7 @@ pub(crate) use crate::range_source::printable;
 use crate::range_source::{FileVersion, RangeSource, RemoteError, RemoteResult};
 use crate::s3::S3Bucket;
 use crate::signing::HttpHeader;
-use crate::transport::{self, STALL};
+use crate::transport::{self, SOCKS_PROXY, STALL};
 use crate::web_login::{self, WebLogin};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -394,6 +394,7 @@ impl Resolver for PublicResolver {
         config: &Config,
         timeout: NextTimeout,
     ) -> std::result::Result<ResolvedSocketAddrs, ureq::Error> {
+        transport::check_proxy(config, uri)?;
         let found = match &self.broker {
             Some(broker) => {
                 let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
@@ -462,6 +463,9 @@ pub(crate) fn transport_error(error: &ureq::Error) -> RemoteError {
             "it is at a private address, which needs allow-private (in --remote, -o or LOCKBOX_REMOTE)".into(),
         );
     }
+    if inner.is_some_and(|inner| inner.to_string() == SOCKS_PROXY) {
+        return RemoteError::Unsupported(SOCKS_PROXY.into());
+    }
     let tls = match error {
         ureq::Error::Rustls(error) => Some(error),
         _ => inner.and_then(|inner| inner.downcast_ref()),
@@ -484,6 +488,10 @@ pub(crate) fn transport_error(error: &ureq::Error) -> RemoteError {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use ureq::ProxyProtocol;
+
     use super::*;
 
     #[test]
@@ -527,6 +535,25 @@ mod tests {
         assert!(matches!(request("http://localhost:9/"), RemoteError::Denied(why) if why.contains("allow-private")));
         // The proxy itself may be at home.
         assert!(matches!(request("https://example.org/"), RemoteError::Transient(_)));
+    }
+
+    /// A direct connection would reveal to the server the address that the user's proxy hides.
+    #[test]
+    fn a_socks_proxy_is_refused_and_not_bypassed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let url = format!("http://localhost:{}/", listener.local_addr().unwrap().port());
+        for protocol in [ProxyProtocol::Socks5, ProxyProtocol::Socks5h] {
+            let proxy = ureq::Proxy::builder(protocol).host("127.0.0.1").port(9).build().unwrap();
+            for allow_private in [false, true] {
+                let timeout = Some(Duration::from_secs(1));
+                let options = RemoteOptions { allow_private, timeout, ..RemoteOptions::default() };
+                let agent = agent_with_proxy(&options, RootCerts::PlatformVerifier, Some(proxy.clone()));
+                let error = transport_error(&agent.get(&url).call().unwrap_err());
+                assert!(matches!(&error, RemoteError::Unsupported(why) if why.contains("SOCKS")), "{error:?}");
+            }
+        }
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     }
 
     #[test]

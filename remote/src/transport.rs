@@ -21,11 +21,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use socket2::SockRef;
+use ureq::config::Config;
+use ureq::http::Uri;
 use ureq::unversioned::transport::{
     Buffers, ConnectProxyConnector, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, RustlsConnector,
     Transport,
 };
-use ureq::{Error, Timeout};
+use ureq::{Error, Proxy, ProxyProtocol, Timeout};
 
 /// Default stall limit. A mobile link that changes its cell is silent for some seconds, and TCP
 /// resends up to about ten seconds after it is back.
@@ -147,6 +149,22 @@ pub(crate) fn connector(stall: Duration) -> impl Connector<(), Out = impl Transp
         .chain(ProgressConnector { stall })
 }
 
+/// Message that `http::transport_error` recognizes.
+pub(crate) const SOCKS_PROXY: &str =
+    "a SOCKS proxy is set, and lockbox supports only HTTP proxies; correct ALL_PROXY, HTTPS_PROXY or NO_PROXY";
+
+/// Refuses a request through a SOCKS proxy: without the connector for it, the connection would
+/// bypass the proxy.
+pub(crate) fn check_proxy(config: &Config, uri: &Uri) -> Result<(), Error> {
+    let has_connector = |proxy: &Proxy| matches!(proxy.protocol(), ProxyProtocol::Http | ProxyProtocol::Https);
+    match config.proxy() {
+        Some(proxy) if !has_connector(proxy) && !proxy.is_no_proxy(uri) => {
+            Err(std::io::Error::new(ErrorKind::Unsupported, SOCKS_PROXY).into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Connects over TCP, and bounds the unsent bytes of the connection.
 #[derive(Debug)]
 struct BoundedTcpConnector {
@@ -160,6 +178,7 @@ impl<In: Transport> Connector<In> for BoundedTcpConnector {
         if chained.is_some() {
             return Ok(chained.map(Either::A));
         }
+        check_proxy(details.config, details.uri)?;
         let limit = capped(details.timeout, wait_limit(self.stall));
         let deadline = Instant::now() + *limit.after;
         let mut outcome = Err(Error::HostNotFound);

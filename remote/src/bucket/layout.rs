@@ -32,6 +32,8 @@ const CHECKPOINT_TRAILER_BYTES: usize = 96;
 const ID_BYTES: usize = 40;
 /// Size of a run in changes and in checkpoints.
 pub(crate) const MAP_ENTRY_BYTES: usize = 20;
+/// Runs that take as much space in a checkpoint as an object.
+pub(crate) const OBJECT_RUNS: usize = ID_BYTES / MAP_ENTRY_BYTES;
 const TOMBSTONE_BYTES: usize = ID_BYTES + 8;
 
 /// Maximum archive length that a map entry can name.

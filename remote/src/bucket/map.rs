@@ -174,6 +174,10 @@ impl BlockMap {
         self.pieces.len()
     }
 
+    pub(crate) fn object_count(&self) -> usize {
+        self.objects.len()
+    }
+
     /// Returns the block after the last mapped one.
     pub(crate) fn end(&self) -> u64 {
         self.pieces.last_range_value().map_or(0, |(range, _)| range.end)

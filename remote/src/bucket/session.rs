@@ -250,7 +250,9 @@ impl WriterSession {
         Ok(left)
     }
 
-    /// Returns the number of runs above which the map is repacked, before it exceeds a checkpoint.
+    /// Returns the number of runs above which the map is repacked, before it exceeds a checkpoint:
+    /// each object counts as [`OBJECT_RUNS`](layout::OBJECT_RUNS) more. Half of a checkpoint is
+    /// left for dirty blocks that split runs.
     pub(super) fn most_runs(&self) -> usize {
         self.most_checkpoint as usize / 2 / MAP_ENTRY_BYTES
     }

@@ -401,8 +401,10 @@ impl BucketStore {
     }
 
     /// Removes objects until the deadline, in batches, or concurrently where the store takes no
-    /// batch. Each is requested once; the first failed request stops the rest, which would fail as
-    /// slowly. Returns the objects that may remain, and the error.
+    /// batch. Each is requested once. A failed request stops the rest, which would fail as slowly,
+    /// except with `Unsupported`: that error is about one object, such as an Azure blob with a
+    /// snapshot. Returns the objects that may remain, and an error: preferably the one that stopped
+    /// the rest.
     pub(super) fn remove(
         &self,
         incarnation: &Incarnation,
@@ -412,15 +414,17 @@ impl BucketStore {
         let (kept, ids, error) = self.remove_batches(incarnation, ids, until);
         let left = Mutex::new((kept.iter().chain(&ids).copied().collect::<HashSet<ObjectId>>(), error));
         let next = AtomicUsize::new(0);
+        let is_stopped = |error: &Option<RemoteError>| !matches!(error, None | Some(RemoteError::Unsupported(_)));
         let work = || {
-            while left.lock().1.is_none() && until.is_none_or(|until| Instant::now() < until) {
+            while !is_stopped(&left.lock().1) && until.is_none_or(|until| Instant::now() < until) {
                 let Some(id) = ids.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
                 let clock = Some(AttemptClock::new(until));
                 let removed = AttemptClock::run(clock, || self.objects.remove(&object_path(incarnation, id)));
                 let (left, error) = &mut *left.lock();
                 match removed {
                     Ok(()) => drop(left.remove(id)),
-                    Err(why) => *error = Some(why),
+                    Err(why) if !is_stopped(error) => *error = Some(why),
+                    Err(_) => {}
                 }
             }
         };

@@ -39,6 +39,7 @@ use zeroize::Zeroizing;
 
 use crate::range_source::{RemoteError, RemoteResult};
 use crate::signing::percent_encode;
+use crate::transport::{SOCKS_PROXY, check_proxy};
 
 pub(crate) type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
 pub(crate) type File<'a> = &'a dyn Fn(&Path) -> Option<String>;
@@ -400,6 +401,10 @@ impl Question {
         // Not the cause: it may have the address, and that a secret.
         let wrong = |_| RemoteError::Denied(format!("cannot ask for {subject}: its address or token is malformed"));
         let silent = || RemoteError::Transient(format!("the service for {subject} does not answer"));
+        let refused = |_| RemoteError::Unsupported(format!("cannot ask for {subject}: {SOCKS_PROXY}"));
+        if let Some(uri) = request.uri_ref() {
+            check_proxy(agent.config(), uri).map_err(refused)?;
+        }
         let response = match &self.form {
             Some(form) => agent.run(request.body(form.as_bytes()).map_err(wrong)?),
             None => agent.run(request.body(()).map_err(wrong)?),

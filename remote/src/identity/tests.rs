@@ -11,6 +11,7 @@ use aws_lc_rs::signature::{KeyPair, RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKe
 use base64::engine::general_purpose::STANDARD;
 
 use super::*;
+use crate::credentials::{access_token, google_credentials_from};
 
 /// Request as a service gets it: method and target, headers in lower case, body.
 struct Asked {
@@ -280,5 +281,18 @@ fn google_gives_a_token_to_an_account_a_user_and_a_machine() {
     for wrong in [user("other"), named(), named().with("/account", &other), named().with("/account", &wrong_key)] {
         let Err(RemoteError::Denied(message)) = wrong.google() else { panic!("it has no token") };
         assert!(!message.contains("hush") && !message.contains("other"), "{message}");
+    }
+}
+
+#[test]
+fn google_needs_no_working_profile_of_amazon() {
+    let address = serve(|_| (200, TOKEN.into()));
+    let host = address.strip_prefix("http://").unwrap();
+    let config = "[default]\ncredential_process = exit 1\n";
+    for profile in ["default", "missing"] {
+        let settings = HostSettings::of([("HOME", "/h"), ("AWS_PROFILE", profile), ("GCE_METADATA_HOST", host)]);
+        let settings = settings.with("/h/.aws/config", config);
+        let found = google_credentials_from(&settings.variable(), &settings.file()).unwrap().unwrap();
+        assert_eq!(access_token(&found), Some("tok"), "{profile}");
     }
 }

@@ -119,6 +119,24 @@ fn a_store_without_batches_is_asked_once() {
     assert_eq!(found(&world)[..4096], [200; 4096]);
 }
 
+/// Azure responds with 409 for a blob with a snapshot.
+#[test]
+fn without_batches_objects_that_cannot_be_removed_keep_no_other() {
+    let world = expired(10);
+    let mut locked = records(&world);
+    let free = locked.remove(6);
+    world.with(|state| {
+        state.batches = false;
+        state.locked = locked.clone();
+    });
+    let storage = acquired(world.store(1));
+    assert!(!storage.remove_expired());
+    let left = records(&world);
+    assert!(locked.iter().all(|name| left.contains(name)) && !left.contains(&free), "{left:?}");
+    drop(storage);
+    assert_eq!(found(&world)[..4096], [200; 4096]);
+}
+
 #[test]
 fn a_rejected_batch_is_removed_object_by_object_and_the_next_one_is_a_batch() {
     let world = expired(1100);

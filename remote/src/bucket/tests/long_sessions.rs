@@ -1,4 +1,4 @@
-//! Reads of a writer that runs for days, or has a store that refused data.
+//! Writers that run for days, or have a store that refused data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use lockbox::storage::Storage;
 
 use super::super::BucketWriter;
-use super::Compared;
-use super::GRACE;
+use super::super::session::WriterSession;
 use super::simulated::World;
-use super::writable::{living, made, published, spent, whole};
+use super::writable::{found, living, made, published, spent, whole};
+use super::{Compared, GRACE, options, somebody, store};
 
 /// The base of what a writer reads has pieces of many objects: what of them it wrote anew dies, and
 /// is removed while it stays.
@@ -70,4 +70,19 @@ fn what_did_not_go_up_is_still_read_by_who_wrote_it() {
     world.with(|state| state.away = false);
     assert!(storage.barrier().is_err());
     assert!(whole(&storage) == now);
+}
+
+/// A checkpoint stores each object, too: these have one run each, and none is sparse.
+#[test]
+fn an_archive_of_many_small_objects_is_repacked_before_its_checkpoint_is_too_long() {
+    let world = World::new(1, 0);
+    let mut now = made(&world, 3);
+    let mut session = WriterSession::open(store(&world, 1), somebody(), true).unwrap();
+    (session.most_checkpoint, session.least_changes) = (4000, 0);
+    let storage = BucketWriter::from_session(session, &options(), Arc::default()).unwrap();
+    for block in (10..150).step_by(2) {
+        Compared { storage: &storage, now: &mut now }.write(block * 4096, &[block as u8; 4096]).unwrap();
+        storage.barrier().unwrap();
+    }
+    assert!(found(&world) == now);
 }

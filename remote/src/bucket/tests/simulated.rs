@@ -59,10 +59,11 @@ pub(super) struct State {
     /// Whether nobody is answered, and whether removals are refused.
     pub(super) away: bool,
     pub(super) keeps: bool,
-    /// Whether it removes in batches, and the names that it keeps then.
+    /// Whether it removes in batches.
     pub(super) batches: bool,
     /// Batches that it rejects before it takes one.
     pub(super) rejected_batches: usize,
+    /// Names of objects that it does not remove.
     pub(super) locked: Vec<String>,
     pub(super) requests: Vec<String>,
     /// Bytes of objects that were sent to be made, and that were asked for and came.
@@ -302,6 +303,9 @@ impl ObjectStore for Seen {
         self.request(format!("remove {name}"), |state, fault| {
             if state.keeps {
                 return Err(RemoteError::Denied("you may not".into()));
+            }
+            if state.locked.iter().any(|locked| locked == name) {
+                return Err(RemoteError::Unsupported("it responds with status 409 SnapshotsPresent".into()));
             }
             if !matches!(fault, Fault::Lost) {
                 state.objects.remove(name);

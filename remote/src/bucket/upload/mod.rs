@@ -32,7 +32,7 @@ use rangemap::RangeSet;
 
 use self::segment::{DividedSegment, UploadPace};
 use super::block_cache::{BlockBytes, BlockCache, BlockFetcher};
-use super::layout::{BLOCK, MAX_ARCHIVE_BYTES, MAX_BLOCKS};
+use super::layout::{BLOCK, MAX_ARCHIVE_BYTES, MAX_BLOCKS, OBJECT_RUNS};
 use super::map::{BlockMap, MapEntry, ObjectId};
 use super::objects::random_bytes;
 use super::session::WriterSession;
@@ -490,7 +490,8 @@ impl UploadState {
     }
 
     fn is_scattered(&self, most_runs: usize) -> bool {
-        self.map.runs() + self.dirty.len() > most_runs
+        let runs = self.map.runs() + self.map.object_count() * OBJECT_RUNS + self.dirty.len();
+        runs > most_runs
     }
 
     /// Determines the source of the newest bytes of each block.
