@@ -304,6 +304,11 @@ impl Allocator {
         self.space.lock().waits_for_commit()
     }
 
+    /// Returns whether pages that were freed up to this version are not free yet.
+    pub(super) fn has_pending_frees_until(&self, last: u64) -> bool {
+        self.space.lock().has_pending_frees_until(last)
+    }
+
     pub(super) fn waits_for_readers(&self) -> bool {
         let durable = self.medium.versions.durable().generation;
         self.space.lock().waits_for_readers(durable)

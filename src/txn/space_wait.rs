@@ -61,6 +61,8 @@ use crate::error::{Error, Result};
 const PAUSE: Duration = Duration::from_millis(2);
 /// Looks at readers that can see freed pages: a request of some MiB is read in less.
 const READER_LOOKS: u32 = 50;
+/// The same before an error: ten seconds, in which a slow medium answers.
+const SLOW_READER_LOOKS: u32 = if cfg!(test) { READER_LOOKS } else { 5000 };
 /// Checks for files about to be closed or reclaimed: enough for the closing thread to be scheduled
 /// on a busy machine.
 const CLOSE_LOOKS: u32 = 150;
@@ -210,12 +212,12 @@ impl SpaceWaiter {
         Ok(false)
     }
 
-    /// Waits for readers that can see freed pages. Returns false if some are left after the time of
-    /// a long request.
-    pub(super) fn await_readers(&self) -> bool {
-        for _ in 0..READER_LOOKS {
+    /// Waits for readers that can see pages freed up to version `last`. Returns false if some are
+    /// left after the time of a slow request.
+    pub(super) fn await_readers_until(&self, last: u64) -> bool {
+        for _ in 0..SLOW_READER_LOOKS {
             self.allocator.release_pending_frees();
-            if !self.allocator.waits_for_readers() {
+            if !self.allocator.has_pending_frees_until(last) {
                 return true;
             }
             std::thread::sleep(PAUSE);

@@ -616,6 +616,11 @@ impl SpaceMap {
         self.pending_frees.iter().any(|w| w.freed_by.is_some())
     }
 
+    /// Returns whether blocks freed up to this version wait for commits or readers.
+    pub(crate) fn has_pending_frees_until(&self, last: u64) -> bool {
+        self.pending_frees.iter().any(|entry| entry.sequence <= last)
+    }
+
     /// Returns whether blocks freed by commits up to `durable` are held only by readers.
     pub(crate) fn waits_for_readers(&self, durable: Generation) -> bool {
         self.pending_frees.iter().any(|w| w.freed_by.is_none_or(|generation| generation < durable))

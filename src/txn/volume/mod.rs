@@ -496,12 +496,11 @@ impl Volume {
     /// freed pages; all others are erased then.
     pub(crate) fn erase_everything(&self) -> Result<()> {
         self.committer.check_writable()?;
+        // Later ones free no page that was freed until now.
+        let last = self.medium.versions.sequence();
         self.allocator.restart_sweep();
         self.erase_all()?;
-        if !self.allocator.waits_for_readers() {
-            return Ok(());
-        }
-        let are_gone = self.space_waiter.await_readers();
+        let are_gone = self.space_waiter.await_readers_until(last);
         self.erase_all()?;
         if are_gone {
             return Ok(());
