@@ -2,14 +2,15 @@
 //!
 //! # Order of a creation
 //! 1  The kernel writes back the data that programs wrote before the request
-//!    ([`MountHandle::collect_within`]). If that takes longer than [`COLLECT_TIME`], the request is
-//!    refused.
+//!    ([`MountHandle::collect_within`]), for [`CREATE_TIME`] at most: with programs that write
+//!    without end that is not proved, and the daemon logs a warning.
 //! 2  The snapshot contains all accepted data, dirty or not ([`SnapshotManager::create`]); the
 //!    reply is sent when it is durable.
 //!
 //! So every write(2) that returned before the request is in the snapshot, from any program and
-//! whether or not the file is still open. Nothing proves that before Linux 6.16 if the kernel's
-//! count of requests is out of reach: the request then waits a second.
+//! whether or not the file is still open. A restore deletes data, so it waits for [`COLLECT_TIME`]
+//! and is refused without that proof. Nothing proves that before Linux 6.16 if the kernel's count
+//! of requests is out of reach: the request then waits a second.
 //!
 //! Comparisons, backups and scheduled snapshots delete nothing. They wait a second and continue,
 //! with a warning if nothing is proved ([`collect_or_warn`]).
@@ -62,6 +63,9 @@ pub(crate) fn collect_writes(mount: &MountHandle, cache: &KernelCache) -> Result
 /// of the kernel's cache of a mount by root, at less than 300 KiB/s.
 pub(crate) const COLLECT_TIME: Duration = Duration::from_secs(60);
 
+/// The same before a snapshot, which deletes nothing.
+pub(crate) const CREATE_TIME: Duration = Duration::from_secs(10);
+
 /// Collects all earlier writes of programs within `limit`. Errors: `Invalid` if some may still be
 /// in flight; a restore would delete them.
 pub(crate) fn collect_all_writes(mount: &MountHandle, cache: &KernelCache, limit: Duration) -> Result<()> {
@@ -79,12 +83,24 @@ pub(crate) fn collect_all_writes(mount: &MountHandle, cache: &KernelCache, limit
 /// that did not arrive: it deletes nothing.
 pub(crate) fn collect_or_warn(mount: &MountHandle, cache: &KernelCache, reader: &str) -> Result<()> {
     if !collect_writes(mount, cache)? {
-        tracing::warn!(
-            "{reader} may lack the last writes of programs: their arrival was not seen within {} s",
-            ARRIVAL.as_secs()
-        );
+        warn_of_missing(reader, ARRIVAL);
     }
     Ok(())
+}
+
+/// Collects like [`collect_all_writes`] for a snapshot, which is taken in any case.
+pub(crate) fn collect_for_snapshot(mount: &MountHandle, cache: &KernelCache, limit: Duration) -> Result<()> {
+    if cache.writers.has_any() && !mount.collect_within(limit)? {
+        warn_of_missing("the snapshot", limit);
+    }
+    Ok(())
+}
+
+fn warn_of_missing(reader: &str, limit: Duration) {
+    tracing::warn!(
+        "{reader} may lack the last writes of programs: their arrival was not seen within {} s",
+        limit.as_secs()
+    );
 }
 
 pub(crate) fn read_only_refusal(options: &MountOptions) -> Option<Response> {

@@ -46,6 +46,9 @@ pub(crate) struct MountHandle {
     abort: Option<File>,
     state: Mutex<MountState>,
     writeback: KernelWriteback,
+    /// For [`MountHandle::collect_within`], which may be at work for long after its limit: a forced
+    /// end must not wait for it.
+    collection: KernelWriteback,
 }
 
 pub(crate) struct AttachedMount {
@@ -102,7 +105,8 @@ impl MountHandle {
         if let Some(directory) = connection_dir {
             cache.set_connection_dir(directory);
         }
-        let handle = Arc::new(MountHandle { numbers, abort, state, writeback: KernelWriteback::new(cache) });
+        let (writeback, collection) = (KernelWriteback::new(Arc::clone(&cache)), KernelWriteback::new(cache));
+        let handle = Arc::new(MountHandle { numbers, abort, state, writeback, collection });
         Ok(AttachedMount { handle, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
@@ -113,7 +117,8 @@ impl MountHandle {
             numbers: Numbers { id: 0, device: 0 },
             abort: None,
             state: Mutex::new(MountState { is_mounted: true, agent: None }),
-            writeback: KernelWriteback::new(cache),
+            writeback: KernelWriteback::new(Arc::clone(&cache)),
+            collection: KernelWriteback::new(cache),
         }
     }
 
@@ -174,7 +179,7 @@ impl MountHandle {
         self.flush_within(FLUSH_TIME.min(limit))?;
         let cache = &self.writeback.cache;
         let has_arrived = cache.await_writes(Instant::now() + ARRIVAL.min(limit));
-        Ok(has_arrived || !cache.can_prove_arrival() || self.writeback.run(limit))
+        Ok(has_arrived || !cache.can_prove_arrival() || self.collection.run(limit))
     }
 
     /// Flushes with syncfs(2). Returns false if no path leads to the mount.
