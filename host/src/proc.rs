@@ -140,8 +140,8 @@ pub fn undo_outliving_size_limits() {
     let _ = beyond_limit().thread_unblock();
 }
 
-/// Restores the signals that this program blocks or ignores for itself (SIGXFSZ, and SIGPIPE in the
-/// Rust runtime), for a program that replaces this one by exec.
+/// Restores the default of signals that this program blocks or ignores for itself (SIGXFSZ, and
+/// SIGPIPE in the Rust runtime), for a program that replaces this one by exec.
 #[allow(unsafe_code)]
 pub fn restore_signals() {
     undo_outliving_size_limits();

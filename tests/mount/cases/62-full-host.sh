@@ -111,6 +111,8 @@ END
     lockbox umount "$WORK/box"
     not_latched
     rm "$WORK/host/filler"
+    # ext4 frees its blocks with the next commit of the journal.
+    sync -f "$WORK/host"
     attach_hosted
     acknowledged_is_there deleted
     dd if=/dev/urandom of="$WORK/box/after" bs=1M count=50 conv=fsync status=none

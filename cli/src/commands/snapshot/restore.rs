@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::open_archive::{ArchiveArgs, WriterArgs, creator};
-use crate::output::{Output, put_name};
+use crate::output::{self, Output, put_name};
 use crate::snapshot_client::Mounted;
 
 /// Tell which paths differ between two snapshots, or between one and now
@@ -138,9 +138,15 @@ pub(crate) fn restore(args: &RestoreSnapshotArgs) -> Result<(), Failure> {
         None => {
             let (archive, interrupt) = args.archive.write_watched(args.writer)?;
             let restored = restore_file(args, &archive, &mut before, &mut || interrupt.check());
-            // That of the snapshot before an earlier restore, which was removed.
-            let erased = archive.finish_removals(&mut || interrupt.check());
-            let closed = archive.close().and(erased);
+            // The snapshot before an earlier restore may have been removed. What this leaves is freed
+            // by a later session.
+            if restored.is_ok() && args.to.is_none() {
+                match archive.finish_removals(&mut || interrupt.check()) {
+                    Ok(()) | Err(Error::Interrupted(_)) => {}
+                    Err(error) => output::complain(&format!("cannot free a removed snapshot yet: {error}")),
+                }
+            }
+            let closed = archive.close();
             // An interrupted archive is closed too, and a failure to close takes precedence.
             let restored = match restored {
                 Err(error @ Error::Interrupted(_)) => closed.and(Err(error)),
