@@ -406,7 +406,7 @@ mod tests {
         for sequence in 2..100_000 {
             let Versions { published, .. } = &versions;
             let State { trees, counters, .. } = &**published.load();
-            let next = State { trees: trees.clone(), counters: counters.clone(), sequence };
+            let next = State { trees: trees.clone(), counters: *counters, sequence };
             versions.publish(Arc::new(next));
         }
         assert!(versions.held.lock().versions.len() < 2048);
