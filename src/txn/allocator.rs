@@ -1,9 +1,9 @@
 //! Free blocks: promised to changes, allocated for pages, and freed when no commit and no reader
 //! needs their content.
 //!
-//! Only this module takes the lock of the space map, and takes no other while it holds that one:
-//! work under it touches memory and the file alone. So a holder of any other lock of a volume may
-//! call here.
+//! Only this module takes the lock of the space map, and takes no other while it holds that one,
+//! but for locks of the file: work under it touches memory and the file alone. So a holder of any
+//! other lock of a volume may call here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,13 +1,12 @@
-//! `lockbox backup` of a directory: mirrors it into an archive of its own, in which each complete
-//! run is a snapshot.
+//! `lockbox backup` of a directory: mirrors it into an archive of its own, in which each run that
+//! was not interrupted is a snapshot.
 //!
 //! # Order of a run
 //! 1. The brakes: an empty source, a destination that is missing although an archive was there, and
 //!    deletions of more than half stop the run before it changes anything.
 //! 2. The directory is copied into the live tree of the archive, over any number of commits.
-//! 3. One commit makes the rest of the content durable together with the snapshot. So a snapshot
-//!    shows a complete run, and a run that is killed before changes no earlier snapshot; the next
-//!    one continues with the live tree.
+//! 3. One commit makes the rest of the content durable together with the snapshot. So a run
+//!    that is killed before changes no earlier snapshot; the next one continues with the live tree.
 //! 4. Older snapshots are pruned, after 3 and only if every object was copied. Runs that miss
 //!    something never push out the snapshots that have it: their snapshots are pruned apart.
 use std::path::{Path, PathBuf};
