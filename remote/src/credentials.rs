@@ -608,14 +608,20 @@ mod tests {
         }
     }
 
-    #[test]
-    fn old_credentials_are_used_while_their_renewal_fails() {
+    /// Returns a cache in which only the first lookup succeeds, and the number of lookups.
+    fn failing_after_one(failure: RemoteError) -> (CredentialCache<u8>, Arc<AtomicUsize>) {
         let lookups = Arc::new(AtomicUsize::new(0));
         let counted = lookups.clone();
         let cache = CredentialCache::new(move || match counted.fetch_add(1, Ordering::SeqCst) {
             0 => Ok(Some(7)),
-            _ => Err(RemoteError::Transient("no answer".into())),
+            _ => Err(failure.clone()),
         });
+        (cache, lookups)
+    }
+
+    #[test]
+    fn old_credentials_are_used_while_their_renewal_fails() {
+        let (cache, lookups) = failing_after_one(RemoteError::Transient("no answer".into()));
         let ask = || cache.with(|number| Ok(number.copied()));
         assert_eq!(ask(), Ok(Some(7)));
         cache.cached.lock().found.as_mut().unwrap().1 -= MAX_AGE;
@@ -635,12 +641,8 @@ mod tests {
 
     #[test]
     fn old_credentials_are_used_while_their_program_fails() {
-        let lookups = Arc::new(AtomicUsize::new(0));
-        let counted = lookups.clone();
-        let cache = CredentialCache::new(move || match counted.fetch_add(1, Ordering::SeqCst) {
-            0 => Ok(Some(7)),
-            _ => Err(RemoteError::Denied("the credential_process of the profile failed".into())),
-        });
+        let denied = RemoteError::Denied("the credential_process of the profile failed".into());
+        let (cache, lookups) = failing_after_one(denied);
         let ask = || cache.with(|number| Ok(number.copied()));
         assert_eq!(ask(), Ok(Some(7)));
         cache.cached.lock().found.as_mut().unwrap().1 -= MAX_AGE;

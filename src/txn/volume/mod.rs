@@ -500,6 +500,9 @@ impl Volume {
         let last = self.medium.versions.sequence();
         self.allocator.restart_sweep();
         self.erase_all()?;
+        if !self.allocator.has_pending_frees_until(last) {
+            return Ok(());
+        }
         let are_gone = self.space_waiter.await_readers_until(last);
         self.erase_all()?;
         if are_gone {
