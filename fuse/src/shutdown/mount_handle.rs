@@ -371,12 +371,12 @@ mod tests {
         };
         assert!(!runs(false, Duration::from_millis(50)));
         assert!(runs(true, Duration::from_secs(60)));
-        let arrives = thread::spawn({
-            let path = connection.path().join("waiting");
-            move || {
-                thread::sleep(Duration::from_millis(50));
-                std::fs::write(path, "0\n").unwrap();
-            }
+        // Replaced as a whole: a count that cannot be read ends the wait.
+        let (count, next) = (connection.path().join("waiting"), connection.path().join("next"));
+        std::fs::write(&next, "0\n").unwrap();
+        let arrives = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(50));
+            std::fs::rename(next, count).unwrap();
         });
         assert!(runs(false, Duration::from_secs(60)));
         arrives.join().unwrap();
