@@ -206,6 +206,7 @@ mod tests {
         let text = std::fs::read_to_string(&log).unwrap();
         assert!(text.contains("ERROR") && text.contains("fuse/src/logging.rs:"), "{text}");
         assert!(!text.contains("content of a file"), "{text}");
-        assert!(text.ends_with("said by the C library"), "{text}");
+        // The log is that of the process: other tests append to it.
+        assert!(text.contains("said by the C library"), "{text}");
     }
 }
