@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, chown};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use nix::libc::{EEXIST, EINVAL, ENOENT, ENOTEMPTY};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -20,24 +20,26 @@ use crate::support::{Mount, StopGuard, code, create};
 fn a_replaced_name_is_never_absent() {
     let mut mount = Mount::new();
     fs::write(mount.path("name"), "0".repeat(5000)).unwrap();
-    let stop = AtomicBool::new(false);
+    let (stop, seen) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let stopped = StopGuard(&stop);
         let reader = scope.spawn(|| {
-            let mut seen = 0;
             while !stop.load(Ordering::Relaxed) {
                 let content = fs::read(mount.path("name")).unwrap();
                 assert!(content.len() == 5000 && content.iter().all(|byte| *byte == content[0]));
-                seen += 1;
+                seen.fetch_add(1, Ordering::SeqCst);
             }
-            seen
         });
-        for round in 1..400 {
+        for round in 1.. {
             fs::write(mount.path("new"), (round % 10).to_string().repeat(5000)).unwrap();
             fs::rename(mount.path("new"), mount.path("name")).unwrap();
+            // On a busy machine the reader begins late.
+            if round >= 400 && (seen.load(Ordering::SeqCst) > 0 || reader.is_finished()) {
+                break;
+            }
         }
         drop(stopped);
-        assert!(reader.join().unwrap() > 0);
+        reader.join().unwrap();
     });
     // Between finding the name and opening what it means the file lives on, however many renames come between.
     let found = rustix::fs::open(mount.path("name"), OFlags::PATH, Mode::empty()).unwrap();
