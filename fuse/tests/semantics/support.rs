@@ -117,11 +117,12 @@ impl Mount {
         let log = parts.find(|part| part.is_dir()).unwrap().join("log");
         let away = log.with_extension("away");
         if refuses {
-            fs::rename(&log, &away).unwrap();
-            File::create(&log).unwrap();
-        } else {
-            fs::remove_file(&log).unwrap();
-            fs::rename(&away, &log).unwrap();
+            File::create(&away).unwrap();
+        }
+        // In one step, because the daemon creates a missing directory at once.
+        renameat_with(CWD, &log, CWD, &away, RenameFlags::EXCHANGE).unwrap();
+        if !refuses {
+            fs::remove_file(&away).unwrap();
         }
     }
 
