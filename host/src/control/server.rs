@@ -26,7 +26,7 @@ use super::{ActionResult, MAX_LINE, NOT_UNDERSTOOD, Request, Response, SocketNam
 use lockbox::error::{Error, Result};
 
 /// Time for a client to send its line.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 /// Interval at which a waiting server calls `go_on`.
 const LOOK: Duration = Duration::from_millis(200);
 /// Maximum concurrent connections: more than any set of commands opens. Further ones are dropped.
