@@ -411,7 +411,8 @@ mod tests {
 
     #[test]
     fn a_volume_on_encrypted_devices_alone_is_encrypted() {
-        let place = std::env::temp_dir().join(format!("lockbox-doctor-{}", std::process::id()));
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path();
         let make = |name: &str, uuid: Option<&str>, slaves: &[&str]| {
             fs::create_dir_all(place.join(name).join("slaves")).unwrap();
             if let Some(uuid) = uuid {
@@ -428,7 +429,6 @@ mod tests {
         make("on-both", Some("LVM-4567"), &["crypt", "disk"]);
         let encrypted = |name: &str| crypt_below(&place.join(name), 0);
         let found = ["crypt", "disk", "on-crypt", "on-both", "missing"].map(encrypted);
-        fs::remove_dir_all(&place).unwrap();
         assert_eq!(found, [true, false, true, false, false]);
     }
 
