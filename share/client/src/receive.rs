@@ -518,6 +518,7 @@ fn copy_ciphertext(
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc;
 
     use super::*;
     use crate::http::ServerAddress;
@@ -539,23 +540,26 @@ mod tests {
     fn a_claim_without_a_reply_is_sent_again_while_the_daemon_repeats_it() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let daemon = thread::spawn(move || {
+        let (sender, claims) = mpsc::channel();
+        thread::spawn(move || {
             let (mut silent, _) = listener.accept().unwrap();
-            let lost = read_claim(&mut silent);
-            let (mut stream, _) = listener.accept().unwrap();
-            let repeated = read_claim(&mut stream);
+            sender.send(read_claim(&mut silent)).unwrap();
             let body = r#"{"error":"consumed","message":"used"}"#;
             let head = format!("HTTP/1.1 410 Gone\r\ncontent-length: {}\r\n\r\n", body.len());
-            stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
-            (lost, repeated)
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                sender.send(read_claim(&mut stream)).unwrap();
+                // On a busy machine the client may have given up, and sends the claim again.
+                let _ = stream.write_all(format!("{head}{body}").as_bytes());
+            }
         });
         let mut client = ShareClient::new(ServerAddress::parse(&base).unwrap());
         assert!(client.claim_patience + REPEAT <= Duration::from_secs(api::REPEAT_SECONDS));
-        client.claim_patience = Duration::from_millis(50);
+        client.claim_patience = Duration::from_millis(500);
         let link = Link::parse(&format!("{base}/s/1000000000001#{}", *Secret::generate().unwrap().fragment())).unwrap();
         let told = send_claim(&client, &link, &random_claim_id().unwrap());
         assert!(matches!(told, Err(Error::Refused(_))));
-        let (lost, repeated) = daemon.join().unwrap();
-        assert_eq!(lost, repeated);
+        let claims: Vec<String> = claims.try_iter().collect();
+        assert!(claims.len() >= 2 && claims.iter().all(|claim| *claim == claims[0]), "{claims:?}");
     }
 }
