@@ -35,7 +35,7 @@ const SILENCE: Duration = Duration::from_secs(75);
 /// daemon repeats it.
 const CLAIM_SILENCE: Duration = Duration::from_secs(10);
 /// Time after which a server gets the body without having asked for it, which HTTP allows.
-const WANTED: Duration = Duration::from_secs(5);
+const WANTED: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 /// Silence within a download, after which another connection is tried.
 const DOWNLOAD_SILENCE: Duration = Duration::from_secs(20);
 /// Fewer and larger reads: a download of gigabytes passes through this buffer.
