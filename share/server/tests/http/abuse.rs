@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use serde_json::json;
 
-use crate::daemon::{Connection, Daemon, Owner, QUICK, age_file, capsule, create, random, until};
+use crate::daemon::{Connection, Daemon, LONG_TIMEOUTS, Owner, QUICK, age_file, capsule, create, random, until};
 use lockbox_share_protocol::capsule::ContentLocation;
 
 /// Polls until `count` of the streams have an answer to read. A question that came earlier could
@@ -134,8 +134,7 @@ fn status_for(stream: TcpStream) -> u16 {
 /// time.
 #[test]
 fn one_address_takes_no_place_from_the_unix_socket_and_from_other_addresses() {
-    let options: Vec<&str> = QUICK.into_iter().chain(["--max-connections", "64", "--head-timeout", "600s"]).collect();
-    let daemon = Daemon::start(&options);
+    let daemon = Daemon::start(&[&QUICK[..], &LONG_TIMEOUTS, &["--max-connections", "64"]].concat());
     let accepted = || daemon.metric("lockbox_share_connections_accepted_total");
     let silent: Vec<TcpStream> = (0..64).map(|_| from("127.0.0.1", &daemon)).collect();
     let slow: Vec<TcpStream> = (0..64).map(|_| unfinished_head(from("127.0.0.1", &daemon))).collect();
@@ -164,7 +163,7 @@ fn one_address_takes_no_place_from_the_unix_socket_and_from_other_addresses() {
 fn a_full_house_serves_the_unix_socket_and_takes_places_back_from_who_only_waits() {
     // Few descriptors: without a part that is kept, connections would take the last one.
     let directory = tempfile::tempdir().unwrap();
-    let daemon = limited(directory, "160", &[]);
+    let daemon = limited(directory, "160", &LONG_TIMEOUTS);
     let full = 80;
     let mut busy = Vec::new();
     for address in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
@@ -207,7 +206,7 @@ fn idle_connections_do_not_keep_a_probe_from_its_answer() {
 #[test]
 fn a_listed_proxy_is_bound_by_the_sum_of_all_places_alone() {
     let proxy = ["--max-connections", "32", "--trusted-proxy", "127.0.0.1"];
-    let daemon = Daemon::start(&QUICK.into_iter().chain(proxy).collect::<Vec<_>>());
+    let daemon = Daemon::start(&[&QUICK[..], &LONG_TIMEOUTS, &proxy].concat());
     let mut busy: Vec<TcpStream> = (0..32).map(|_| unfinished_body(from("127.0.0.1", &daemon))).collect();
     assert!(busy.iter_mut().all(is_under_way));
     assert_eq!(status_for(from("127.0.0.1", &daemon)), 503);
@@ -218,7 +217,7 @@ fn a_listed_proxy_is_bound_by_the_sum_of_all_places_alone() {
 
 #[test]
 fn slow_batches_of_one_client_leave_places_to_others() {
-    let daemon = Daemon::start(&QUICK);
+    let daemon = Daemon::start(&[QUICK, LONG_TIMEOUTS].concat());
     let owner = Owner::new();
     let authorization = format!("authorization: {}\r\n", owner.header);
     let begin = || {
@@ -244,7 +243,7 @@ fn slow_batches_of_one_client_leave_places_to_others() {
 
 #[test]
 fn slow_uploads_of_one_client_leave_places_to_others() {
-    let daemon = Daemon::start(&QUICK);
+    let daemon = Daemon::start(&[QUICK, LONG_TIMEOUTS].concat());
     let owner = Owner::new();
     let authorization = format!("authorization: {}\r\n", owner.header);
     let begin = || {

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use serde_json::json;
 
-use crate::daemon::{Daemon, Owner, QUICK, Share, age_file, lease, random};
+use crate::daemon::{Daemon, LONG_TIMEOUTS, Owner, QUICK, Share, age_file, lease, random};
 
 const AGENTS: [&str; 4] = [
     "Slackbot-LinkExpanding 1.0 (+https://api.slack.com/robots)",
@@ -87,7 +87,7 @@ fn claim_together(daemon: &Daemon, share: &Share, claimants: usize) -> Vec<u16> 
 
 #[test]
 fn of_a_thousand_concurrent_claims_one_wins_and_of_eight_allowed_eight() {
-    let daemon = Daemon::start(&QUICK);
+    let daemon = Daemon::start(&[QUICK, LONG_TIMEOUTS].concat());
     let owner = Owner::new();
     for (allowed, claimants) in [(1, 1000), (8, 200)] {
         let share = daemon.share(&owner, &json!({ "max_claims": allowed }));

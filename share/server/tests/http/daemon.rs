@@ -36,6 +36,9 @@ impl Drop for Daemon {
 /// The limiter is off unless a test turns it on; replies do not wait for the disk.
 pub(crate) const QUICK: [&str; 4] = ["--requests-per-minute", "0", "--durability", "none"];
 
+/// No connection ends by a timeout because the machine is busy.
+pub(crate) const LONG_TIMEOUTS: [&str; 4] = ["--head-timeout", "600s", "--body-timeout", "600s"];
+
 impl Daemon {
     pub(crate) fn start(options: &[&str]) -> Daemon {
         Daemon::start_in(tempfile::tempdir().unwrap(), options)
