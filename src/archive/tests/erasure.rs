@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::sample::{cipher, create_on, fresh, noise, open_on, put};
 use crate::env::{SeededEnvironment, seeds};
+use crate::error::Error;
 use crate::format::page::PageKind;
 use crate::format::{BLOCK, Ino, MIN_BLOCKS, ROOT_INO, Run};
 use crate::pager::Pager;
@@ -214,7 +215,9 @@ fn an_erase_never_meets_a_block_in_use() {
         let eraser = scope.spawn(|| {
             let mut rounds = 0;
             while !stop.load(std::sync::atomic::Ordering::Relaxed) || rounds == 0 {
-                fs.purge().unwrap();
+                // A reader on a busy machine may keep its pages in use; all others are erased.
+                let purged = fs.purge();
+                assert!(matches!(purged, Ok(()) | Err(Error::InUse(_))), "{purged:?}");
                 rounds += 1;
             }
         });
