@@ -64,8 +64,8 @@ const READER_LOOKS: u32 = 50;
 /// The same before an error: ten seconds, in which a slow medium answers.
 const SLOW_READER_LOOKS: u32 = if cfg!(test) { READER_LOOKS } else { 5000 };
 /// Checks for files about to be closed or reclaimed: enough for the closing thread to be scheduled
-/// on a busy machine.
-const CLOSE_LOOKS: u32 = 150;
+/// on a busy machine. More in tests, which run concurrently and do not reach the last check.
+const CLOSE_LOOKS: u32 = if cfg!(test) { 5000 } else { 150 };
 
 /// Returns whether the freed space suffices.
 type Enough<'a> = &'a dyn Fn() -> Result<bool>;
