@@ -155,6 +155,11 @@ impl RemoteFile {
     }
 
     #[cfg(test)]
+    pub(crate) fn has_disk_cache(&self) -> bool {
+        self.inner.cache.is_some()
+    }
+
+    #[cfg(test)]
     pub(crate) fn stats(&self) -> RequestStats {
         self.stats_fn()()
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockbox::Error;
 use lockbox::storage::Storage;
@@ -231,7 +231,17 @@ fn a_cache_of_another_version_or_other_commits_is_not_used() {
         RemoteOptions { cache_directory: Some(place.path().join("c")), cache_bytes: Some(64 << 20), ..options() };
     let first = server(8 << 20);
     let read_all = |server: &Arc<Server>| {
-        let file = open(server, &options).unwrap();
+        // A thread of the previous file, or a child process of another test before its exec, may
+        // hold the lock of the cache.
+        let begun = Instant::now();
+        let file = loop {
+            let file = open(server, &options).unwrap();
+            if file.has_disk_cache() {
+                break file;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "the cache is locked");
+            thread::yield_now();
+        };
         assert!(read(&file, BEHIND, 1 << 20).unwrap() == server.bytes[BEHIND as usize..][..1 << 20]);
         file.stats().disk_hits
     };
