@@ -546,7 +546,7 @@ mod tests {
         for protocol in [ProxyProtocol::Socks5, ProxyProtocol::Socks5h] {
             let proxy = ureq::Proxy::builder(protocol).host("127.0.0.1").port(9).build().unwrap();
             for allow_private in [false, true] {
-                let timeout = Some(Duration::from_secs(1));
+                let timeout = Some(Duration::from_secs(60));
                 let options = RemoteOptions { allow_private, timeout, ..RemoteOptions::default() };
                 let agent = agent_with_proxy(&options, RootCerts::PlatformVerifier, Some(proxy.clone()));
                 let error = transport_error(&agent.get(&url).call().unwrap_err());
