@@ -481,6 +481,8 @@ fn reading_a_damaged_file_logs_a_warning() {
     let place = tempfile::tempdir().unwrap();
     let (path, bytes) = spooled(place.path(), &[("first".into(), vec![1; 40]), ("second".into(), vec![2; 40])]);
     let messages = Arc::new(Mutex::new(Vec::new()));
+    // With one subscriber alone, another test's thread could switch the message off for all.
+    let _second = tracing::dispatcher::Dispatch::new(Messages(Arc::default()));
     let read = |content: &[u8]| {
         fs::write(&path, content).unwrap();
         let opened = || UploadSpool::open_latest(place.path(), NAME, &HERE).unwrap().names();
