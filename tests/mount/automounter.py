@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 READY, FAIL, EXPIRE_MULTI = 0x9360, 0x9361, 0x40049366
 MISSING_DIRECT, EXPIRE_DIRECT = 5, 6
@@ -42,13 +43,23 @@ def main():
         sys.exit("cannot mount")
     if user.wait() != 0:
         sys.exit("cannot read")
-    # Returns when the request was answered.
-    flags = array.array("i", [EXPIRE_IMMEDIATE])
-    expiry = threading.Thread(target=fcntl.ioctl, args=(autofs, EXPIRE_MULTI, flags), daemon=True)
+    expiry = threading.Thread(target=expire, args=(autofs,), daemon=True)
     expiry.start()
     if not answer(EXPIRE_DIRECT, "umount", point):
         sys.exit("cannot unmount")
     expiry.join()
+
+
+def expire(autofs):
+    """Requests the expiry; returns when the request was answered."""
+    flags = array.array("i", [EXPIRE_IMMEDIATE])
+    while True:
+        try:
+            fcntl.ioctl(autofs, EXPIRE_MULTI, flags)
+            return
+        except BlockingIOError:
+            # The mount is in use for a moment.
+            time.sleep(0.02)
 
 
 def automount(point, pipe):

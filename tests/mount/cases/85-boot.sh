@@ -417,7 +417,15 @@ by_others() {
     umount "$WORK/box"
 }
 
+has_autofs() {
+    grep -qw autofs /proc/filesystems || modprobe autofs4 2>/dev/null || {
+        note 'not tested: this kernel has no autofs'
+        return 1
+    }
+}
+
 case_an_automounter_mounts_at_the_first_use_and_unmounts_at_the_expiry() {
+    has_autofs || return 0
     installed by_an_automounter
 }
 
