@@ -143,15 +143,16 @@ case_an_idle_mount_is_unmounted_and_one_in_use_is_not() {
     new_archive box
     new_archive open
     new_archive inside
-    attach open idle=5s
+    # Longer than a busy machine takes from the mount to its first use.
+    attach open idle=15s
     echo content >"$WORK/open/file"
     exec 7<"$WORK/open/file"
-    attach inside idle=5s,ro 7<&-
+    attach inside idle=15s,ro 7<&-
     (cd "$WORK/inside" && exec sleep 600 7<&-) &
     BACKGROUND+=($!)
     other=$(daemon_of "$WORK/inside.lbx")
     # Last, so that the time of the others has passed too when this one goes.
-    attach box idle=5s 7<&-
+    attach box idle=15s 7<&-
     pid=$(daemon_of "$WORK/box.lbx")
     echo content >"$WORK/box/file"
     await gone "$pid"
@@ -161,7 +162,7 @@ case_an_idle_mount_is_unmounted_and_one_in_use_is_not() {
     same "$(cat <&7)" content
     mountpoint -q "$WORK/open" && mountpoint -q "$WORK/inside"
     lockbox status --json "$WORK/open" >"$WORK/status"
-    field "$WORK/status" 'o["options"]' | shows idle=5
+    field "$WORK/status" 'o["options"]' | shows idle=15
     exec 7<&-
     kill "${BACKGROUND[0]}"
     await gone "$other"
