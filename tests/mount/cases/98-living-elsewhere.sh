@@ -157,8 +157,10 @@ case_a_mount_waits_for_a_store_that_is_away_and_goes_on_by_itself() {
         dd if="$WORK/dir/large" of=/dev/null bs=1M skip="$part" count=1 status=none 2>/dev/null &
         readers+=("$!")
     done
+    # One that was awaited late has given up.
+    waits_or_over() { waits_for_pages "$1" || gone "$1"; }
     for reader in "${readers[@]}"; do
-        await waits_for_pages "$reader"
+        await waits_or_over "$reader"
     done
     timeout 20 stat "$WORK/dir/missing" >/dev/null 2>&1 || code=$?
     same "$code" 1
@@ -265,6 +267,8 @@ case_a_commit_that_waits_for_its_store_outlives_the_daemon() {
     echo before >"$WORK/dir/before"
     # Else a commit without the file that is written next could be the one that waits.
     sync "$WORK/dir/before"
+    # Nor may the clock commit that file without its content.
+    stop_clock_of "$(daemon_there)"
     kill "$SERVER"
     wait "$SERVER" || true
     { echo waits >"$WORK/dir/waits" && sync "$WORK/dir/waits"; } &
@@ -290,7 +294,8 @@ case_a_mount_of_which_a_request_waits_for_its_store_ends_by_a_signal() {
     await bash -c "lockbox remote unsent | grep -q 'a mount sends it when the store answers'"
     kill "$daemon"
     await bash -c "! kill -0 $daemon 2>/dev/null"
-    lockbox remote unsent | grep "$URL  (the next writer here sends it)" >/dev/null
+    # The process that fetches ends after its daemon.
+    await bash -c "lockbox remote unsent | grep -q '$URL  (the next writer here sends it)'"
     serve_store
     lockbox remote collect "${REMOTE[@]}" "$URL"
     lockbox check --full --passfile "$PASSFILE" "${REMOTE[@]}" "$URL"
@@ -315,7 +320,8 @@ case_a_mount_of_which_its_own_commit_waits_for_its_store_ends() {
             kill "$daemon"
             await bash -c "! kill -0 $daemon 2>/dev/null"
         fi
-        lockbox remote unsent | grep "$URL  (the next writer here sends it)" >/dev/null
+        # The process that fetches ends after its daemon.
+        await bash -c "lockbox remote unsent | grep -q '$URL  (the next writer here sends it)'"
         serve_store
         lockbox remote collect "${REMOTE[@]}" "$URL"
         same "$(found waits)" waits
