@@ -345,6 +345,7 @@ case_a_mount_takes_snapshots_by_itself() {
     new_archive box
     expect 1 'snapshots= takes' mount.lockbox "$WORK/box.lbx" "$WORK/box" -o "passfile=$PASSFILE,snapshots=hourly:1,dayly:3"
     attach box
+    echo content >"$WORK/box/prepared"
     snapshot create "$WORK/box" mine >"$WORK/name"
     detach box
     attach box 'snapshots=hourly:24,daily:7,noexec'
@@ -353,7 +354,8 @@ case_a_mount_takes_snapshots_by_itself() {
     # Looked at once a second; nothing has changed since the one that a person took.
     await_looks "$(daemon_of "$WORK/box.lbx")" 4 snapshots
     same "$(names "$WORK/box")" "mine "
-    echo content >"$WORK/box/file"
+    # One change: a snapshot between the creation of a file and its first write would have an empty one.
+    mv "$WORK/box/prepared" "$WORK/box/file"
     await has_automatic
     same "$(cat "$WORK/box/file")" content
     echo more >"$WORK/box/file"
