@@ -51,7 +51,7 @@ case_tars_of_an_archive_are_those_of_its_mount() {
 
 # Killed at any moment of a mirror, what the source has is in the archive, as it was or as it is.
 case_a_killed_mirror_loses_nothing_that_is_in_the_source() {
-    local round
+    local round most
     mkdir -p "$WORK/tree/dir"
     head -c 8000000 /dev/urandom >"$WORK/noise"
     new_archive box
@@ -62,7 +62,9 @@ case_a_killed_mirror_loses_nothing_that_is_in_the_source() {
         if ((round % 2)); then mkdir "$WORK/tree/turns"; else echo "$round" >"$WORK/tree/turns"; fi
         echo "round $round" >"$WORK/tree/changes"
         if ((round > 0)); then
-            killed_at pwrite64 $((RANDOM % 60 + 1)) lockbox add --mirror --delete-most --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/tree"
+            # strace(1) counts the calls of each thread, and up to 8 threads share some 200 pages: one of them surely writes 15.
+            most=$((round == 1 ? 15 : 60))
+            killed_at pwrite64 $((RANDOM % most + 1)) lockbox add --mirror --delete-most --passfile "$PASSFILE" "$WORK/box.lbx" "$WORK/tree"
             lockbox check --full --passfile "$PASSFILE" "$WORK/box.lbx"
             lockbox cat --passfile "$PASSFILE" "$WORK/box.lbx" tree/changes | shows -Ex "round ($round|$((round - 1)))"
         fi
