@@ -30,11 +30,12 @@ trap end EXIT
 "$bin" serve --state-dir "$work/state" --unix-socket none --metrics-listen none --listen 127.0.0.1:0 \
     --requests-per-minute 0 --durability none >"$work/out" 2>"$work/log" &
 daemon=$!
-for _ in $(seq 200); do
+for _ in $(seq 6000); do
     grep -q '^ready=1' "$work/out" && break
-    kill -0 "$daemon" 2>/dev/null || { cat "$work/log"; exit 1; }
+    kill -0 "$daemon" 2>/dev/null || break
     sleep 0.05
 done
+grep -q '^ready=1' "$work/out" || { cat "$work/log"; exit 1; }
 address=$(sed -n 's/^http=//p' "$work/out")
 
 # Not checked: that every message which the schema allows is accepted. No schema can say what makes a capsule well formed, nor that an

@@ -24,7 +24,7 @@ start_daemon() {
     "$programs/lockbox-share" serve --state-dir "$place/store" --unix-socket "$place/lockbox-share.sock" --listen 127.0.0.1:0 \
         --metrics-listen none --requests-per-minute 0 --misses-per-minute 100000 >"$place/daemon.log" 2>&1 &
     daemon=$!
-    for _ in {1..200}; do
+    for _ in {1..6000}; do
         [[ -S $place/lockbox-share.sock ]] && return 0
         kill -0 "$daemon" 2>/dev/null || break
         sleep 0.05
