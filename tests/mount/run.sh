@@ -124,6 +124,8 @@ wait_for_cases() {
     local pid name code took log
     while [[ ${#running[@]} -gt $1 ]]; do
         wait -n -p pid
+        # Not a case, such as a process substitution.
+        [[ -n ${running[$pid]-} ]] || continue
         name=${running[$pid]}
         unset "running[$pid]"
         log=$scratch/logs/$name
