@@ -59,7 +59,7 @@ pub(crate) fn negative_entry() -> FileAttr {
 }
 
 /// Converts `mode >> 12`.
-pub(crate) fn file_type(bits: u32) -> FileType {
+fn file_type(bits: u32) -> FileType {
     match bits << 12 {
         mode::SOCKET => FileType::Socket,
         mode::SYMLINK => FileType::Symlink,

@@ -22,6 +22,7 @@ const WRITE_BACK: u64 = 16 << 20;
 const MAX_BACKGROUND: u16 = 64;
 
 /// Requested capabilities; all others stay off. SETXATTR_EXT would make fuser misread names.
+/// Without READDIRPLUS_AUTO the kernel never sends READDIR, so no file system here implements it.
 /// ALLOW_IDMAP and OVER_IO_URING need code that does not exist here. ATOMIC_O_TRUNC needs an open
 /// that truncates. The lock flags would replace the kernel's local locks, which are right for one
 /// mount. POSIX_ACL and DONT_MASK belong together: a default list replaces the umask, so a file

@@ -9,13 +9,13 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use lockbox_fuse::event_loop::{LONG_BYTES, LoopScheduler};
 use lockbox_fuse::kernel;
 
-use crate::store::{Content, Entry, New, Result, Store};
+use crate::store::{Content, New, Result, Store};
 
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const GENERATION: Generation = Generation(0);
@@ -44,25 +44,6 @@ impl Adapter {
         };
         let owner = (request.uid(), request.gid());
         New { kind, permissions: mode, owner, rdev: 0, target: Vec::new(), open: false }
-    }
-
-    /// Passes entries after `offset` to `add`, `.` and `..` first, until it reports a full reply.
-    fn list(&self, number: INodeNo, offset: u64, mut add: impl FnMut(u64, &Entry) -> bool) -> Result<()> {
-        self.store.with(number.0, |inode| {
-            let directory = inode.directory()?;
-            let kind = FileType::Directory;
-            let dots = [
-                (1, Entry { name: b".".to_vec(), ino: number.0, kind }),
-                (2, Entry { name: b"..".to_vec(), ino: directory.parent, kind }),
-            ];
-            let dots = dots.iter().filter(|(cookie, _)| *cookie > offset).map(|(cookie, entry)| (cookie, entry));
-            for (cookie, entry) in dots.chain(directory.by_cookie.range(offset + 1..)) {
-                if add(*cookie, entry) {
-                    break;
-                }
-            }
-            Ok(())
-        })
     }
 }
 
@@ -324,32 +305,25 @@ impl fuser::Filesystem for Adapter {
         reply.ok();
     }
 
-    fn readdir(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _in_flight = self.scheduler.begin_request();
-        let listed = self.list(number, offset, |cookie, entry| {
-            reply.add(INodeNo(entry.ino), cookie, entry.kind, OsStr::from_bytes(&entry.name))
-        });
-        match listed {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(error),
-        }
-    }
-
     fn readdirplus(&self, _: &Request, number: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         let _in_flight = self.scheduler.begin_request();
         // Collected first: one inode lock at a time. A reply never holds more than 4 KiB / 152
         // entries and some.
-        let mut entries = Vec::new();
-        let listed = self.list(number, offset, |cookie, entry| {
-            entries.push((cookie, entry.clone()));
-            entries.len() == 1024
+        let listed = self.store.with(number.0, |inode| {
+            let directory = inode.directory()?;
+            let dots = [(1, number.0, b".".to_vec()), (2, directory.parent, b"..".to_vec())];
+            let dots = dots.into_iter().filter(|(cookie, ..)| *cookie > offset);
+            let entries = directory.by_cookie.range(offset + 1..);
+            let entries = entries.map(|(cookie, entry)| (*cookie, entry.ino, entry.name.clone()));
+            Ok(dots.chain(entries).take(1024).collect::<Vec<_>>())
         });
-        if let Err(error) = listed {
-            return reply.error(error);
-        }
-        for (cookie, entry) in entries {
-            let Ok(a) = self.store.attributes(entry.ino) else { continue };
-            if reply.add(a.ino, cookie, OsStr::from_bytes(&entry.name), &FOR_EVER, &a, GENERATION) {
+        let entries = match listed {
+            Ok(entries) => entries,
+            Err(error) => return reply.error(error),
+        };
+        for (cookie, ino, name) in entries {
+            let Ok(a) = self.store.attributes(ino) else { continue };
+            if reply.add(a.ino, cookie, OsStr::from_bytes(&name), &FOR_EVER, &a, GENERATION) {
                 break;
             }
         }

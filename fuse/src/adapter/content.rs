@@ -9,9 +9,7 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use fuser::{
-    Errno, FileHandle, INodeNo, OpenFlags, ReplyDirectory, ReplyDirectoryPlus, ReplyLseek, Request, WriteFlags,
-};
+use fuser::{Errno, FileHandle, INodeNo, OpenFlags, ReplyDirectoryPlus, ReplyLseek, Request, WriteFlags};
 use lockbox::fs::SetAttributes;
 use lockbox::{Error, Result};
 
@@ -158,35 +156,11 @@ impl Adapter {
         directory: INodeNo,
         handle: FileHandle,
         offset: u64,
-        reply: &mut ReplyDirectory,
-    ) -> Result<()> {
-        let bound = self.bound(directory, handle, offset)?;
-        if let Some(inode) = self.snapshot_inode(directory) {
-            return inode.list(offset, bound, reply);
-        }
-        let (mut any, mut is_full) = (false, false);
-        let listed = self.fs.list_directory(ino(directory), offset, bound, false, &mut |entry, _| {
-            any = true;
-            let kind = convert::file_type(entry.file_type.into());
-            is_full = reply.add(INodeNo(entry.ino.0), entry.cookie, kind, OsStr::from_bytes(entry.name));
-            stop_if_full(is_full)
-        });
-        if tolerate_damage(listed, any, directory)? && !is_full {
-            self.list_snapshot_dir(directory, offset, reply);
-        }
-        Ok(())
-    }
-
-    pub(super) fn list_plus(
-        &self,
-        directory: INodeNo,
-        handle: FileHandle,
-        offset: u64,
         reply: &mut ReplyDirectoryPlus,
     ) -> Result<()> {
         let bound = self.bound(directory, handle, offset)?;
         if let Some(inode) = self.snapshot_inode(directory) {
-            return inode.list_plus(offset, bound, reply);
+            return inode.list(offset, bound, reply);
         }
         let (mut any, mut is_full) = (false, false);
         let listed = self.fs.list_directory(ino(directory), offset, bound, true, &mut |entry, attributes| {
@@ -207,7 +181,7 @@ impl Adapter {
             stop_if_full(is_full)
         });
         let is_complete = tolerate_damage(listed, any, directory)?;
-        if is_full || !is_complete { Ok(()) } else { self.list_snapshot_dir_plus(directory, offset, reply) }
+        if is_full || !is_complete { Ok(()) } else { self.list_snapshot_dir(directory, offset, reply) }
     }
 
     pub(super) fn end_listing(&self, handle: FileHandle) {

@@ -31,9 +31,8 @@ use crate::kernel_cache::FOR_EVER;
 use crate::{convert, kernel};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner,
-    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use lockbox::Error;
 use lockbox::fs::{Creator, SetAttributes, SyncProfile, mode};
@@ -388,14 +387,6 @@ impl fuser::Filesystem for Adapter {
         }
     }
 
-    fn readdir(&self, _: &Request, number: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _in_flight = self.begin_request();
-        match self.list(number, handle, offset, &mut reply) {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno(&error)),
-        }
-    }
-
     fn readdirplus(
         &self,
         _: &Request,
@@ -405,7 +396,7 @@ impl fuser::Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _in_flight = self.begin_request();
-        match self.list_plus(number, handle, offset, &mut reply) {
+        match self.list(number, handle, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
         }

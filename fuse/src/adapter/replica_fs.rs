@@ -24,8 +24,8 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use lockbox::Error;
 use lockbox::fs::FileSystem;
@@ -331,7 +331,6 @@ impl fuser::Filesystem for ReplicaFs {
         read(handle: FileHandle, offset: u64, size: u32, flags: OpenFlags, owner: Option<LockOwner>, reply: ReplyData);
         flush(handle: FileHandle, owner: LockOwner, reply: ReplyEmpty);
         fsync(handle: FileHandle, only_data: bool, reply: ReplyEmpty);
-        readdir(handle: FileHandle, offset: u64, reply: ReplyDirectory);
         readdirplus(handle: FileHandle, offset: u64, reply: ReplyDirectoryPlus);
         fsyncdir(handle: FileHandle, only_data: bool, reply: ReplyEmpty);
         statfs(reply: ReplyStatfs);

@@ -13,10 +13,10 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 
 use fuser::{
-    FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyXattr,
+    FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenFlags, ReplyAttr, ReplyData, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyXattr,
 };
-use lockbox::fs::{Attributes, FileSystem, SnapshotId, SnapshotInfo, SnapshotView, mode};
+use lockbox::fs::{Attributes, FileSystem, SnapshotId, SnapshotView, mode};
 use lockbox::fs::{Ino, ROOT_INO};
 use lockbox::{Error, Result};
 use lockbox_host::mount_options::SnapshotDir;
@@ -100,33 +100,18 @@ impl Adapter {
     }
 
     /// Adds `.snapshots` after all entries of the root, if it is to be listed.
-    pub(super) fn list_snapshot_dir(&self, directory: INodeNo, offset: u64, reply: &mut ReplyDirectory) {
-        if self.must_list_snapshot_dir(directory, offset) {
-            let _full = reply.add(
-                INodeNo(snapshot_dir_number()),
-                LAST_COOKIE,
-                fuser::FileType::Directory,
-                OsStr::from_bytes(SNAPSHOT_DIR_NAME),
-            );
-        }
-    }
-
-    pub(super) fn list_snapshot_dir_plus(
+    pub(super) fn list_snapshot_dir(
         &self,
         directory: INodeNo,
         offset: u64,
         reply: &mut ReplyDirectoryPlus,
     ) -> Result<()> {
-        if self.must_list_snapshot_dir(directory, offset) {
-            let (number, name, attributes) =
-                (INodeNo(snapshot_dir_number()), OsStr::from_bytes(SNAPSHOT_DIR_NAME), self.snapshot_dir_attributes()?);
-            let _full = reply.add(number, LAST_COOKIE, name, &SNAPSHOT_NAME_TIMEOUT, &attributes, GENERATION);
+        let is_shown = directory.0 == ROOT_INO.0 && self.options.snapshot_dir == SnapshotDir::Shown;
+        if is_shown && offset < LAST_COOKIE {
+            let (name, attributes) = (OsStr::from_bytes(SNAPSHOT_DIR_NAME), self.snapshot_dir_attributes()?);
+            let _full = reply.add(attributes.ino, LAST_COOKIE, name, &SNAPSHOT_NAME_TIMEOUT, &attributes, GENERATION);
         }
         Ok(())
-    }
-
-    fn must_list_snapshot_dir(&self, directory: INodeNo, offset: u64) -> bool {
-        directory.0 == ROOT_INO.0 && self.options.snapshot_dir == SnapshotDir::Shown && offset < LAST_COOKIE
     }
 }
 
@@ -284,35 +269,9 @@ impl<'a> SnapshotInode<'a> {
         }
     }
 
-    pub(super) fn list(&self, offset: u64, bound: u64, reply: &mut ReplyDirectory) -> Result<()> {
-        let ViewInode { view, snapshot, ino } = match self.resolve_object()? {
-            SnapshotObject::Directory => return self.list_snapshots(offset, reply),
-            SnapshotObject::Inode(view_inode) => view_inode,
-        };
-        let (mut any, mut failed) = (false, Ok(()));
-        let listed = snapshot.list_directory(ino, offset, bound, false, &mut |entry, _| {
-            let number = match entry.name {
-                b".." if ino == ROOT_INO => Ok(snapshot_dir_number()),
-                _ => view.kernel_number(entry.ino),
-            };
-            match number {
-                Ok(number) => {
-                    any = true;
-                    let kind = convert::file_type(entry.file_type.into());
-                    stop_if_full(reply.add(INodeNo(number), entry.cookie, kind, OsStr::from_bytes(entry.name)))
-                }
-                Err(error) => {
-                    failed = Err(error);
-                    ControlFlow::Break(())
-                }
-            }
-        });
-        tolerate_damage(listed.and(failed), any, INodeNo(self.number)).map(drop)
-    }
-
-    pub(super) fn list_plus(&self, offset: u64, bound: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
+    pub(super) fn list(&self, offset: u64, bound: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
         let view_inode = match self.resolve_object()? {
-            SnapshotObject::Directory => return self.list_snapshots_plus(offset, reply),
+            SnapshotObject::Directory => return self.list_snapshots(offset, reply),
             SnapshotObject::Inode(view_inode) => view_inode,
         };
         let (views, generation) = (&self.adapter.cache.views, view_inode.view.generation());
@@ -354,33 +313,7 @@ impl<'a> SnapshotInode<'a> {
         Ok(())
     }
 
-    /// Returns the snapshots after `offset`, with their directory offsets.
-    fn snapshots_after(&self, offset: u64) -> Result<impl Iterator<Item = (u64, SnapshotInfo)>> {
-        let all = self.adapter.fs.list_snapshots()?.into_iter();
-        let placed = all.map(|snapshot| (snapshot.id.0.saturating_add(DOTS).min(LAST_COOKIE), snapshot));
-        Ok(placed.filter(move |(cookie, _)| *cookie > offset))
-    }
-
-    fn list_snapshots(&self, offset: u64, reply: &mut ReplyDirectory) -> Result<()> {
-        for (cookie, number, name) in [(1, snapshot_dir_number(), "."), (DOTS, ROOT_INO.0, "..")] {
-            if offset < cookie && reply.add(INodeNo(number), cookie, fuser::FileType::Directory, name) {
-                return Ok(());
-            }
-        }
-        for (cookie, snapshot) in self.snapshots_after(offset)? {
-            let view = self.adapter.cache.views.open(snapshot.id);
-            let Some(view) = skip_unreadable(view, snapshot.id)? else { continue };
-            // A listing without attributes creates no inode in the kernel.
-            self.adapter.cache.views.remove_lookup(view);
-            let number = INodeNo(view.kernel_number(ROOT_INO)?);
-            if reply.add(number, cookie, fuser::FileType::Directory, OsStr::from_bytes(&snapshot.name)) {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    fn list_snapshots_plus(&self, offset: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
+    fn list_snapshots(&self, offset: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
         if offset < DOTS {
             let (own, root) = (self.adapter.snapshot_dir_attributes()?, self.adapter.fs.attributes(ROOT_INO)?);
             for (cookie, name, attributes) in [(1, ".", own), (DOTS, "..", self.adapter.cache.to_file_attr(&root))] {
@@ -392,7 +325,11 @@ impl<'a> SnapshotInode<'a> {
             }
         }
         let mut lookups = self.adapter.cache.views.begin_lookups();
-        for (cookie, snapshot) in self.snapshots_after(offset)? {
+        for snapshot in self.adapter.fs.list_snapshots()? {
+            let cookie = snapshot.id.0.saturating_add(DOTS).min(LAST_COOKIE);
+            if cookie <= offset {
+                continue;
+            }
             let found = self.adapter.lookup_snapshot_root(snapshot.id);
             let Some((attributes, generation)) = skip_unreadable(found, snapshot.id)? else { continue };
             lookups.adopt(attributes.ino.0);
@@ -410,7 +347,7 @@ impl<'a> SnapshotInode<'a> {
 
 /// Returns None for a snapshot that cannot be shown, with a log line; looking up its name reports
 /// the error.
-fn skip_unreadable<T>(found: Result<T>, id: SnapshotId) -> Result<Option<T>> {
+fn skip_unreadable(found: Result<EntryAttributes>, id: SnapshotId) -> Result<Option<EntryAttributes>> {
     match found {
         // It was removed meanwhile.
         Err(Error::Stale) => Ok(None),
