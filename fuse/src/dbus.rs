@@ -11,8 +11,7 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
@@ -21,8 +20,7 @@ use std::time::Duration;
 use lockbox_host::control;
 use nix::unistd::geteuid;
 use percent_encoding::percent_decode_str;
-use rustix::io::retry_on_intr;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, recvmsg};
+use rustix::net::SocketAddrUnix;
 
 use crate::mount::{receive_descriptor, send_descriptor};
 
@@ -190,20 +188,12 @@ impl Bus {
     fn read_full(&mut self, mut buffer: &mut [u8]) -> io::Result<Option<OwnedFd>> {
         let mut descriptor = None;
         while !buffer.is_empty() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::CMSG_CLOEXEC;
-            let received =
-                retry_on_intr(|| recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, flags))?;
-            for part in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(descriptors) = part {
-                    descriptor = descriptors.into_iter().next().or(descriptor);
-                }
-            }
-            if received.bytes == 0 {
+            let (count, descriptors) = control::receive_with_descriptors(&self.stream, buffer)?;
+            descriptor = descriptors.into_iter().next().or(descriptor);
+            if count == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            buffer = &mut buffer[received.bytes..];
+            buffer = &mut buffer[count..];
         }
         Ok(descriptor)
     }

@@ -30,8 +30,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::fs::OpenOptions;
-use std::io::{self, IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -39,6 +38,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use lockbox_host::control::{receive_with_descriptors, send_with_descriptors};
 use lockbox_host::daemons::{self, user_name};
 use lockbox_host::located::real_path;
 use lockbox_host::mount_options::MountOptions;
@@ -47,11 +47,6 @@ use lockbox_host::remote;
 use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::unistd::{getegid, geteuid};
-use rustix::io::retry_on_intr;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 use rustix::thread::CapabilitySet;
 
 use crate::{Failure, MountProgram};
@@ -215,25 +210,12 @@ enum AttachError {
 
 /// Receives the descriptor that is attached to the next byte.
 pub(crate) fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
-    let mut byte = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)).ok()?;
-    control.drain().find_map(|part| match part {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    })
+    receive_with_descriptors(socket, &mut [0]).ok()?.1.into_iter().next()
 }
 
 /// Sends a descriptor with a byte without meaning.
 pub(crate) fn send_descriptor(socket: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor];
-    control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    send_with_descriptors(socket, &[0], &[descriptor]).map(drop)
 }
 
 /// Unmounts exactly the mount that was found in the table. With `detach` also if it is busy; it

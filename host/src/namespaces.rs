@@ -11,18 +11,14 @@
 //! secret.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use nix::sched::{CloneFlags, setns};
-use rustix::io::retry_on_intr;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 use rustix::thread::{CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities};
+
+use crate::control::{receive_with_descriptors, send_with_descriptors};
 
 /// A mount namespace, and the user namespace to which it belongs when that is not the first one.
 pub struct Namespaces {
@@ -45,16 +41,10 @@ impl Namespaces {
     /// # Errors
     /// When that end is gone.
     pub fn send(namespaces: Option<&Namespaces>, socket: &UnixStream) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
         let descriptors = namespaces.into_iter().flat_map(|them| them.user.iter().chain([&them.mount]));
         let descriptors: Vec<_> = descriptors.map(AsFd::as_fd).collect();
-        if !descriptors.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&descriptors));
-        }
         // A message has a byte at least.
-        sendmsg(socket, &[IoSlice::new(b"n")], &mut control, SendFlags::NOSIGNAL)?;
-        Ok(())
+        send_with_descriptors(socket, b"n", &descriptors).map(drop)
     }
 
     /// Receives the namespaces that the other end sends, which may be none.
@@ -62,19 +52,9 @@ impl Namespaces {
     /// # Errors
     /// `UnexpectedEof` when that end is gone.
     pub fn receive(socket: &UnixStream) -> io::Result<Option<Namespaces>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags))?;
-        if received.bytes == 0 {
+        let (count, mut descriptors) = receive_with_descriptors(socket, &mut [0])?;
+        if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
-        }
-        let mut descriptors: Vec<OwnedFd> = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(sent) = message {
-                descriptors.extend(sent);
-            }
         }
         let mount = descriptors.pop();
         Ok(mount.map(|mount| Namespaces { user: descriptors.pop(), mount }))

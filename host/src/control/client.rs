@@ -1,6 +1,6 @@
 //! Client of the control socket: requests to one daemon, and the status of all daemons.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::ops::ControlFlow;
 use std::os::fd::BorrowedFd;
@@ -14,13 +14,15 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixCredentials, getsockopt};
 use nix::unistd::geteuid;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    sendmsg,
 };
 use serde::{Deserialize, Serialize};
 
-use super::{ActionResult, MAX_LINE, Request, Response, RuntimeDir, SnapshotName, Status, directory};
+use super::{ActionResult, MAX_DESCRIPTORS, MAX_LINE, Request, Response, RuntimeDir, SnapshotName, Status, directory};
 use lockbox::error::{Error, Result, Timestamp};
 
 /// Time within which a daemon accepts a connection, reads a request, and answers a status request.
@@ -149,11 +151,7 @@ pub(super) fn connect<'a>(
     }
     let until = limit.map(|limit| Instant::now() + limit);
     let line = encode_line(request)?;
-    let sent = if files.is_empty() {
-        0
-    } else {
-        send_with_files(&stream, &line, files).map_err(|e| Error::io(at("write to"), e.into()))?
-    };
+    let sent = send_with_descriptors(&stream, &line, files).map_err(|e| Error::io(at("write to"), e))?;
     stream.write_all(&line[sent..]).map_err(|e| Error::io(at("write to"), e))?;
     let reader = BufReader::new(DeadlineReader { stream, until, go_on });
     Ok(DaemonConnection { reader, socket, limit, peer })
@@ -202,15 +200,18 @@ impl DaemonConnection<'_> {
     }
 }
 
-/// Sends the beginning of a line, with the files attached to its first byte. Returns the number of
-/// bytes sent.
-fn send_with_files(stream: &UnixStream, line: &[u8], files: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Sends the beginning of `bytes`, with up to four descriptors attached to the first byte. Returns
+/// the number of bytes sent.
+///
+/// # Errors
+/// When the other end is gone.
+pub fn send_with_descriptors(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(rustix::io::Errno::NOBUFS);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::NOBUFS.into());
     }
-    rustix::net::sendmsg(stream, &[io::IoSlice::new(line)], &mut control, SendFlags::NOSIGNAL)
+    Ok(retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL))?)
 }
 
 /// Connects to a socket with a timeout, because a listener may accept no connections. The timeout

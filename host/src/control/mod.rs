@@ -11,9 +11,9 @@ mod socket_paths;
 
 pub use client::{
     ExpectedSnapshots, ListedSnapshot, PAGE, connect_within, exchange_messages, list_daemons, list_snapshots,
-    query_held_bytes, send_request, send_request_with_file,
+    query_held_bytes, send_request, send_request_with_file, send_with_descriptors,
 };
-pub use server::{ClientConnection, ControlListener, ControlServer, listen};
+pub use server::{ClientConnection, ControlListener, ControlServer, listen, receive_with_descriptors};
 pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir_below, runtime_dirs_below};
 
 use std::ffi::{OsStr, OsString};
@@ -31,6 +31,8 @@ use lockbox::error::{CacheStats, LogStats};
 
 /// Longest line that either side reads; bounds memory against a hostile peer.
 const MAX_LINE: u64 = 64 << 10;
+/// Maximum descriptors attached to a message; the kernel closes further ones.
+const MAX_DESCRIPTORS: usize = 4;
 
 /// Longest text that a client keeps of a response, in bytes; the longest path has as many.
 const MAX_TEXT: usize = 4096;

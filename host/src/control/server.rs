@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -20,9 +20,12 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown};
+use rustix::io::retry_on_intr;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, recvmsg};
 
-use super::{ActionResult, MAX_LINE, NOT_UNDERSTOOD, Request, Response, SocketName, directory, socket_path};
+use super::{
+    ActionResult, MAX_DESCRIPTORS, MAX_LINE, NOT_UNDERSTOOD, Request, Response, SocketName, directory, socket_path,
+};
 use lockbox::error::{Error, Result};
 
 /// Time for a client to send its line.
@@ -303,24 +306,34 @@ fn accept(listener: &UnixListener, shared: &Arc<ServerState>, handler: &Arc<Hand
     }
 }
 
+/// Receives bytes, and up to four descriptors attached to them. Returns the number of bytes, which
+/// is 0 when the other end is gone.
+///
+/// # Errors
+/// Those of recvmsg(2).
+pub fn receive_with_descriptors(socket: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags))?;
+    let rights = control.drain().filter_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    Ok((received.bytes, rights.flatten().collect()))
+}
+
 /// Reads a client's line and the file attached to it. Bytes after the line are ignored.
 fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     let (mut line, mut file) = (Vec::new(), None);
     let mut part = [0; 4096];
     while (line.len() as u64) < MAX_LINE && !line.ends_with(b"\n") {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let slices = &mut [io::IoSliceMut::new(&mut part)];
-        let received = rustix::net::recvmsg(stream, slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                file = files.last().or(file);
-            }
-        }
-        if received.bytes == 0 {
+        let (count, mut files) = receive_with_descriptors(stream, &mut part)?;
+        file = files.pop().or(file);
+        if count == 0 {
             break;
         }
-        line.extend_from_slice(&part[..received.bytes]);
+        line.extend_from_slice(&part[..count]);
     }
     Ok((line, file))
 }
