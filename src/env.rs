@@ -9,6 +9,8 @@ use rustix::fs::{Timespec, Timestamps, UTIME_NOW, fstat, futimens};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result, Timestamp};
+#[cfg(test)]
+pub(crate) use tests::{seeds, stride, variable};
 
 /// Time and randomness, replaceable for reproducible tests.
 pub(crate) trait Environment: Send + Sync {
@@ -50,28 +52,6 @@ impl Environment for SystemEnvironment {
     fn fill_random(&self, out: &mut [u8]) -> Result<()> {
         getrandom::fill(out).map_err(|e| Error::io("reading randomness", std::io::Error::other(e)))
     }
-}
-
-/// Returns a parameter of a random test from the environment: SEED, STEPS, STATES.
-#[cfg(test)]
-pub(crate) fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
-}
-
-/// Returns the step between two faults or damaged blocks that are tried: `usually`, or 1 with
-/// `FAULTS=all`.
-#[cfg(test)]
-pub(crate) fn stride(usually: usize) -> usize {
-    if std::env::var_os("FAULTS").is_some_and(|wanted| wanted == "all") { 1 } else { usually }
-}
-
-/// Returns the seeds of a random test: the defaults, the one in SEED, or as many as SEEDS from the
-/// first default on. Prints each when its turn begins.
-#[cfg(test)]
-pub(crate) fn seeds(usual: std::ops::RangeInclusive<u64>) -> impl Iterator<Item = u64> {
-    let first = *usual.start();
-    let many = variable("SEEDS").map_or(usual, |count| first..=first + count.max(1) - 1);
-    variable("SEED").map_or(many, |seed| seed..=seed).inspect(|seed| println!("SEED={seed}"))
 }
 
 fn timestamp(seconds: i64, nanos: i64) -> Timestamp {
@@ -154,11 +134,6 @@ impl SeededEnvironment {
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
-
-    #[cfg(test)]
-    pub(crate) fn advance(&self, seconds: u64) {
-        self.clock.fetch_add(seconds * 1_000_000, Ordering::Relaxed);
-    }
 }
 
 #[cfg(any(test, debug_assertions))]
@@ -196,6 +171,31 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
+
+    /// Returns a parameter of a random test from the environment: SEED, STEPS, STATES.
+    pub(crate) fn variable(name: &str) -> Option<u64> {
+        std::env::var(name).ok().map(|value| value.parse().expect("a number"))
+    }
+
+    /// Returns the step between two faults or damaged blocks that are tried: `usually`, or 1 with
+    /// `FAULTS=all`.
+    pub(crate) fn stride(usually: usize) -> usize {
+        if std::env::var_os("FAULTS").is_some_and(|wanted| wanted == "all") { 1 } else { usually }
+    }
+
+    /// Returns the seeds of a random test: the defaults, the one in SEED, or as many as SEEDS from
+    /// the first default on. Prints each when its turn begins.
+    pub(crate) fn seeds(usual: std::ops::RangeInclusive<u64>) -> impl Iterator<Item = u64> {
+        let first = *usual.start();
+        let many = variable("SEEDS").map_or(usual, |count| first..=first + count.max(1) - 1);
+        variable("SEED").map_or(many, |seed| seed..=seed).inspect(|seed| println!("SEED={seed}"))
+    }
+
+    impl SeededEnvironment {
+        pub(crate) fn advance(&self, seconds: u64) {
+            self.clock.fetch_add(seconds * 1_000_000, Ordering::Relaxed);
+        }
+    }
 
     fn changed(file: &OwnedFd) -> Timestamp {
         let stat = fstat(file).unwrap();

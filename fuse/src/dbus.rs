@@ -369,11 +369,6 @@ fn subscribe_to_sleeps() -> io::Result<LogindClient> {
 }
 
 impl LogindClient {
-    #[cfg(test)]
-    pub(crate) fn subscribed(stream: UnixStream) -> LogindClient {
-        LogindClient { bus: Bus { stream, serial: 0, queued_signals: VecDeque::new() } }
-    }
-
     fn subscribe(stream: UnixStream) -> io::Result<LogindClient> {
         let mut bus = Bus::handshake(stream)?;
         let BusObject { name, path, interface } = LOGIND;
@@ -502,6 +497,12 @@ fn serve(mut daemon: &UnixStream, login: io::Result<LogindClient>) -> io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl LogindClient {
+        fn subscribed(stream: UnixStream) -> LogindClient {
+            LogindClient { bus: Bus { stream, serial: 0, queued_signals: VecDeque::new() } }
+        }
+    }
 
     const OBJECT: BusObject = BusObject { name: "a.b", path: "/a/b", interface: "a.b.C" };
 

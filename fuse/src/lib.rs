@@ -82,27 +82,26 @@ impl Program for MountProgram {
     }
 }
 
-/// Opens an archive for a test. A child process of a concurrent test inherits open descriptors,
-/// with their lock, until it executes.
-#[cfg(test)]
-fn open_when_free(
-    path: &Path,
-    key: &lockbox::keys::UnlockedKey,
-    options: &lockbox::archive::OpenOptions,
-) -> lockbox::archive::Archive {
-    loop {
-        match lockbox::archive::Archive::open(path, key, options) {
-            Err(Error::InUse(_)) => std::thread::yield_now(),
-            opened => return opened.unwrap(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use lockbox_host::{OTHER, WRONG_KEY};
 
     use super::*;
+
+    /// Opens an archive for a test. A child process of a concurrent test inherits open
+    /// descriptors, with their lock, until it executes.
+    pub(crate) fn open_when_free(
+        path: &Path,
+        key: &lockbox::keys::UnlockedKey,
+        options: &lockbox::archive::OpenOptions,
+    ) -> lockbox::archive::Archive {
+        loop {
+            match lockbox::archive::Archive::open(path, key, options) {
+                Err(Error::InUse(_)) => std::thread::yield_now(),
+                opened => return opened.unwrap(),
+            }
+        }
+    }
 
     #[test]
     fn a_failure_carries_the_source_of_a_host_error() {

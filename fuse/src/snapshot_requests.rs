@@ -360,7 +360,7 @@ pub(crate) mod tests {
         let passphrase = Passphrase::new(b"a passphrase".to_vec());
         Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator: CREATOR }).unwrap();
         let key = keys::unlock(&path, &passphrase).unwrap();
-        let archive = crate::open_when_free(&path, &key, &OpenOptions::default());
+        let archive = crate::tests::open_when_free(&path, &key, &OpenOptions::default());
         (directory, archive)
     }
 

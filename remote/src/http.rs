@@ -98,12 +98,6 @@ impl HttpSource {
         Ok(HttpSource { agent: agent(options, roots), target, allow_http: options.allow_http })
     }
 
-    #[cfg(test)]
-    pub(crate) fn of_bucket(signer: S3Bucket, key: &str, options: &RemoteOptions) -> HttpSource {
-        let target = Target::Bucket { signer, key: key.to_owned() };
-        HttpSource { agent: agent(options, RootCerts::PlatformVerifier), target, allow_http: options.allow_http }
-    }
-
     /// Requests a range, conditional on `version` if it is given, and returns the response after
     /// all redirects.
     pub(crate) fn request_range(
@@ -493,6 +487,13 @@ mod tests {
     use ureq::ProxyProtocol;
 
     use super::*;
+
+    impl HttpSource {
+        pub(crate) fn of_bucket(signer: S3Bucket, key: &str, options: &RemoteOptions) -> HttpSource {
+            let target = Target::Bucket { signer, key: key.to_owned() };
+            HttpSource { agent: agent(options, RootCerts::PlatformVerifier), target, allow_http: options.allow_http }
+        }
+    }
 
     #[test]
     fn addresses_of_the_house_are_told_from_public_ones() {

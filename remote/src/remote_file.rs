@@ -154,16 +154,6 @@ impl RemoteFile {
         &self.inner.start
     }
 
-    #[cfg(test)]
-    pub(crate) fn has_disk_cache(&self) -> bool {
-        self.inner.cache.is_some()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn stats(&self) -> RequestStats {
-        self.stats_fn()()
-    }
-
     /// Returns a function that reads the statistics of this file and its later versions, without
     /// keeping them open.
     pub(crate) fn stats_fn(&self) -> impl Fn() -> RequestStats + use<> {
@@ -509,6 +499,16 @@ fn cache_identity(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl RemoteFile {
+        pub(crate) fn has_disk_cache(&self) -> bool {
+            self.inner.cache.is_some()
+        }
+
+        pub(crate) fn stats(&self) -> RequestStats {
+            self.stats_fn()()
+        }
+    }
 
     /// A file of zeros that tells of each request how many slots it brings and how many are under
     /// way.

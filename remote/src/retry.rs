@@ -6,6 +6,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::range_source::RemoteResult;
 use crate::transport::{self, AttemptClock};
+#[cfg(test)]
+pub(crate) use tests::SimulatedClock;
 
 const MIN_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
 /// An outage of hours costs a request a minute, and its end is noticed a minute later.
@@ -41,28 +43,6 @@ impl RetryClock for HostClock {
         // A sleeper that has not begun to wait sees the change.
         drop(self.lock.lock());
         self.woken.notify_all();
-    }
-}
-
-/// Clock that a sleep advances.
-#[cfg(test)]
-pub(crate) struct SimulatedClock(Mutex<Instant>);
-
-#[cfg(test)]
-impl SimulatedClock {
-    pub(crate) fn new() -> SimulatedClock {
-        SimulatedClock(Mutex::new(Instant::now()))
-    }
-}
-
-#[cfg(test)]
-impl RetryClock for SimulatedClock {
-    fn now(&self) -> Instant {
-        *self.0.lock()
-    }
-
-    fn sleep(&self, pause: Duration, _is_over: &dyn Fn() -> bool) {
-        *self.0.lock() += pause;
     }
 }
 
@@ -165,6 +145,25 @@ fn random_fraction() -> f64 {
 mod tests {
     use super::*;
     use crate::range_source::RemoteError;
+
+    /// Clock that a sleep advances.
+    pub(crate) struct SimulatedClock(Mutex<Instant>);
+
+    impl SimulatedClock {
+        pub(crate) fn new() -> SimulatedClock {
+            SimulatedClock(Mutex::new(Instant::now()))
+        }
+    }
+
+    impl RetryClock for SimulatedClock {
+        fn now(&self) -> Instant {
+            *self.0.lock()
+        }
+
+        fn sleep(&self, pause: Duration, _is_over: &dyn Fn() -> bool) {
+            *self.0.lock() += pause;
+        }
+    }
 
     #[test]
     fn an_attempt_that_takes_long_is_repeated_all_the_same() {

@@ -73,11 +73,6 @@ impl SlotCache {
         self.in_flight.contains(&slot)
     }
 
-    #[cfg(test)]
-    pub(crate) fn in_flight_count(&self) -> usize {
-        self.in_flight.len()
-    }
-
     pub(crate) fn has_missing(&self, slots: &Range<u64>) -> bool {
         slots.clone().any(|slot| !self.slots.contains(&slot) && !self.in_flight.contains(&slot))
     }
@@ -213,6 +208,12 @@ impl Throughput {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl SlotCache {
+        pub(crate) fn in_flight_count(&self) -> usize {
+            self.in_flight.len()
+        }
+    }
 
     #[test]
     fn who_reads_on_is_read_ahead_of_and_who_jumps_is_not() {

@@ -103,11 +103,6 @@ impl PinnedState {
 }
 
 impl SnapshotManager {
-    #[cfg(test)]
-    pub(super) fn of(fs: Arc<FileSystem>) -> SnapshotManager {
-        SnapshotManager { fs }
-    }
-
     /// Commits and pins the current state. While the result exists, no data of that state or of a
     /// snapshot existing now is reused or erased. If the archive may be closed meanwhile, the
     /// caller must hold [`FileSystem::hold_open`] for longer.
@@ -470,6 +465,12 @@ impl RetentionPolicy {
 mod tests {
     use super::*;
     use crate::env::{Environment, SeededEnvironment, variable};
+
+    impl SnapshotManager {
+        pub(in crate::archive) fn of(fs: Arc<FileSystem>) -> SnapshotManager {
+            SnapshotManager { fs }
+        }
+    }
 
     #[test]
     fn a_name_by_default_is_a_time_without_colons() {

@@ -113,18 +113,6 @@ impl Tree {
         Tree { id, level: root.level, root: Some(Child::Stored(root.pointer)) }
     }
 
-    /// Returns the maximum number of nodes that changing one record may dirty.
-    ///
-    /// An insert clones one node and splits off another on each of the `level + 1` levels, and may
-    /// add a root: `2 * (level + 1) + 1`. A remove clones the path. A merge turns two nodes into
-    /// one, of which at least the one on the path was just cloned. A neighbour that takes the range
-    /// of an emptied child is cloned when that child's own clone is dropped: `level + 1`. One more
-    /// level is counted because a tree may grow between the reservation and the change.
-    #[cfg(test)]
-    pub(crate) fn worst_case_dirty(&self) -> u64 {
-        2 * (u64::from(self.level) + 2) + 1
-    }
-
     pub(crate) fn get<R>(&self, store: &NodeStore, key: Key, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
         self.with_root(store, |root| cursor::get(store, root, key, f)).map(Option::flatten)
     }
@@ -193,11 +181,6 @@ impl Tree {
         if let Some(root) = &mut self.root {
             forget_written(root);
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn count_dirty(&self) -> u64 {
-        self.root.as_ref().map_or(0, count_dirty)
     }
 
     /// Calls `f` with pointer and level of every stored node, for `check` and for rebuilding the
@@ -286,11 +269,6 @@ impl NodeStore {
 
     pub(crate) fn clear(&self) {
         self.nodes.clear();
-    }
-
-    #[cfg(test)]
-    pub(crate) fn memory(&self) -> usize {
-        self.nodes.bytes()
     }
 
     fn prefetch<'a>(&self, children: impl Iterator<Item = &'a Child>) {
@@ -405,15 +383,5 @@ fn forget_written(child: &mut Child) {
     // so nothing is superseded (TREE-3).
     if let Body::Internal(children) = &mut Arc::make_mut(node).body {
         children.iter_mut().for_each(|(_, child)| forget_written(child));
-    }
-}
-
-#[cfg(test)]
-fn count_dirty(child: &Child) -> u64 {
-    match child {
-        Child::Resident(node) if node.stored.get().is_none() => {
-            1 + node.children().iter().map(|(_, child)| count_dirty(child)).sum::<u64>()
-        }
-        _ => 0,
     }
 }

@@ -196,12 +196,6 @@ fn choose(chunk: &[u8], smaller: Option<Vec<u8>>) -> (Cow<'_, [u8]>, bool) {
     }
 }
 
-/// Returns the maximum number of blocks of a data page of `length` plain bytes, stored raw.
-#[cfg(test)]
-pub(crate) fn worst_case_blocks(length: usize) -> u64 {
-    data_blocks(length, length.div_ceil(CHUNK), 0)
-}
-
 /// Sample size in bytes that decides whether compression can pay: a tenth of the time of a chunk,
 /// and enough for zstd to find repetitions.
 const PROBE: usize = 4096;

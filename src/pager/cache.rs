@@ -176,11 +176,6 @@ impl<K: CacheKey, V: Clone> ShardedCache<K, V> {
             misses: sum.misses + shard.misses,
         })
     }
-
-    #[cfg(test)]
-    pub(crate) fn bytes(&self) -> usize {
-        self.usage().bytes as usize
-    }
 }
 
 /// Reusable buffers for plain file data, wiped when their content must be forgotten.
@@ -247,6 +242,12 @@ pub(crate) fn grow_to(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
 mod tests {
     use super::*;
     use crate::format::{Generation, Run};
+
+    impl<K: CacheKey, V: Clone> ShardedCache<K, V> {
+        pub(crate) fn bytes(&self) -> usize {
+            self.usage().bytes as usize
+        }
+    }
 
     #[test]
     fn the_budget_bounds_the_cache_and_the_last_used_stay() {

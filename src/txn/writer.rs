@@ -210,11 +210,6 @@ impl Writer {
     pub(super) fn stale_pages(&self) -> &StalePages {
         &self.stale_pages
     }
-
-    #[cfg(test)]
-    pub(super) fn is_locked(&self) -> bool {
-        self.open.is_locked()
-    }
 }
 
 pub(super) struct OpenTransaction<'w> {
@@ -510,6 +505,12 @@ impl StalePages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Writer {
+        pub(in crate::txn) fn is_locked(&self) -> bool {
+            self.open.is_locked()
+        }
+    }
 
     fn page(address: u64) -> Pointer {
         Pointer { run: Run::new(address, 1), ..Pointer::NULL }

@@ -395,7 +395,7 @@ mod tests {
             [(None, 1 << 40, u64::from(u32::MAX) << 30), (Some(1 << 30), 900 << 20, 1 << 30)]
         {
             let options = OpenOptions { size_limit, ..OpenOptions::default() };
-            let archive = crate::open_when_free(&path, &key, &options);
+            let archive = crate::tests::open_when_free(&path, &key, &options);
             let fs = archive.file_system();
             let available = fs.statistics(free_bytes(None)).unwrap().available;
             assert!(available > fits && available < exceeds, "{size_limit:?}: {available}");

@@ -395,7 +395,7 @@ mod tests {
     }
 
     fn opened(path: &Path, key: &UnlockedKey, read_only: bool) -> Archive {
-        crate::open_when_free(path, key, &OpenOptions { read_only, ..OpenOptions::default() })
+        crate::tests::open_when_free(path, key, &OpenOptions { read_only, ..OpenOptions::default() })
     }
 
     impl Written {

@@ -163,17 +163,6 @@ impl KernelCache {
         KernelCache { is_replica, drop_waits: kernel::drop_waits_for_writes(), ..KernelCache::default() }
     }
 
-    /// Returns the cache of a kernel with one writer and this directory of the connection.
-    #[cfg(test)]
-    pub(crate) fn of_kernel(drop_waits: bool, connection_dir: Option<&std::path::Path>) -> KernelCache {
-        let cache = KernelCache { drop_waits, ..KernelCache::default() };
-        if let Some(directory) = connection_dir {
-            cache.set_connection_dir(std::fs::File::open(directory).unwrap().into());
-        }
-        cache.writers.add(5);
-        cache
-    }
-
     /// Returns the timeout of names, missing names and attributes.
     pub(crate) fn entry_timeout(&self) -> Duration {
         if self.is_replica { REPLICA_TIMEOUT } else { FOR_EVER }
@@ -514,6 +503,18 @@ mod tests {
 
     use super::*;
     use crate::snapshot_requests::tests::{CREATOR, opened};
+
+    impl KernelCache {
+        /// Returns the cache of a kernel with one writer and this directory of the connection.
+        pub(crate) fn of_kernel(drop_waits: bool, connection_dir: Option<&std::path::Path>) -> KernelCache {
+            let cache = KernelCache { drop_waits, ..KernelCache::default() };
+            if let Some(directory) = connection_dir {
+                cache.set_connection_dir(std::fs::File::open(directory).unwrap().into());
+            }
+            cache.writers.add(5);
+            cache
+        }
+    }
 
     #[test]
     fn a_name_is_uncertain_when_its_commit_may_have_failed() {

@@ -421,7 +421,7 @@ mod tests {
         let kdf = KdfCost { memory_kib: 1024, passes: 1, lanes: 1 };
         Archive::create(&path, &passphrase, &CreateOptions { kdf, creator }).unwrap();
         let key = keys::unlock(&path, &passphrase).unwrap();
-        let archive = crate::open_when_free(&path, &key, &OpenOptions::default());
+        let archive = crate::tests::open_when_free(&path, &key, &OpenOptions::default());
         let (fs, cache) = (archive.file_system(), KernelCache::default());
         let ino = fs.create_and_open(lockbox::fs::ROOT_INO, b"file", 0o600, creator).unwrap().ino;
         cache.writers.add(ino.0);

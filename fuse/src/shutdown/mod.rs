@@ -708,7 +708,7 @@ mod tests {
             let path = mount.path().join(format!("{number}.lbx"));
             Archive::create(&path, &passphrase, &CreateOptions { kdf: KdfCost::TEST, creator }).unwrap();
             let key = keys::unlock(&path, &passphrase).unwrap();
-            let archive = crate::open_when_free(&path, &key, &OpenOptions::default());
+            let archive = crate::tests::open_when_free(&path, &key, &OpenOptions::default());
             let fs = archive.file_system();
             let file = fs.create_and_open(ROOT_INO, b"file", 0o644, creator).unwrap().ino;
             fs.write(file, 0, &vec![1; 4 << 20]).unwrap();

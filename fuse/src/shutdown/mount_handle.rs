@@ -110,18 +110,6 @@ impl MountHandle {
         Ok(AttachedMount { handle, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
-    /// Returns the handle of a mount without an agent.
-    #[cfg(test)]
-    pub(crate) fn of_cache(cache: Arc<KernelCache>) -> MountHandle {
-        MountHandle {
-            numbers: Numbers { id: 0, device: 0 },
-            abort: None,
-            state: Mutex::new(MountState { is_mounted: true, agent: None }),
-            writeback: KernelWriteback::new(Arc::clone(&cache)),
-            collection: KernelWriteback::new(cache),
-        }
-    }
-
     /// Checks that the mount answers. The agent does this: this process would deadlock while all
     /// event loops are busy. Fails if the mount does not answer or the agent is gone.
     pub(crate) fn probe(&self) -> io::Result<()> {
@@ -311,6 +299,19 @@ mod tests {
 
     use super::*;
     use crate::shutdown::MountControl;
+
+    impl MountHandle {
+        /// Returns the handle of a mount without an agent.
+        pub(crate) fn of_cache(cache: Arc<KernelCache>) -> MountHandle {
+            MountHandle {
+                numbers: Numbers { id: 0, device: 0 },
+                abort: None,
+                state: Mutex::new(MountState { is_mounted: true, agent: None }),
+                writeback: KernelWriteback::new(Arc::clone(&cache)),
+                collection: KernelWriteback::new(cache),
+            }
+        }
+    }
 
     #[test]
     fn a_mount_that_cannot_be_opened_is_detached() {

@@ -230,13 +230,6 @@ impl Bucket {
         self.session.discard_uploads(uploaded, sending, Instant::now() + CLEANUP_TIMEOUT)
     }
 
-    #[cfg(test)]
-    fn wait_settled(&self) {
-        if let Some(buffer) = &self.buffer {
-            buffer.wait_uploads(false).unwrap();
-        }
-    }
-
     /// Commits all writes and releases the archive; atomic, and durable on return.
     ///
     /// # Errors

@@ -72,19 +72,6 @@ pub(crate) struct BucketWriter {
 }
 
 impl BucketWriter {
-    /// Opens the archive as [`crate::open_writable`] does.
-    #[cfg(test)]
-    pub(crate) fn open(
-        objects: Box<dyn ObjectStore>,
-        name: String,
-        options: &RemoteOptions,
-        take_over: bool,
-    ) -> Result<BucketWriter> {
-        let writer = BucketWriter::acquire(objects, name, options, take_over)?;
-        while writer.remove_expired() {}
-        Ok(writer)
-    }
-
     /// Acquires the archive as its writer; expired objects are for [`Self::remove_expired`].
     pub(crate) fn acquire(
         objects: Box<dyn ObjectStore>,

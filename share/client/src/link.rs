@@ -225,14 +225,6 @@ impl Secret {
         lockbox_terminal::hex(&name)
     }
 
-    /// The bytes 1 to 32.
-    #[cfg(test)]
-    pub(crate) fn sample() -> Secret {
-        let mut bytes = [0; 32];
-        bytes.iter_mut().zip(1..).for_each(|(byte, value)| *byte = value);
-        Secret(bytes)
-    }
-
     pub(crate) fn identity(&self) -> Result<age::x25519::Identity> {
         age::x25519::Identity::from_str(&self.identity_line()).map_err(|_| Error::DamagedLink)
     }
@@ -273,6 +265,15 @@ fn letters(text: &str) -> Zeroizing<String> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    impl Secret {
+        /// The bytes 1 to 32.
+        pub(crate) fn sample() -> Secret {
+            let mut bytes = [0; 32];
+            bytes.iter_mut().zip(1..).for_each(|(byte, value)| *byte = value);
+            Secret(bytes)
+        }
+    }
 
     fn whole() -> String {
         let fragment = Secret::sample().fragment();

@@ -182,11 +182,6 @@ impl BackupSource {
         self.pinned.origin()
     }
 
-    #[cfg(test)]
-    pub(crate) fn generation(&self) -> Generation {
-        self.origin().generation
-    }
-
     /// Returns both copies of the header. They were authentic when the archive was opened, and
     /// cannot be changed while it is open.
     fn header(&self) -> Result<[Vec<u8>; 2]> {
@@ -526,6 +521,12 @@ fn check_links(old: &OldArchive) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl BackupSource {
+        pub(crate) fn generation(&self) -> Generation {
+            self.origin().generation
+        }
+    }
 
     #[test]
     fn a_sample_has_about_as_many_extents_as_it_is_to_have() {

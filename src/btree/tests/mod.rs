@@ -19,6 +19,38 @@ use crate::format::{NODE_CAPACITY, Run};
 
 type Content = BTreeMap<Key, Vec<u8>>;
 
+impl Tree {
+    /// Returns the maximum number of nodes that changing one record may dirty.
+    ///
+    /// An insert clones one node and splits off another on each of the `level + 1` levels, and may
+    /// add a root: `2 * (level + 1) + 1`. A remove clones the path. A merge turns two nodes into
+    /// one, of which at least the one on the path was just cloned. A neighbour that takes the range
+    /// of an emptied child is cloned when that child's own clone is dropped: `level + 1`. One more
+    /// level is counted because a tree may grow between the reservation and the change.
+    fn worst_case_dirty(&self) -> u64 {
+        2 * (u64::from(self.level) + 2) + 1
+    }
+
+    fn count_dirty(&self) -> u64 {
+        self.root.as_ref().map_or(0, count_dirty)
+    }
+}
+
+fn count_dirty(child: &Child) -> u64 {
+    match child {
+        Child::Resident(node) if node.stored.get().is_none() => {
+            1 + node.children().iter().map(|(_, child)| count_dirty(child)).sum::<u64>()
+        }
+        _ => 0,
+    }
+}
+
+impl NodeStore {
+    fn memory(&self) -> usize {
+        self.nodes.bytes()
+    }
+}
+
 /// All pages ever written, by pointer.
 #[derive(Default)]
 struct Medium {

@@ -13,6 +13,11 @@ use crate::format::{Generation, Ino, Pointer, Run};
 
 const GENERATION: Generation = Generation(17);
 
+/// Returns the maximum number of blocks of a data page of `length` plain bytes, stored raw.
+fn worst_case_blocks(length: usize) -> u64 {
+    data_blocks(length, length.div_ceil(CHUNK), 0)
+}
+
 fn cipher() -> PageCipher {
     PageCipher::new(&SecretKey::new([1; 32]), [2; 16], true, Arc::new(SeededEnvironment::new(3)))
 }

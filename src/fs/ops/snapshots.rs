@@ -140,15 +140,6 @@ impl FileSystem {
         self.commit_all()
     }
 
-    /// Removes snapshots by their ids. Errors: `NotFound` when one of them does not exist.
-    #[cfg(test)]
-    pub(crate) fn remove_snapshots(&self, ids: &[u64]) -> Result<()> {
-        self.remove_chosen_snapshots(&mut |all| {
-            let is_there = |id: &u64| all.iter().any(|(other, _)| other == id);
-            if ids.iter().all(is_there) { Ok(ids.to_vec()) } else { Err(Error::NotFound) }
-        })
-    }
-
     fn check_snapshots_writable(&self) -> Result<()> {
         match self.volume.read_only() {
             true => Err(Error::ReadOnly("the archive is opened for reading".into())),

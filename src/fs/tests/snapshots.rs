@@ -20,6 +20,16 @@ const MOST: usize = 20;
 /// Names from the root.
 type Path = Vec<Vec<u8>>;
 
+impl FileSystem {
+    /// Removes snapshots by their ids. Errors: `NotFound` when one of them does not exist.
+    pub(crate) fn remove_snapshots(&self, ids: &[u64]) -> Result<()> {
+        self.remove_chosen_snapshots(&mut |all| {
+            let is_there = |id: &u64| all.iter().any(|(other, _)| other == id);
+            if ids.iter().all(is_there) { Ok(ids.to_vec()) } else { Err(Error::NotFound) }
+        })
+    }
+}
+
 /// A snapshot, and the model at its time.
 struct Kept {
     name: Vec<u8>,

@@ -393,13 +393,6 @@ impl GroupCommit {
         Ok(transaction.freeze(chain.unused_generation, chain.list_pages.len(), with_staged, pending))
     }
 
-    #[cfg(test)]
-    pub(in crate::txn) fn commit_without_staged(&self, chain: &mut CommitTail) -> Result<()> {
-        self.record.finish_deferred(chain)?;
-        let frozen = self.freeze_changes(chain, &mut self.writer.lock(), false)?;
-        self.record.write(CommitReason::Truncate, chain, frozen)
-    }
-
     // ---- queries ----
 
     pub(in crate::txn) fn is_running(&self) -> bool {
@@ -441,11 +434,6 @@ impl GroupCommit {
             (None, None) => None,
         };
         mark.map(|mark| Durable::new(mark, chain.log.last()))
-    }
-
-    #[cfg(test)]
-    pub(in crate::txn) fn waiting_callers(&self) -> u64 {
-        self.queue.lock().waiting
     }
 }
 
@@ -592,6 +580,18 @@ impl CommitDelay {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl GroupCommit {
+        pub(in crate::txn) fn commit_without_staged(&self, chain: &mut CommitTail) -> Result<()> {
+            self.record.finish_deferred(chain)?;
+            let frozen = self.freeze_changes(chain, &mut self.writer.lock(), false)?;
+            self.record.write(CommitReason::Truncate, chain, frozen)
+        }
+
+        pub(in crate::txn) fn waiting_callers(&self) -> u64 {
+            self.queue.lock().waiting
+        }
+    }
 
     const TOOK: Duration = Duration::from_micros(600);
 

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use parking_lot::Mutex;
 
 use super::Volume;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Key, Pointer, REGION_BLOCKS, kind};
 use crate::pager::Pager;
@@ -30,6 +30,14 @@ impl Volume {
     /// Returns whether free blocks may have old content.
     pub(crate) fn has_unerased_blocks(&self) -> bool {
         self.allocator.map().has_dirty()
+    }
+
+    /// Like [`Self::forget_snapshots`], for one snapshot. Errors: `NotFound` when no snapshot has
+    /// this id, or it has no name any more.
+    pub(crate) fn forget_snapshot(&self, id: u64) -> Result<()> {
+        self.forget_snapshots(&mut |all| {
+            if all.iter().any(|(other, _)| *other == id) { Ok(vec![id]) } else { Err(Error::NotFound) }
+        })
     }
 
     /// Removes a snapshot, and everything that it alone shows.

@@ -169,15 +169,6 @@ impl Volume {
         Ok(())
     }
 
-    /// Like [`Self::forget_snapshots`], for one snapshot. Errors: `NotFound` when no snapshot has
-    /// this id, or it has no name any more.
-    #[cfg(test)]
-    pub(crate) fn forget_snapshot(&self, id: u64) -> Result<()> {
-        self.forget_snapshots(&mut |all| {
-            if all.iter().any(|(other, _)| *other == id) { Ok(vec![id]) } else { Err(Error::NotFound) }
-        })
-    }
-
     /// Clears the names of the snapshots that `choose` selects, after which they cannot be read;
     /// [`Self::removal_step`] frees their space. The next commit makes it durable. No snapshot is
     /// taken or removed between the choice and the end; ids that do not exist are skipped. Errors:

@@ -33,11 +33,35 @@ use lockbox::storage::Storage;
 
 use self::simulated::World;
 use super::layout::WriterIdentity;
+use super::objects::ObjectStore;
 use super::store::BucketStore;
+use super::{Bucket, BucketWriter};
 use crate::RemoteOptions;
 
 /// Default grace period in seconds.
 const GRACE: u64 = super::store::GRACE.as_secs();
+
+impl BucketWriter {
+    /// Opens the archive as [`crate::open_writable`] does.
+    fn open(
+        objects: Box<dyn ObjectStore>,
+        name: String,
+        options: &RemoteOptions,
+        take_over: bool,
+    ) -> Result<BucketWriter> {
+        let writer = BucketWriter::acquire(objects, name, options, take_over)?;
+        while writer.remove_expired() {}
+        Ok(writer)
+    }
+}
+
+impl Bucket {
+    fn wait_settled(&self) {
+        if let Some(buffer) = &self.buffer {
+            buffer.wait_uploads(false).unwrap();
+        }
+    }
+}
 
 fn seed(default: u64) -> u64 {
     let seed = std::env::var("SEED").map_or(default, |seed| seed.parse().unwrap());

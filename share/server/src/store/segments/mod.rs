@@ -129,17 +129,6 @@ impl SegmentStore {
         Ok(SegmentStore { inner, threads, _lock: None })
     }
 
-    #[cfg(test)]
-    fn unsynced(&self) -> usize {
-        self.inner.shared.group.unsynced()
-    }
-
-    /// Times at which shares are looked at.
-    #[cfg(test)]
-    fn due(&self) -> usize {
-        self.inner.shards.iter().map(|shard| shard.lock().due.len()).sum()
-    }
-
     pub fn spool(&self) -> Option<&Arc<Spool>> {
         self.inner.spool.as_ref()
     }

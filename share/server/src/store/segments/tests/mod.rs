@@ -12,6 +12,17 @@ use crate::store::simulated::{ManualClock, SimulatedDisk};
 use crate::store::tests::conformance::{DAY_MS, MINUTE, Subject, auth, handle, id, large, owner, small, suite};
 use crate::store::{ClaimGrant, LeaseFinish, ShareStore};
 
+impl SegmentStore {
+    fn unsynced(&self) -> usize {
+        self.inner.shared.group.unsynced()
+    }
+
+    /// Times at which shares are looked at.
+    fn due(&self) -> usize {
+        self.inner.shards.iter().map(|shard| shard.lock().due.len()).sum()
+    }
+}
+
 struct Rig {
     disk: Arc<SimulatedDisk>,
     clock: Arc<ManualClock>,
