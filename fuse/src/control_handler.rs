@@ -126,8 +126,9 @@ impl ControlHandler {
                 let Some(fs) = self.file_system() else { return closing_response() };
                 self.with_snapshots(true, |snapshots| {
                     let now = Timestamp::from_system(SystemTime::now());
-                    self.collect_all_writes()?;
-                    let shared = (&self.locks, &*self.state.cache);
+                    let (mount, cache) = (&*self.state.mount, &*self.state.cache);
+                    snapshot_requests::collect_all_writes(mount, cache, self.collect_time)?;
+                    let shared = (&self.locks, cache);
                     snapshot_requests::restore((&fs, snapshots), shared, &client, name, paths, to.as_ref(), now)
                 })
             }
@@ -173,17 +174,9 @@ impl ControlHandler {
     /// Makes all data durable that programs wrote before the request. Data that arrives after the
     /// limit of the collection is part of a later commit, and is reported.
     fn sync(&self, fs: &FileSystem) -> Result<()> {
-        let collected = self.collect_writes();
+        let collected = snapshot_requests::collect_writes(&self.state.mount, &self.state.cache);
         fs.make_durable()?;
         if collected? { Ok(()) } else { Err(Error::io("collect cached writes", io::ErrorKind::TimedOut.into())) }
-    }
-
-    fn collect_writes(&self) -> Result<bool> {
-        snapshot_requests::collect_writes(&self.state.mount, &self.state.cache)
-    }
-
-    fn collect_all_writes(&self) -> Result<()> {
-        snapshot_requests::collect_all_writes(&self.state.mount, &self.state.cache, self.collect_time)
     }
 
     fn collect_or_warn(&self, reader: &str) -> Result<()> {

@@ -41,7 +41,7 @@ pub(crate) fn to_file_attr(a: &Attributes) -> FileAttr {
         mtime: to_system(a.mtime),
         ctime: to_system(a.ctime),
         crtime: to_system(a.btime),
-        kind: file_type(a.mode >> 12),
+        kind: file_type(a.mode),
         // The mask leaves 12 bits.
         perm: (a.mode & mode::PERMISSIONS) as u16,
         nlink: a.links,
@@ -58,9 +58,8 @@ pub(crate) fn negative_entry() -> FileAttr {
     to_file_attr(&Attributes { mode: mode::REGULAR, ..Attributes::default() })
 }
 
-/// Converts `mode >> 12`.
-fn file_type(bits: u32) -> FileType {
-    match bits << 12 {
+fn file_type(mode: u32) -> FileType {
+    match mode & mode::TYPE {
         mode::SOCKET => FileType::Socket,
         mode::SYMLINK => FileType::Symlink,
         mode::BLOCK => FileType::BlockDevice,

@@ -63,12 +63,6 @@ const NETWORK: ABI = ABI::V4;
 /// Abstract sockets of other processes, and signals to them.
 const SCOPES: ABI = ABI::V6;
 
-/// Restricts this thread and its descendants. Returns whether the kernel enforces the rules.
-/// Fails if the kernel has Landlock and refuses the rules: nothing is restricted then.
-pub(crate) fn enter(paths: &SandboxPaths<'_>) -> Result<bool, RulesetError> {
-    Ok(build_rules(paths)?.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
-}
-
 /// Denies all files, these uses of the network, and abstract sockets and processes outside.
 fn deny_all(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError> {
     Ruleset::default()
@@ -79,7 +73,9 @@ fn deny_all(network: BitFlags<AccessNet>) -> Result<RulesetCreated, RulesetError
         .create()
 }
 
-fn build_rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError> {
+/// Restricts this thread and its descendants. Returns whether the kernel enforces the rules.
+/// Fails if the kernel has Landlock and refuses the rules: nothing is restricted then.
+pub(crate) fn enter(paths: &SandboxPaths<'_>) -> Result<bool, RulesetError> {
     let mut rules = deny_all(AccessNet::from_all(NETWORK))?;
     let device = File::open(crate::mount::DEVICE).ok().map(OwnedFd::from);
     let remember = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
@@ -99,7 +95,7 @@ fn build_rules(paths: &SandboxPaths<'_>) -> Result<RulesetCreated, RulesetError>
             rules = rules.add_rule(PathBeneath::new(opened.as_fd(), access))?;
         }
     }
-    Ok(rules)
+    Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
 }
 
 /// Access of the fetcher to files of its own directories.

@@ -13,7 +13,7 @@ use fuser::{Errno, FileHandle, INodeNo, OpenFlags, ReplyDirectoryPlus, ReplyLsee
 use lockbox::fs::SetAttributes;
 use lockbox::{Error, Result};
 
-use super::context::Adapter;
+use super::context::{Adapter, free_bytes};
 use crate::convert::{self, Allocation, GENERATION, MAX_COPY, ino, reply_offset, updates_atime};
 
 impl Adapter {
@@ -48,7 +48,7 @@ impl Adapter {
         let done = convert::allocation(mode).and_then(|how| match how {
             Allocation::Zero { keep_size } => self.fs.zero_range(file, offset, length, keep_size, kill),
             Allocation::Plain { keep_size } => {
-                self.fs.allocate(file, offset, length, keep_size, kill, self.host_free())
+                self.fs.allocate(file, offset, length, keep_size, kill, free_bytes(self.host.as_ref()))
             }
         });
         self.cache.content_changed(&self.fs, number, kill);

@@ -184,10 +184,6 @@ impl Adapter {
             Err(error) => drop(errno(&error)),
         }
     }
-
-    pub(super) fn host_free(&self) -> u64 {
-        free_bytes(self.host.as_ref())
-    }
 }
 
 /// Returns the free space of the archive's host. If the host does not report it, only the archive's

@@ -415,7 +415,7 @@ impl fuser::Filesystem for Adapter {
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         // Does not count as use of the mount: monitors of free space poll this.
         let _in_flight = self.scheduler.begin_request();
-        match self.fs.statistics(self.host_free()) {
+        match self.fs.statistics(context::free_bytes(self.host.as_ref())) {
             Ok(s) => {
                 let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
                 let (total, free, available) = (blocks(s.total), blocks(s.free), blocks(s.available));

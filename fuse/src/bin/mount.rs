@@ -150,10 +150,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
             namespace.display()
         )));
     }
-    let namespaces = match arguments.for_program {
-        true => Some(receive_namespaces(&arguments.options)?),
-        false => None,
-    };
+    let namespaces = arguments.for_program.then(|| receive_namespaces(&arguments.options)).transpose()?;
     // The daemon locks its own memory.
     let _ = proc::lock_memory_if_plenty();
     if let Some(change) = mount8::parse_request(&arguments.options, &mount8::command_line_options())? {
@@ -174,15 +171,9 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.fake {
         return Ok(());
     }
-    let (archive, place) = match locate_archive(&arguments.archive, &options)? {
-        Some(found) => found,
-        None => return Ok(()),
-    };
+    let Some((archive, place)) = locate_archive(&arguments.archive, &options)? else { return Ok(()) };
     options.places = place_names(&arguments.archive, &archive, &arguments.directory);
-    let missing = match arguments.make_directory {
-        true => missing_directory(&arguments.directory)?,
-        false => None,
-    };
+    let missing = if arguments.make_directory { missing_directory(&arguments.directory)? } else { None };
     let creates_point = missing.is_some();
     let point = missing.map_or_else(|| daemon::prepare_point(&arguments.directory), Ok)?;
     mount::check_covered_files(&point, &archive, &options)?;
