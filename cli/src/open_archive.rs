@@ -77,7 +77,7 @@ pub(crate) struct WriterArgs {
 
 impl WriterArgs {
     /// Opens the remote archive as its writer.
-    pub(crate) fn come(self, address: &Path, remote: &remote::Remote) -> Result<ArchiveLocation, Failure> {
+    pub(crate) fn come(self, address: &Path, remote: &remote::RemoteOptions) -> Result<ArchiveLocation, Failure> {
         let place = ArchiveLocation::open_writable(address, remote, self.take_over);
         let place = place.map_err(|error| in_use_elsewhere(address, self.take_over, error))?;
         place.notice().into_iter().for_each(output::complain);
@@ -148,7 +148,7 @@ pub(crate) fn place_to_restore(
 /// creates names in its directory.
 pub(crate) fn begin(
     address: &Path,
-    remote: &remote::Remote,
+    remote: &remote::RemoteOptions,
     take_over: bool,
     is_ours: bool,
 ) -> Result<Bucket, Failure> {
@@ -313,7 +313,7 @@ impl ArchiveArgs {
     }
 
     /// Returns the server options of the archive and of other addresses on the command line.
-    pub(crate) fn remote(&self) -> &remote::Remote {
+    pub(crate) fn remote(&self) -> &remote::RemoteOptions {
         &self.opening.remote.remote
     }
 
@@ -383,7 +383,7 @@ impl ArchiveArgs {
     pub(crate) fn seen(&self) -> RollbackOptions {
         let seen = self.opening.seen.options(&self.archive);
         // Data that no store has need not be found again.
-        let is_unsent = self.remote().is_unsent() && remote::is_remote(&self.archive);
+        let is_unsent = self.remote().unsent && remote::is_remote(&self.archive);
         RollbackOptions { directory: seen.directory.filter(|_| !is_unsent), ..seen }
     }
 

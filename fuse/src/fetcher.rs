@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::{io, thread};
 
-use lockbox_host::remote::{self, Access, ArchiveLocation, FetcherReach, Remote};
+use lockbox_host::remote::{self, Access, ArchiveLocation, FetcherReach, RemoteOptions};
 use nix::sys::signal::SigSet;
 use nix::unistd::geteuid;
 use rustix::thread::CapabilitySet;
@@ -43,7 +43,7 @@ const FREE: &str = "free";
 /// archive.
 pub(crate) fn start(
     archive: &Path,
-    options: &Remote,
+    options: &RemoteOptions,
     access: Access,
     log: &LogTarget<'_>,
     confined: bool,

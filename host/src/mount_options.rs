@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::list_option::OptionValue::{File, Nothing, OneOf, Text};
 use crate::list_option::{self, GivenValue, ListOption, set};
-use crate::remote::{REMOTE, Remote};
+use crate::remote::{self, REMOTE, RemoteOptions};
 use crate::secrets::{Cache, Sources, parse_timeout};
 
 /// Minimum for frame cache, node cache, dirty data and space map; below this the caches thrash.
@@ -88,7 +88,7 @@ pub struct MountOptions {
     /// Retention rules of scheduled snapshots.
     pub snapshots: RetentionPolicy,
     /// Connection options of a remote archive.
-    pub remote: Remote,
+    pub remote: RemoteOptions,
     /// Write to a remote archive although another machine seems to be writing.
     pub take_over: bool,
     /// Polling interval for remote writes while the mount is in use; None for never.
@@ -148,7 +148,7 @@ impl Default for MountOptions {
             snapshot: None,
             snapshot_dir: SnapshotDir::Hidden,
             snapshots: RetentionPolicy::default(),
-            remote: Remote::default(),
+            remote: RemoteOptions::default(),
             take_over: false,
             follow: Some(FOLLOW),
         }
@@ -350,7 +350,7 @@ impl MountOptions {
     /// Parses lists, and returns the names of unknown options as well. A wrong value of a known
     /// option is an error.
     pub fn parse_sloppily<S: AsRef<str>>(lists: &[S]) -> Result<(MountOptions, Vec<String>), String> {
-        let mut options = MountOptions { remote: Remote::from_environment()?, ..MountOptions::default() };
+        let mut options = MountOptions { remote: remote::from_environment()?, ..MountOptions::default() };
         let unknown = options.apply(lists)?;
         Ok((options, unknown))
     }
@@ -370,7 +370,7 @@ impl MountOptions {
             }
         }
         // mount(8) passes `rw` even if the user gave neither.
-        self.read_only |= self.snapshot.is_some() || self.remote.is_unsent();
+        self.read_only |= self.snapshot.is_some() || self.remote.unsent;
         Ok(unknown)
     }
 
@@ -395,7 +395,7 @@ impl MountOptions {
         let directory =
             seen_directory(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), geteuid().is_root());
         // An archive that no store has cannot be mounted again, so nothing is remembered.
-        let directory = directory.filter(|_| !self.remote.is_unsent());
+        let directory = directory.filter(|_| !self.remote.unsent);
         RollbackOptions {
             directory,
             accept_older: self.accept_older,

@@ -7,20 +7,18 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::control::RemoteTraffic;
 use lockbox::keys::state_directory;
 use lockbox::storage::{ArchiveSource, Storage};
 use lockbox::{Error, Result};
-pub use lockbox_remote::{Access, Bucket, FetcherReach};
+pub use lockbox_remote::{Access, Bucket, FetcherReach, RemoteOptions};
 use lockbox_remote::{
     Address, ArchiveToCheck, Broker, CacheEntry, CollectReport, DirectoryTrust, MIN_GRACE, ObjectCheck, PendingUpload,
-    ProbeFinding, ProgressFn, RemoteOptions, StoredArchive, WholeObjects,
+    ProbeFinding, ProgressFn, StoredArchive, WholeObjects,
 };
 use lockbox_terminal::quantity;
 use nix::unistd::geteuid;
-use serde::{Deserialize, Serialize};
 
 use crate::list_option::{self, ListOption, OptionValue, set};
 
@@ -28,7 +26,7 @@ use crate::list_option::{self, ListOption, OptionValue, set};
 /// them.
 const VARIABLE: &str = "LOCKBOX_REMOTE";
 
-type Row = ListOption<Remote>;
+type Row = ListOption<RemoteOptions>;
 
 /// Options for requests to servers, of `--remote` and of `-o`.
 pub const REMOTE: &[Row] = &[
@@ -39,88 +37,45 @@ pub const REMOTE: &[Row] = &[
     }),
     Row::new("grace", OptionValue::Text("TIME", &["1h", "1d", "7d"]), |o, v| {
         let time = quantity::time(v.text).filter(|time| *time >= MIN_GRACE);
-        v.parsed(time, "a time of at least an hour, such as 12h").map(|time| o.grace = Some(time))
+        v.parsed(time, "a time of at least an hour, such as 12h").map(|time| o.grace = time)
     }),
     Row::new("timeout", OptionValue::Text("TIME", &["30s", "5m", "hard"]), |o, v| {
-        let time = quantity::time(v.text).filter(|time| !time.is_zero()).map(ServerTimeout::Until);
-        let timeout = if v.text == "hard" { Some(ServerTimeout::ForEver) } else { time };
-        v.parsed(timeout, "a time, such as 30s, or hard").map(|timeout| o.timeout = Some(timeout))
+        let time = quantity::time(v.text).filter(|time| !time.is_zero()).map(Some);
+        let timeout = if v.text == "hard" { Some(None) } else { time };
+        v.parsed(timeout, "a time, such as 30s, or hard").map(|timeout| o.timeout = timeout)
     }),
     Row::new("unsent", OptionValue::Nothing, |o, _| set(&mut o.unsent, true)),
 ];
 
-/// Options for requests to servers (`--remote`).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Remote {
-    allow_http: bool,
-    allow_private: bool,
-    /// Most bytes that are kept on disk.
-    cache_bytes: Option<u64>,
-    /// Time that objects stay in the store after the archive stopped needing them.
-    #[serde(default)]
-    grace: Option<Duration>,
-    timeout: Option<ServerTimeout>,
-    /// True to read the data that this host caches of it.
-    #[serde(default)]
-    unsent: bool,
+/// Returns the options of the environment variable `LOCKBOX_REMOTE`, a list as of `--remote`.
+/// Errors: a sentence about a wrong list.
+pub(crate) fn from_environment() -> std::result::Result<RemoteOptions, String> {
+    from_variable(std::env::var_os(VARIABLE).as_deref())
 }
 
-/// Time that a read waits for a server that does not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum ServerTimeout {
-    Until(Duration),
-    ForEver,
+fn from_variable(list: Option<&OsStr>) -> std::result::Result<RemoteOptions, String> {
+    let Some(list) = list else { return Ok(RemoteOptions::default()) };
+    let list = list.to_str().ok_or_else(|| format!("{VARIABLE} is not valid UTF-8"))?;
+    add_list(RemoteOptions::default(), list).map_err(|why| format!("{VARIABLE}: {why}"))
 }
 
-impl Remote {
-    /// Returns these options without the cache on disk, for a process that starts another one,
-    /// which uses the cache.
-    pub fn without_cache(&self) -> Remote {
-        Remote { cache_bytes: Some(0), ..self.clone() }
-    }
-
-    /// Returns whether pending uploads of this host are read.
-    pub fn is_unsent(&self) -> bool {
-        self.unsent
-    }
-
-    /// Returns the options of the environment variable `LOCKBOX_REMOTE`, a list as of `--remote`.
-    /// Errors: a sentence about a wrong list.
-    pub(crate) fn from_environment() -> std::result::Result<Remote, String> {
-        Remote::from_variable(std::env::var_os(VARIABLE).as_deref())
-    }
-
-    fn from_variable(list: Option<&OsStr>) -> std::result::Result<Remote, String> {
-        let Some(list) = list else { return Ok(Remote::default()) };
-        let list = list.to_str().ok_or_else(|| format!("{VARIABLE} is not valid UTF-8"))?;
-        Remote::default().with_list(list).map_err(|why| format!("{VARIABLE}: {why}"))
-    }
-
-    fn with_list(mut self, list: &str) -> std::result::Result<Remote, String> {
-        for option in list.split(',').filter(|option| !option.is_empty()) {
-            if !list_option::apply(REMOTE, option, &mut self)? {
-                return Err(format!("'{option}' is not an option for requests to servers"));
-            }
+fn add_list(mut options: RemoteOptions, list: &str) -> std::result::Result<RemoteOptions, String> {
+    for option in list.split(',').filter(|option| !option.is_empty()) {
+        if !list_option::apply(REMOTE, option, &mut options)? {
+            return Err(format!("'{option}' is not an option for requests to servers"));
         }
-        Ok(self)
     }
+    Ok(options)
+}
 
-    fn options(&self) -> RemoteOptions {
-        let default = RemoteOptions::default();
-        RemoteOptions {
-            allow_http: self.allow_http,
-            allow_private: self.allow_private,
-            cache_bytes: self.cache_bytes,
-            unsent: self.unsent,
-            grace: self.grace.unwrap_or(default.grace),
-            spool_directory: spool_directory(),
-            timeout: match self.timeout {
-                None => default.timeout,
-                Some(ServerTimeout::Until(time)) => Some(time),
-                Some(ServerTimeout::ForEver) => None,
-            },
-            ..default
-        }
+/// Adds this user's directories of caches and of pending uploads.
+fn with_directories(options: &RemoteOptions) -> RemoteOptions {
+    let variable = std::env::var_os;
+    let state = state_directory(variable("XDG_STATE_HOME"), variable("HOME"), geteuid().is_root());
+    RemoteOptions {
+        cache_directory: lockbox_remote::cache_directory(),
+        spool_directory: state.map(|state| state.join("unsent")),
+        ..options.clone()
     }
 }
 
@@ -162,8 +117,8 @@ impl ArchiveLocation {
     ///
     /// # Errors
     /// As of [`lockbox_remote::open`].
-    pub fn open(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
-        let storage = lockbox_remote::open(&parsed(address)?, &how.options())?;
+    pub fn open(address: &Path, how: &RemoteOptions) -> Result<ArchiveLocation> {
+        let storage = lockbox_remote::open(&parsed(address)?, &with_directories(how))?;
         Ok(ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
     }
 
@@ -171,8 +126,9 @@ impl ArchiveLocation {
     ///
     /// # Errors
     /// As of [`lockbox_remote::open_for_check`].
-    pub fn open_for_check(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
-        let ArchiveToCheck { storage, received } = lockbox_remote::open_for_check(&parsed(address)?, &how.options())?;
+    pub fn open_for_check(address: &Path, how: &RemoteOptions) -> Result<ArchiveLocation> {
+        let ArchiveToCheck { storage, received } =
+            lockbox_remote::open_for_check(&parsed(address)?, &with_directories(how))?;
         Ok(ArchiveLocation { storage: Some(storage), received, ..ArchiveLocation::file(address) })
     }
 
@@ -180,8 +136,8 @@ impl ArchiveLocation {
     ///
     /// # Errors
     /// As of [`lockbox_remote::open_partial`].
-    pub fn open_damaged(address: &Path, how: &Remote) -> Result<ArchiveLocation> {
-        let storage = lockbox_remote::open_partial(&parsed(address)?, &how.options())?;
+    pub fn open_damaged(address: &Path, how: &RemoteOptions) -> Result<ArchiveLocation> {
+        let storage = lockbox_remote::open_partial(&parsed(address)?, &with_directories(how))?;
         Ok(ArchiveLocation { storage: Some(storage), ..ArchiveLocation::file(address) })
     }
 
@@ -189,8 +145,8 @@ impl ArchiveLocation {
     ///
     /// # Errors
     /// As of [`lockbox_remote::open_writable`].
-    pub fn open_writable(address: &Path, how: &Remote, take_over: bool) -> Result<ArchiveLocation> {
-        let (storage, notice) = lockbox_remote::open_writable(&parsed(address)?, &how.options(), take_over)?;
+    pub fn open_writable(address: &Path, how: &RemoteOptions, take_over: bool) -> Result<ArchiveLocation> {
+        let (storage, notice) = lockbox_remote::open_writable(&parsed(address)?, &with_directories(how), take_over)?;
         Ok(ArchiveLocation { storage: Some(storage), notice, ..ArchiveLocation::file(address) })
     }
 
@@ -201,13 +157,13 @@ impl ArchiveLocation {
     pub fn open_in_fetcher(
         command: &mut Command,
         address: &Path,
-        how: &Remote,
+        how: &RemoteOptions,
         access: Access,
     ) -> Result<ArchiveLocation> {
         // Buffers of megabytes pass through each of its threads, and an allocator with one arena per
         // thread keeps them all: 350 MiB instead of 60. Set independently of the daemon's own value.
         command.env("MALLOC_ARENA_MAX", "1");
-        let opened = lockbox_remote::open_in_fetcher(command, &parsed(address)?, &how.options(), access)?;
+        let opened = lockbox_remote::open_in_fetcher(command, &parsed(address)?, &with_directories(how), access)?;
         let lockbox_remote::FetcherConnection { storage, control, versions, notice } = opened;
         let control = Arc::new(control);
         let (spooling, shutdown) = (control.clone(), control.clone());
@@ -272,8 +228,8 @@ impl ArchiveLocation {
     ///
     /// # Errors
     /// As of [`lockbox_remote::verify_objects`].
-    pub fn verify_objects(&self, how: &Remote, step: &mut ProgressFn<'_>) -> Result<Option<ObjectCheck>> {
-        lockbox_remote::verify_objects(&parsed(&self.path)?, &how.options(), self.received.as_deref(), step)
+    pub fn verify_objects(&self, how: &RemoteOptions, step: &mut ProgressFn<'_>) -> Result<Option<ObjectCheck>> {
+        lockbox_remote::verify_objects(&parsed(&self.path)?, &with_directories(how), self.received.as_deref(), step)
     }
 }
 
@@ -281,7 +237,7 @@ impl ArchiveLocation {
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct RemoteArgs {
     #[arg(long, value_name = "LIST", help = help(), value_parser = parse_list, default_value = "", hide_default_value = true)]
-    pub remote: Remote,
+    pub remote: RemoteOptions,
 }
 
 fn help() -> String {
@@ -289,15 +245,8 @@ fn help() -> String {
 }
 
 /// Parses a list, which adds to that of the environment and goes before it.
-fn parse_list(list: &str) -> std::result::Result<Remote, String> {
-    Remote::from_environment()?.with_list(list)
-}
-
-/// Directory of pending uploads, in the state directory of the user.
-fn spool_directory() -> Option<PathBuf> {
-    let variable = std::env::var_os;
-    let state = state_directory(variable("XDG_STATE_HOME"), variable("HOME"), geteuid().is_root());
-    state.map(|state| state.join("unsent"))
+fn parse_list(list: &str) -> std::result::Result<RemoteOptions, String> {
+    add_list(from_environment()?, list)
 }
 
 /// Returns whether the name is an address rather than a path.
@@ -316,9 +265,9 @@ fn parsed(name: &Path) -> Result<Address> {
 ///
 /// # Errors
 /// Those of [`lockbox_remote::open_upload`].
-pub fn write(name: &Path, how: &Remote, take_over: bool, is_ours: bool) -> Result<Bucket> {
+pub fn write(name: &Path, how: &RemoteOptions, take_over: bool, is_ours: bool) -> Result<Bucket> {
     let names = if is_ours { DirectoryTrust::Trusted } else { DirectoryTrust::Untrusted };
-    lockbox_remote::open_upload(&parsed(name)?, &how.options(), take_over, names)
+    lockbox_remote::open_upload(&parsed(name)?, &with_directories(how), take_over, names)
 }
 
 /// Checks that the address accepts writes.
@@ -365,7 +314,7 @@ pub fn answer_fetcher(control: UnixStream) -> io::Result<()> {
 /// # Errors
 /// As of [`lockbox_remote::cache_entries`].
 pub fn kept() -> Result<Vec<CacheEntry>> {
-    lockbox_remote::cache_entries(&RemoteOptions::default())
+    lockbox_remote::cache_entries(&with_directories(&RemoteOptions::default()))
 }
 
 /// Removes the cache of these archives, or of all. Returns the removed entries, each with whether
@@ -375,7 +324,7 @@ pub fn kept() -> Result<Vec<CacheEntry>> {
 /// Those of [`lockbox_remote::remove_cache_entries`]; `Invalid` for a name that is not an address,
 /// before anything is removed.
 pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(CacheEntry, bool)>> {
-    let options = RemoteOptions::default();
+    let options = with_directories(&RemoteOptions::default());
     let Some(names) = of else { return lockbox_remote::remove_cache_entries(&options, None) };
     let addresses = names.iter().map(|name| parsed(name)).collect::<Result<Vec<_>>>()?;
     let mut removed = Vec::new();
@@ -390,7 +339,7 @@ pub fn remove_kept(of: Option<&[PathBuf]>) -> Result<Vec<(CacheEntry, bool)>> {
 /// # Errors
 /// As of [`lockbox_remote::pending_uploads`].
 pub fn unsent() -> Result<Vec<PendingUpload>> {
-    lockbox_remote::pending_uploads(&Remote::default().options())
+    lockbox_remote::pending_uploads(&with_directories(&RemoteOptions::default()))
 }
 
 /// Discards the pending uploads of one archive.
@@ -398,60 +347,62 @@ pub fn unsent() -> Result<Vec<PendingUpload>> {
 /// # Errors
 /// As of [`lockbox_remote::discard_pending_uploads`].
 pub fn forget_unsent(name: &Path) -> Result<Vec<PendingUpload>> {
-    lockbox_remote::discard_pending_uploads(&parsed(name)?, &Remote::default().options())
+    lockbox_remote::discard_pending_uploads(&parsed(name)?, &with_directories(&RemoteOptions::default()))
 }
 
 /// Probes the server at an address. `goes_on` is called between requests, to cancel.
 ///
 /// # Errors
 /// As of [`lockbox_remote::probe_address`].
-pub fn probe(name: &Path, how: &Remote, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<ProbeFinding>> {
-    lockbox_remote::probe_address(&parsed(name)?, &how.options(), goes_on)
+pub fn probe(name: &Path, how: &RemoteOptions, goes_on: &mut dyn FnMut() -> Result<()>) -> Result<Vec<ProbeFinding>> {
+    lockbox_remote::probe_address(&parsed(name)?, &with_directories(how), goes_on)
 }
 
 /// Lists the archives at and below an address.
 ///
 /// # Errors
 /// As of [`lockbox_remote::list_archives`].
-pub fn archives(place: &Path, how: &Remote, step: &mut ProgressFn<'_>) -> Result<Vec<StoredArchive>> {
-    lockbox_remote::list_archives(&Address::place(place.as_os_str())?, &how.options(), step)
+pub fn archives(place: &Path, how: &RemoteOptions, step: &mut ProgressFn<'_>) -> Result<Vec<StoredArchive>> {
+    lockbox_remote::list_archives(&Address::place(place.as_os_str())?, &with_directories(how), step)
 }
 
 /// Checks that all objects of an archive exist; with `whole`, verifies their content.
 ///
 /// # Errors
 /// As of [`lockbox_remote::check_objects`].
-pub fn examine(name: &Path, how: &Remote, whole: bool, step: &mut ProgressFn<'_>) -> Result<ObjectCheck> {
-    lockbox_remote::check_objects(&parsed(name)?, &how.options(), whole, step)
+pub fn examine(name: &Path, how: &RemoteOptions, whole: bool, step: &mut ProgressFn<'_>) -> Result<ObjectCheck> {
+    lockbox_remote::check_objects(&parsed(name)?, &with_directories(how), whole, step)
 }
 
 /// Garbage-collects the objects of an archive.
 ///
 /// # Errors
 /// As of [`lockbox_remote::collect_garbage`].
-pub fn collect(name: &Path, how: &Remote, take_over: bool) -> Result<CollectReport> {
-    lockbox_remote::collect_garbage(&parsed(name)?, &how.options(), take_over)
+pub fn collect(name: &Path, how: &RemoteOptions, take_over: bool) -> Result<CollectReport> {
+    lockbox_remote::collect_garbage(&parsed(name)?, &with_directories(how), take_over)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn lists_say_how_servers_are_asked() {
         let all = parse_list("allow-http,allow-private,cache-size=4G,grace=12h,timeout=2m").unwrap();
-        let wanted = Remote {
+        let wanted = RemoteOptions {
             allow_http: true,
             allow_private: true,
             cache_bytes: Some(4 << 30),
-            grace: Some(Duration::from_secs(12 * 3600)),
-            timeout: Some(ServerTimeout::Until(Duration::from_secs(120))),
-            unsent: false,
+            grace: Duration::from_secs(12 * 3600),
+            timeout: Some(Duration::from_secs(120)),
+            ..RemoteOptions::default()
         };
         assert_eq!(all, wanted);
-        assert!(parse_list("unsent").unwrap().is_unsent());
-        assert_eq!(parse_list("timeout=hard").unwrap().timeout, Some(ServerTimeout::ForEver));
-        assert_eq!(parse_list("").unwrap(), Remote::default());
+        assert!(parse_list("unsent").unwrap().unsent);
+        assert_eq!(parse_list("timeout=hard").unwrap().timeout, None);
+        assert_eq!(parse_list("").unwrap(), RemoteOptions::default());
         for wrong in [
             "allow-all",
             "unsent=yes",
@@ -468,12 +419,12 @@ mod tests {
 
     #[test]
     fn the_variable_is_a_list_that_the_command_line_adds_to() {
-        let variable = |list: &str| Remote::from_variable(Some(list.as_ref()));
+        let variable = |list: &str| from_variable(Some(list.as_ref()));
         let named = variable("allow-http,timeout=2m").unwrap();
         assert_eq!(named, parse_list("allow-http,timeout=2m").unwrap());
-        let both = named.with_list("allow-private,timeout=hard").unwrap();
+        let both = add_list(named, "allow-private,timeout=hard").unwrap();
         assert_eq!(both, parse_list("allow-http,allow-private,timeout=hard").unwrap());
-        assert_eq!(Remote::from_variable(None), Ok(Remote::default()));
+        assert_eq!(from_variable(None), Ok(RemoteOptions::default()));
         assert!(variable("allow-all").unwrap_err().starts_with("LOCKBOX_REMOTE: 'allow-all' is not an option"));
     }
 }

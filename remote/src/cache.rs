@@ -83,7 +83,7 @@ struct Table {
 
 /// Returns the cache directory: `$XDG_CACHE_HOME/lockbox` or `~/.cache/lockbox`. Root with the HOME
 /// of another user gets that of the system, because the other user could redirect the writes.
-pub(crate) fn directory() -> Option<PathBuf> {
+pub fn cache_directory() -> Option<PathBuf> {
     let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     named.or_else(|| Some(cache_home(home()?, rustix::process::geteuid().is_root()))).map(|path| path.join("lockbox"))
 }

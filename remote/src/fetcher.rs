@@ -50,6 +50,8 @@ const _: () = assert!(TOTAL_SOCKETS <= MAX_SOCKETS);
 struct OpenRequest {
     address: String,
     options: RemoteOptions,
+    /// Directories of the caches and of the spool, which the JSON of the options does not have.
+    directories: [Option<PathBuf>; 2],
     access: Access,
 }
 
@@ -300,7 +302,8 @@ fn handshake(
 ) -> Result<Handshake> {
     let cannot = |error: io::Error| Error::io("cannot start the process that fetches", error);
     let (mut ours, theirs) = socket_pairs(TOTAL_SOCKETS).map_err(cannot)?;
-    let request = OpenRequest { address: address.text(), options: options.clone(), access };
+    let directories = [options.cache_directory.clone(), options.spool_directory.clone()];
+    let request = OpenRequest { address: address.text(), options: options.clone(), directories, access };
     send(control, &request, &theirs).map_err(cannot)?;
     drop(theirs);
     let news = ours.split_off(READ_SOCKETS).pop();
@@ -340,6 +343,7 @@ pub fn serve_fetcher(
         broker.set_scope(BrokerScope::of(Address::parse(request.address.as_ref()).ok().flatten().as_ref()))?;
     }
     request.options.broker = broker;
+    [request.options.cache_directory, request.options.spool_directory] = std::mem::take(&mut request.directories);
     confine(&FetcherReach::of(&request.address, &request.options, request.access != Access::Read));
     let OpenArchive { storage, stats, follower, writer } = match OpenArchive::open(&request) {
         Ok(served) => served,

@@ -53,7 +53,7 @@ pub use bucket::{
     Bucket, CollectReport, GRACE, MIN_GRACE, NewestRecord, ObjectCheck, ObjectTotals, PendingUpload, ProgressFn,
     StoredArchive, WholeObjects,
 };
-pub use cache::{CacheEntry, cache_entries, remove_cache_entries};
+pub use cache::{CacheEntry, cache_directory, cache_entries, remove_cache_entries};
 pub use diagnostics::{ProbeFinding, probe_address};
 pub use fetcher::{
     Access, FetcherConnection, FetcherControl, FetcherReach, VersionPoller, open_in_fetcher, serve_broker,
@@ -63,7 +63,7 @@ use range_source::RemoteError;
 pub use range_source::RequestStats;
 use remote_file::RemoteFile;
 
-/// Options for reading remote archives.
+/// Options for requests to servers. Their JSON has no directories: a path may not be UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteOptions {
     /// Timeout of a read while the server does not respond; None waits forever.
@@ -72,8 +72,10 @@ pub struct RemoteOptions {
     /// space, at most 20 GiB.
     pub cache_bytes: Option<u64>,
     /// Directory of the caches; None disables them.
+    #[serde(skip)]
     pub cache_directory: Option<PathBuf>,
     /// Directory of the upload spool; None disables it.
+    #[serde(skip)]
     pub spool_directory: Option<PathBuf>,
     /// Read the latest spooled state on this host instead of the state in the store.
     pub unsent: bool,
@@ -94,7 +96,7 @@ impl Default for RemoteOptions {
         RemoteOptions {
             timeout: Some(Duration::from_secs(30)),
             cache_bytes: None,
-            cache_directory: cache::directory(),
+            cache_directory: None,
             spool_directory: None,
             unsent: false,
             grace: GRACE,
@@ -102,6 +104,13 @@ impl Default for RemoteOptions {
             allow_private: false,
             broker: None,
         }
+    }
+}
+
+impl RemoteOptions {
+    /// Returns these options without the cache on disk.
+    pub fn without_cache(&self) -> RemoteOptions {
+        RemoteOptions { cache_bytes: Some(0), ..self.clone() }
     }
 }
 

@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// faults.
 fn compare_objects(args: &Args, report: &mut CheckReport, bar: &Bar) -> Result<(), Failure> {
     let remote = args.archive.remote();
-    if !args.full || !remote::is_remote(&args.archive.archive) || remote.is_unsent() {
+    if !args.full || !remote::is_remote(&args.archive.archive) || remote.unsent {
         return Ok(());
     }
     let compared = args.archive.place()?.verify_objects(remote, &mut |done, total| {

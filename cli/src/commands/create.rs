@@ -170,7 +170,7 @@ fn exists(path: &Path) -> Failure {
 }
 
 /// Returns whether there is no archive yet: no file of this name or, at an address, no commit.
-pub(crate) fn is_free(path: &Path, remote: &remote::Remote) -> Result<bool, Failure> {
+pub(crate) fn is_free(path: &Path, remote: &remote::RemoteOptions) -> Result<bool, Failure> {
     if !remote::is_remote(path) {
         return Ok(path.symlink_metadata().is_err());
     }

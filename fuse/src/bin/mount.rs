@@ -344,7 +344,7 @@ fn serve(config: &DaemonConfig, key: &UnlockedKey, namespaces: Option<&Namespace
 /// may be (`nofail`).
 fn locate_archive(name: &Path, options: &MountOptions) -> Result<Option<(PathBuf, ArchiveLocation)>, Failure> {
     let is_remote = remote::is_remote(name);
-    if options.remote.is_unsent() && !is_remote {
+    if options.remote.unsent && !is_remote {
         return Err(Failure::usage("-o unsent is for archives at addresses"));
     }
     if is_remote {

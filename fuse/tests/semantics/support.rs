@@ -17,7 +17,7 @@ use lockbox::fs::{Creator, FileSystem};
 use lockbox::keys;
 use lockbox_host::control::{self, ActionResult, Request, Response, SnapshotName, Status};
 use lockbox_host::daemons;
-use lockbox_host::remote::{self, Remote};
+use lockbox_host::remote::{self, RemoteOptions};
 use nix::libc;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::mman::{self, MapFlags, MsFlags, ProtFlags};
@@ -83,7 +83,7 @@ impl Mount {
         let kdf = KdfCost { memory_kib: 1024, passes: 1, lanes: 1 };
         let create = CreateOptions { kdf, creator: Creator { uid: 0, gid: 0, umask: None } };
         if in_store {
-            let mut bucket = remote::write(&made.archive(), &Remote::default(), false, true).unwrap();
+            let mut bucket = remote::write(&made.archive(), &RemoteOptions::default(), false, true).unwrap();
             Archive::create_in(
                 &bucket.create_empty().unwrap(),
                 &passphrase,

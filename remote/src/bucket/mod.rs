@@ -87,7 +87,7 @@ pub(crate) fn open_for_check(
     options: &RemoteOptions,
 ) -> Result<Option<(RemoteFile, Arc<WholeObjects>)>> {
     // The store is checked, not the copy on this host.
-    let uncached = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
+    let uncached = options.without_cache();
     let Some(OpenedVersion { mut reader, metrics, .. }) = open_newest(objects, name, &uncached)? else {
         return Ok(None);
     };
@@ -106,7 +106,7 @@ pub(crate) fn open_partial(
     options: &RemoteOptions,
 ) -> Result<Option<RemoteFile>> {
     // A later open of the archive must not find these zeros in the cache.
-    let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
+    let options = options.without_cache();
     let Some(OpenedVersion { reader, metrics, .. }) = open_newest(objects, name, &options)? else { return Ok(None) };
     let name = reader.blocks.store.name.clone();
     RemoteFile::open_source(Arc::new(PartialReader::new(reader)), name, &options, metrics).map(Some)
@@ -124,7 +124,7 @@ pub(crate) fn open_pending_upload(
     let store = BucketStore::new(objects, name.clone(), options.timeout);
     let spool = UploadSpool::open_latest(directory, &name, &store.existing_incarnation()?)?;
     // The cache has the store's content under the same record numbers.
-    let options = RemoteOptions { cache_bytes: Some(0), ..options.clone() };
+    let options = options.without_cache();
     let objects = SpoolOverlay { inner: store.objects, spool: Arc::new(OnceLock::from(spool)) };
     let found = open_newest(Box::new(objects), name.clone(), &options)?.ok_or_else(nothing)?;
     RemoteFile::open_source(Arc::new(found.reader), name, &options, found.metrics)

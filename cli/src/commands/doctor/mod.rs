@@ -8,7 +8,7 @@ use lockbox::Error;
 use lockbox::archive::recognize;
 use lockbox::storage::ArchiveSource;
 use lockbox_host::OTHER;
-use lockbox_host::remote::{self, ArchiveLocation, Remote, RemoteArgs};
+use lockbox_host::remote::{self, ArchiveLocation, RemoteArgs, RemoteOptions};
 use serde_json::json;
 
 use self::host::Confined;
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// Bytes that tell an archive: magic and version.
 const BEGIN: usize = 20;
 
-fn findings_of_server(address: &Path, how: &Remote) -> Result<Vec<(&'static str, Finding)>, Failure> {
+fn findings_of_server(address: &Path, how: &RemoteOptions) -> Result<Vec<(&'static str, Finding)>, Failure> {
     let interrupt = Interrupt::watch()?;
     let probed = remote::probe(address, how, &mut || interrupt.check()).map_err(|error| match error {
         Error::Interrupted(_) => interrupt::failure(&error, "the objects made there for the check were removed"),
@@ -135,7 +135,7 @@ fn findings_of_server(address: &Path, how: &Remote) -> Result<Vec<(&'static str,
     Ok(findings)
 }
 
-fn archive(address: &Path, how: &Remote) -> Finding {
+fn archive(address: &Path, how: &RemoteOptions) -> Finding {
     let opened = ArchiveLocation::open(address, &how.without_cache()).and_then(|place| {
         let ArchiveSource::Storage(storage) = place.source() else {
             return Err(Error::invalid("that is not an address"));

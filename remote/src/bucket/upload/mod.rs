@@ -331,7 +331,7 @@ impl UploadBuffer {
         let reader =
             Arc::new(VersionReader { blocks: self.shared.blocks.clone(), map, length, tag: hex(&random_bytes()?) });
         // The state has no name to which a later mount could return.
-        let options = RemoteOptions { cache_bytes: Some(0), ..self.options.clone() };
+        let options = self.options.without_cache();
         let base = match length {
             0 => None,
             _ => {
