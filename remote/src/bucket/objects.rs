@@ -164,16 +164,6 @@ impl ObjectStore for Metered<dyn ObjectStore> {
         self.metrics.count_list(self.inner.list(prefix, after, most))
     }
 
-    fn list_tolerant(
-        &self,
-        prefix: &str,
-        after: &str,
-        most: usize,
-        on_unreadable: &mut UnreadableDir<'_>,
-    ) -> RemoteResult<Vec<ListedObject>> {
-        self.metrics.count_list(self.inner.list_tolerant(prefix, after, most, on_unreadable))
-    }
-
     fn sweep(&self, above: &str) -> RemoteResult<()> {
         self.inner.sweep(above)
     }

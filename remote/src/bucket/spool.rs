@@ -57,9 +57,7 @@ use sha2::{Digest, Sha256};
 
 use super::layout::{Incarnation, MAX_CHECKPOINT};
 use super::map::ObjectId;
-use super::objects::{
-    BatchReply, ListedObject, ObjectCreation, ObjectRange, ObjectStore, UnreadableDir, parse_path, random_bytes,
-};
+use super::objects::{BatchReply, ListedObject, ObjectCreation, ObjectRange, ObjectStore, parse_path, random_bytes};
 use crate::cache::{
     cannot_read_dir, create_private_dir, is_own_file, list_private_dir, open_own_file, open_private_dir,
 };
@@ -562,16 +560,6 @@ impl ObjectStore for SpoolOverlay {
             here.extend(self.inner.list(prefix, behind, most - here.len())?);
         }
         Ok(here)
-    }
-
-    fn list_tolerant(
-        &self,
-        prefix: &str,
-        after: &str,
-        most: usize,
-        on_unreadable: &mut UnreadableDir<'_>,
-    ) -> RemoteResult<Vec<ListedObject>> {
-        self.inner.list_tolerant(prefix, after, most, on_unreadable)
     }
 
     fn sweep(&self, above: &str) -> RemoteResult<()> {
