@@ -8,6 +8,7 @@ use std::hash::Hasher;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
 
@@ -18,14 +19,16 @@ const SETS: usize = 8192;
 /// Fraction of a client's burst that a miss costs, so that guessing slows down soon.
 const MISS_COST: u32 = 4;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rates {
-    /// Requests in a minute by one client in the long run; 0 turns the limiter off.
+    /// Requests in a minute that one address (IPv6: one /64) may make; 0 for no limit
+    #[arg(long = "requests-per-minute", value_name = "N", default_value_t = Rates::default().per_minute)]
     pub per_minute: u32,
-    /// Requests at once after a pause.
+    /// Requests that one address may make at once
+    #[arg(long, value_name = "N", default_value_t = Rates::default().burst, value_parser = clap::value_parser!(u32).range(1..))]
     pub burst: u32,
-    /// Misses per minute by all clients before clients that missed recently are refused without a
-    /// check.
+    /// Wrong claims in a minute, of all clients, until the clients that made one must wait
+    #[arg(long, value_name = "N", default_value_t = Rates::default().misses_per_minute)]
     pub misses_per_minute: u32,
 }
 

@@ -112,7 +112,7 @@ pub(super) fn is_of_this_machine(peer: Peer, headers: &HeaderMap) -> bool {
 }
 
 /// `localhost`, `127.0.0.1:7377`, `[::1]:7377`. Another name may be a web page's (DNS rebinding).
-pub fn is_loopback_authority(authority: &[u8]) -> bool {
+pub(super) fn is_loopback_authority(authority: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(authority) else { return false };
     let name = match text.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,

@@ -36,7 +36,7 @@ use crate::store::{self, NewShare, SpoolEntry, StoreError};
 /// Returns the hash of the owner's token if the client may create shares.
 fn creator(daemon: &Daemon, peer: Peer, headers: &HeaderMap) -> Result<Verifier, HttpRefusal> {
     let owner: OwnerToken = request::bearer(headers)?;
-    let message = match daemon.settings.creators {
+    let message = match daemon.creators {
         CreatorPolicy::ThisMachine if !client_addr::is_of_this_machine(peer, headers) => {
             "only programs on the server's own machine may make shares here (--creators local)"
         }
@@ -105,7 +105,7 @@ async fn make(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result
         capsule: Bytes::from(create.capsule.into_bytes()),
         payload: upload.as_ref().map(|(_, entry)| *entry),
     };
-    let made = store::create_random(&*daemon.store, settings.routing, settings.digits, share).await;
+    let made = store::create_random(&*daemon.store, settings.routing_digit, settings.share_code_digits, share).await;
     let (handle, times) = made.map_err(|error| {
         if let Some((token, _)) = &upload {
             daemon.pending_uploads.release(token);
@@ -113,7 +113,7 @@ async fn make(daemon: &Daemon, owner: Verifier, create: CreateRequest) -> Result
         HttpRefusal::from(error)
     })?;
     daemon.metrics.created.fetch_add(1, Relaxed);
-    let url = format!("{}{}{handle}", settings.public_url, api::PAGE);
+    let url = format!("{}{}{handle}", daemon.public_url, api::PAGE);
     let created = CreateReply { handle, url, expires_at: times.expires.seconds() };
     if let Some((token, _)) = &upload {
         daemon.pending_uploads.complete(token, owner, auth, created.clone());
@@ -135,7 +135,7 @@ pub(super) async fn upload(
 ) -> Result<Reply, HttpRefusal> {
     let owner = creator(daemon, peer, request.headers())?;
     request::expect_type(request.headers(), "application/octet-stream")?;
-    let most = daemon.settings.max_ciphertext;
+    let most = daemon.settings.max_file;
     if request.body().size_hint().lower() > most {
         return Err(too_large());
     }

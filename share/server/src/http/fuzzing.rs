@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
+use clap::{Args, FromArgMatches};
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use lockbox_share_protocol::api::ShareEndpoint;
@@ -55,6 +56,15 @@ struct Stage {
     runs: u32,
 }
 
+impl Default for DaemonSettings {
+    /// Returns the settings of a command line without options.
+    fn default() -> DaemonSettings {
+        let command = DaemonSettings::augment_args(clap::Command::new("serve"));
+        let matches = command.try_get_matches_from(["serve"]).expect("no option is required");
+        DaemonSettings::from_arg_matches(&matches).expect("the defaults are valid")
+    }
+}
+
 impl Stage {
     fn new() -> Stage {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -75,7 +85,7 @@ impl Stage {
         store.create(handle, share).wait().expect("a share");
         let settings =
             DaemonSettings { rates: Rates { per_minute: 0, ..Rates::default() }, ..DaemonSettings::default() };
-        let daemon = Arc::new(Daemon::new(Arc::new(store), spool, settings, [7; 16]));
+        let daemon = Arc::new(Daemon::new(Arc::new(store), spool, settings, "http://127.0.0.1:7377".into(), [7; 16]));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
         Stage { runtime, daemon, handle, owner, directory, runs: 0 }
     }

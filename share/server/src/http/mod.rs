@@ -15,6 +15,7 @@ mod reply;
 mod request;
 mod route;
 pub mod server;
+mod settings;
 mod share_handlers;
 #[cfg(test)]
 mod tests;
@@ -26,8 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use lockbox_share_protocol::api::DEFAULT_PORT;
-use lockbox_share_protocol::message::{ErrorCode, Limits, MAX_BATCH, MAX_CLAIMS};
+use lockbox_share_protocol::message::ErrorCode;
 use lockbox_share_protocol::token::Handle;
 use tokio::sync::{Notify, Semaphore};
 
@@ -36,13 +36,14 @@ use self::client_addr::Peer;
 use self::create::PendingUploads;
 use self::reply::LeaseTransfers;
 use self::request::HttpRefusal;
-use crate::limiter::{ClientId, Limiter, Rates};
+use crate::limiter::{ClientId, Limiter};
 use crate::metrics::{Gauges, Metrics};
 use crate::store::env::{Clock, SystemClock};
 use crate::store::spool::Spool;
 use crate::store::{ShareStore, StoreError};
 
-pub use client_addr::{Network, is_loopback_authority};
+pub use client_addr::Network;
+pub use settings::{CreatorPolicy, DaemonSettings};
 
 /// Maximum connections of the Unix socket, in addition to the network's (`admission`, rule 1).
 pub const LOCAL_CONNECTIONS: usize = 1024;
@@ -62,83 +63,6 @@ const MAX_BATCHES: usize = 64;
 /// Of these, batches of one client: a slow one keeps its permits for the time of a message.
 const MAX_BATCHES_OF_CLIENT: usize = 16;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CreatorPolicy {
-    Anyone,
-    /// Clients on the same machine: over the Unix socket, or over a loopback address without a
-    /// trace of a proxy.
-    ThisMachine,
-    UnixSocket,
-}
-
-#[derive(Clone, Debug)]
-pub struct DaemonSettings {
-    /// Begins the links, without a slash at its end.
-    pub public_url: String,
-    /// First digit of the handles, 0..=9.
-    pub routing: u8,
-    /// Random digits of the handles, 6..=12.
-    pub digits: u32,
-    /// Lifetime of shares that name none.
-    pub default_expiry: Duration,
-    pub max_expiry: Duration,
-    /// Most bytes of one ciphertext.
-    pub max_ciphertext: u64,
-    pub rates: Rates,
-    /// Proxies trusted to name their clients.
-    pub trusted_proxies: Vec<Network>,
-    pub creators: CreatorPolicy,
-    /// Connections of the network that may be open at a time.
-    pub max_connections: usize,
-    /// For the head of a request, also for the next one on the same connection.
-    pub head_timeout: Duration,
-    /// For a message, and between two parts of an upload.
-    pub body_timeout: Duration,
-    /// Maximum time for which a client may accept too little of a response.
-    pub stall_timeout: Duration,
-    /// How long a claimant may ask again after the last byte was sent.
-    pub grace: Duration,
-    /// How long running requests may go on when the daemon stops.
-    pub stop_timeout: Duration,
-}
-
-impl Default for DaemonSettings {
-    fn default() -> DaemonSettings {
-        DaemonSettings {
-            public_url: format!("http://127.0.0.1:{DEFAULT_PORT}"),
-            routing: 0,
-            digits: 12,
-            default_expiry: Duration::from_secs(15 * 60),
-            max_expiry: Duration::from_secs(7 * 24 * 3600),
-            max_ciphertext: 16 << 30,
-            rates: Rates::default(),
-            trusted_proxies: Vec::new(),
-            creators: CreatorPolicy::ThisMachine,
-            max_connections: 20_000,
-            head_timeout: Duration::from_secs(10),
-            body_timeout: Duration::from_secs(30),
-            stall_timeout: Duration::from_secs(60),
-            grace: Duration::from_secs(60),
-            stop_timeout: Duration::from_secs(30),
-        }
-    }
-}
-
-impl DaemonSettings {
-    fn limits(&self) -> Bytes {
-        let limits = Limits {
-            protocol: 1,
-            default_expiry: self.default_expiry.as_secs(),
-            max_expiry: self.max_expiry.as_secs(),
-            max_ciphertext: self.max_ciphertext,
-            max_claims: MAX_CLAIMS,
-            max_batch: MAX_BATCH,
-            public_url: self.public_url.clone(),
-        };
-        Bytes::from(serde_json::to_vec(&limits).unwrap_or_default())
-    }
-}
-
 /// Completes a change also after the client disconnected: hyper then drops the future of the
 /// request, and with it all steps between the store's change and the daemon's own bookkeeping.
 async fn see_through<T: Send + 'static>(
@@ -154,6 +78,9 @@ pub struct Daemon {
     store: Arc<dyn ShareStore>,
     spool: Arc<Spool>,
     settings: DaemonSettings,
+    /// Begins the links, without a slash at its end.
+    public_url: String,
+    creators: CreatorPolicy,
     limiter: Limiter,
     metrics: Metrics,
     pending_uploads: PendingUploads,
@@ -172,8 +99,14 @@ pub struct Daemon {
 
 impl Daemon {
     /// Creates a daemon over `store` and `spool`. `secret` is random and keys the limiter's table.
-    pub fn new(store: Arc<dyn ShareStore>, spool: Arc<Spool>, settings: DaemonSettings, secret: [u8; 16]) -> Daemon {
-        Daemon::by(Arc::new(SystemClock), store, spool, settings, secret)
+    pub fn new(
+        store: Arc<dyn ShareStore>,
+        spool: Arc<Spool>,
+        settings: DaemonSettings,
+        public_url: String,
+        secret: [u8; 16],
+    ) -> Daemon {
+        Daemon::by(Arc::new(SystemClock), store, spool, settings, public_url, secret)
     }
 
     pub(crate) fn by(
@@ -181,6 +114,7 @@ impl Daemon {
         store: Arc<dyn ShareStore>,
         spool: Arc<Spool>,
         settings: DaemonSettings,
+        public_url: String,
         secret: [u8; 16],
     ) -> Daemon {
         let connections = settings.max_connections;
@@ -197,7 +131,9 @@ impl Daemon {
             clock,
             watchers: ConcurrencyLimit::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
             uploads: ConcurrencyLimit::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
-            limits: settings.limits(),
+            limits: settings.limits(&public_url),
+            public_url,
+            creators: settings.creator_policy(),
             stopping: AtomicBool::new(false),
             store,
             spool,

@@ -84,7 +84,7 @@ impl Endpoint {
 pub(super) async fn answer(daemon: &Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Reply {
     let started = Instant::now();
     let target = Endpoint::of(request.uri().path());
-    let checked = request::check_site(&request, &daemon.settings.public_url)
+    let checked = request::check_site(&request, &daemon.public_url)
         .and_then(|()| target.ok_or_else(|| HttpRefusal::new(ErrorCode::NotFound, "the path does not exist")));
     let result = match checked {
         Ok(target) => serve(daemon, peer, target, request).await,

@@ -124,7 +124,8 @@ impl TestDaemon {
             fails: AtomicBool::new(false),
             handles: Mutex::default(),
         });
-        let daemon = Arc::new(Daemon::new(store.clone(), spool, DaemonSettings::default(), [7; 16]));
+        let (settings, url) = (DaemonSettings::default(), "http://127.0.0.1:7377".to_owned());
+        let daemon = Arc::new(Daemon::new(store.clone(), spool, settings, url, [7; 16]));
         let entry = SpoolEntry { id: [1; 16], length: 300, digest: Digest::new([2; 32]) };
         daemon.pending_uploads.add(UploadToken::new(UPLOAD), OwnerToken::new(OWNER).verifier(), entry);
         TestDaemon { daemon, store, _directory: directory }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use clap::ValueEnum;
 use lockbox_share_protocol::capsule::MAX_CAPSULE;
 use lockbox_share_protocol::message::{ClaimState, MAX_CLAIMS, ShareState};
 use lockbox_share_protocol::token::{Auth, ClaimId, Digest, Handle, LeaseToken, OwnerToken, Verifier};
@@ -107,14 +108,16 @@ pub struct ShareReport {
     pub version: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Durability {
-    /// Survives any end of the process. A power cut may lose or repeat about the last half minute.
-    None,
-    /// As `None`; a power cut loses or repeats at most the last 50 milliseconds.
-    Periodic,
-    /// A reply is given after its barrier.
+    /// After its change is durable
     Commit,
+    /// At once; a power cut loses or repeats 50 ms
+    Periodic,
+    /// At once; a power cut loses or repeats changes that the kernel had not written
+    ///
+    /// About the last half minute. All shares survive an end of the process alone.
+    None,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -2,31 +2,65 @@
 //! it at a signal; and the host resources that it needs (descriptors, processors, the runtime
 //! directory, the service manager).
 
-mod options;
-
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use clap::{Args, ValueEnum};
 use lockbox_share::http::server::{self, ListeningSockets, RunningServer, UnixSocket};
-use lockbox_share::http::{CreatorPolicy, Daemon, LINGERING, LOCAL_CONNECTIONS};
+use lockbox_share::http::{CreatorPolicy, Daemon, DaemonSettings, LINGERING, LOCAL_CONNECTIONS};
 use lockbox_share::store::env::SystemClock;
 use lockbox_share::store::segments::{self, SegmentStore};
 use lockbox_share::store::spool::Spool;
 use lockbox_share::store::valkey::{ValkeySettings, ValkeyStore};
-use lockbox_share::store::{Durability, Periods, ShareStore};
+use lockbox_share::store::{MAX_TTL, Periods, ShareStore};
 use lockbox_share_protocol::api::{DEFAULT_PORT, SOCKET_NAME};
 use lockbox_share_protocol::link_scope::LinkScope;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use zeroize::Zeroizing;
 
-use self::options::settings;
-
-pub(crate) use options::Serve;
-
 const ADMIN_PORT: u16 = DEFAULT_PORT + 1;
+
+/// Serve one-time links until SIGTERM
+///
+/// Without further options it listens on 127.0.0.1:7377 and on a Unix socket in the runtime directory, and shows health and metrics on 127.0.0.1:7378.
+#[derive(Args)]
+pub(crate) struct Serve {
+    /// Directory of the shares, made if it is missing
+    #[arg(long, value_name = "DIR")]
+    state_dir: PathBuf,
+    /// Keep the shares in a Valkey server instead, valkey://HOST:PORT/DB; ciphertext stays in the state directory
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// File with the password of that server
+    #[arg(long, value_name = "FILE", requires = "store")]
+    store_password_file: Option<PathBuf>,
+    /// Address for HTTP; may be repeated, `none` for no address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Vec<String>,
+    /// Unix socket, `none` for no socket
+    #[arg(long, value_name = "PATH")]
+    unix_socket: Option<PathBuf>,
+    /// Address for HTTPS; may be repeated
+    #[arg(long, value_name = "ADDRESS:PORT", requires_all = ["tls_cert", "tls_key"])]
+    tls_listen: Vec<SocketAddr>,
+    /// Certificate chain for HTTPS, PEM
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// Private key for HTTPS, PEM
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+    /// Address for health and metrics, `none` for no address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_listen: Option<String>,
+    #[command(flatten)]
+    settings: DaemonSettings,
+    /// Event loops; without it one for each processor
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+}
 
 pub(crate) fn run(arguments: &Serve) -> Result<(), String> {
     let filter = EnvFilter::try_from_env("LOCKBOX_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
@@ -76,24 +110,33 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, Creato
     };
     let refused = |path: &Path, error: std::io::Error| format!("cannot listen on {}: {error}", path.display());
     let unix = unix.map(|path| UnixSocket::bind(&path).map_err(|error| refused(&path, error))).transpose()?;
-    let proxies = match &arguments.proxy_socket {
+    let proxies = match &arguments.settings.proxy_socket {
         None => None,
         Some(path) => {
-            let users = arguments.proxy_user.iter().map(|user| number_of(user)).collect::<Result<Vec<_>, _>>()?;
+            let users =
+                arguments.settings.proxy_user.iter().map(|user| number_of(user)).collect::<Result<Vec<_>, _>>()?;
             Some((UnixSocket::bind_for_all(path).map_err(|error| refused(path, error))?, users))
         }
     };
     let (store, spool) = open_store(arguments)?;
-    let mut settings = settings(arguments, &open);
-    settings.max_connections = connections_that_fit(arguments.max_connections, descriptors);
-    if settings.max_connections < arguments.max_connections {
+    let mut settings = arguments.settings.clone();
+    settings.default_expiry = settings.default_expiry.min(settings.max_expiry);
+    settings.max_expiry = settings.max_expiry.min(MAX_TTL);
+    settings.max_connections = connections_that_fit(settings.max_connections, descriptors);
+    if settings.max_connections < arguments.settings.max_connections {
         let most = settings.max_connections;
         tracing::warn!("{descriptors} descriptors are enough for {most} connections: raise LimitNOFILE for more");
     }
-    if let Some(told) = LinkScope::warning(&settings.public_url) {
+    let local = || match open.iter().find(|(_, is_tls)| *is_tls).or(open.first()) {
+        Some((address, true)) => format!("https://{address}"),
+        Some((address, false)) => format!("http://{address}"),
+        None => format!("http://127.0.0.1:{DEFAULT_PORT}"),
+    };
+    let public_url = settings.public_url.clone().unwrap_or_else(local).trim_end_matches('/').to_owned();
+    if let Some(told) = LinkScope::warning(&public_url) {
         tracing::warn!("{told}");
     }
-    let creators = settings.creators;
+    let creators = settings.creator_policy();
     let open: Vec<SocketAddr> = open.into_iter().map(|(address, _)| address).collect();
     if !somebody_may(creators, unix.is_some(), &open) {
         return Err("no client could make shares with this daemon; allow some with --creators".into());
@@ -105,7 +148,7 @@ fn start(arguments: &Serve, descriptors: usize) -> Result<(RunningServer, Creato
     }
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| format!("no randomness: {error}"))?;
-    let daemon = Arc::new(Daemon::new(store, spool, settings, secret));
+    let daemon = Arc::new(Daemon::new(store, spool, settings, public_url, secret));
     Ok((server::start(daemon, ListeningSockets { tcp, unix, proxies, admin }, workers)?, creators))
 }
 
@@ -153,12 +196,7 @@ fn announce(running: &RunningServer, creators: CreatorPolicy) {
     lines.extend(running.unix().map(|path| format!("unix={}", path.display())));
     lines.extend(running.proxies().map(|path| format!("proxies={}", path.display())));
     lines.extend(running.admin.map(|address| format!("metrics={address}")));
-    let creators = match creators {
-        CreatorPolicy::Anyone => "everybody",
-        CreatorPolicy::ThisMachine => "local",
-        CreatorPolicy::UnixSocket => "socket",
-    };
-    lines.push(format!("creators={creators}"));
+    lines.extend(creators.to_possible_value().map(|value| format!("creators={}", value.get_name())));
     lines.push("ready=1".into());
     // No program may be listening, which is no reason not to serve.
     let _ = writeln!(out, "{}", lines.join("\n"));
@@ -174,13 +212,12 @@ fn open_store(arguments: &Serve) -> Result<Stores, String> {
         .mode(0o700)
         .create(state)
         .map_err(|error| format!("cannot create {}: {error}", state.display()))?;
-    let durability = arguments.durability.into();
     if let Some(url) = &arguments.store {
-        return open_valkey(url, arguments, durability);
+        return open_valkey(url, arguments);
     }
     let settings = segments::SegmentSettings {
-        durability,
-        spool_capacity: arguments.spool_size,
+        durability: arguments.settings.durability,
+        spool_capacity: arguments.settings.spool_size,
         ..segments::SegmentSettings::default()
     };
     let store = SegmentStore::open(state, &settings).map_err(|error| error.to_string())?;
@@ -188,7 +225,7 @@ fn open_store(arguments: &Serve) -> Result<Stores, String> {
     Ok((Arc::new(store), spool))
 }
 
-fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<Stores, String> {
+fn open_valkey(url: &str, arguments: &Serve) -> Result<Stores, String> {
     let mut password = None;
     if let Some(path) = &arguments.store_password_file {
         let text = std::fs::read_to_string(path).map(Zeroizing::new);
@@ -198,14 +235,14 @@ fn open_valkey(url: &str, arguments: &Serve, durability: Durability) -> Result<S
     let settings = ValkeySettings {
         url: url.to_owned(),
         password,
-        durability,
+        durability: arguments.settings.durability,
         periods: Periods::default(),
         clock: Arc::new(SystemClock),
     };
     let mut store = ValkeyStore::connect(&settings).map_err(|error| error.to_string())?;
     let directory = arguments.state_dir.join("spool");
     // Daemons that serve the same links may share it.
-    let spool = Spool::open_shared(&directory, arguments.spool_size)
+    let spool = Spool::open_shared(&directory, arguments.settings.spool_size)
         .map_err(|error| format!("cannot open {}: {error}", directory.display()))?;
     store.sweep_in_background(spool.clone()).map_err(|error| error.to_string())?;
     Ok((Arc::new(store), spool))
