@@ -8,14 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use crate::control::RemoteTraffic;
 use lockbox::keys::state_directory;
 use lockbox::storage::{ArchiveSource, Storage};
 use lockbox::{Error, Result};
 pub use lockbox_remote::{Access, Bucket, FetcherReach, RemoteOptions};
 use lockbox_remote::{
     Address, ArchiveToCheck, Broker, CacheEntry, CollectReport, DirectoryTrust, MIN_GRACE, ObjectCheck, PendingUpload,
-    ProbeFinding, ProgressFn, StoredArchive, WholeObjects,
+    ProbeFinding, ProgressFn, RequestStats, StoredArchive, WholeObjects,
 };
 use lockbox_terminal::quantity;
 use nix::unistd::geteuid;
@@ -80,7 +79,7 @@ fn with_directories(options: &RemoteOptions) -> RemoteOptions {
 }
 
 /// Returns the request metrics of a server, or `None` at once.
-pub type TrafficQuery = Arc<dyn Fn() -> Option<RemoteTraffic> + Send + Sync>;
+pub type TrafficQuery = Arc<dyn Fn() -> Option<RequestStats> + Send + Sync>;
 
 /// Ends the fetcher process, which reports to the store that the writer is gone.
 pub type FetcherShutdown = Arc<dyn Fn() + Send + Sync>;
@@ -167,20 +166,6 @@ impl ArchiveLocation {
         let lockbox_remote::FetcherConnection { storage, control, versions, notice } = opened;
         let control = Arc::new(control);
         let (spooling, shutdown) = (control.clone(), control.clone());
-        let traffic = move || {
-            let told = control.stats()?;
-            Some(RemoteTraffic {
-                reads: told.reads,
-                lists: told.lists,
-                bytes: told.bytes,
-                memory_hits: told.memory_hits,
-                disk_hits: told.disk_hits,
-                offline_since: told.offline_since.and_then(|since| since.try_into().ok()),
-                unsent: told.unsent,
-                refused_since: told.refusal.as_ref().and_then(|(since, _)| (*since).try_into().ok()),
-                refusal: told.refusal.map(|(_, why)| why),
-            })
-        };
         let name = address.to_owned();
         let version_follower = versions.map(|mut versions| -> VersionFollower {
             Box::new(move |take| {
@@ -191,7 +176,7 @@ impl ArchiveLocation {
         });
         Ok(ArchiveLocation {
             storage: Some(Arc::new(storage)),
-            traffic_query: Some(Arc::new(traffic)),
+            traffic_query: Some(Arc::new(move || control.stats())),
             spool_request: Some(Arc::new(move |is_forced| spooling.spool_on_timeout(is_forced))),
             fetcher_shutdown: Some(Arc::new(move || shutdown.stop())),
             version_follower,

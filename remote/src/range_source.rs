@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockbox::Error;
@@ -195,6 +195,7 @@ pub(crate) fn copy_shared(from: &[u8], from_offset: u64, to: &mut [u8], to_offse
 
 /// Request statistics since the open.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct RequestStats {
     /// Requests for parts of files and objects, including failed ones.
     pub reads: u64,
@@ -206,11 +207,12 @@ pub struct RequestStats {
     pub memory_hits: u64,
     pub disk_hits: u64,
     /// Time since which no request succeeded, in seconds since 1970; None if the last one did.
-    pub offline_since: Option<u64>,
+    pub offline_since: Option<i64>,
     /// Bytes spooled on this host because the store did not take them.
     pub unsent: u64,
     /// Time since which the store refuses reads or writes, in seconds since 1970, and its reason.
-    pub refusal: Option<(u64, String)>,
+    pub refused_since: Option<i64>,
+    pub refusal: Option<String>,
 }
 
 /// Live counters behind [`RequestStats`].
@@ -221,10 +223,10 @@ pub(crate) struct RequestMetrics {
     bytes: AtomicU64,
     memory_hits: AtomicU64,
     /// Start of the outage in seconds since 1970; 0 while the server responds.
-    offline: AtomicU64,
+    offline: AtomicI64,
     /// Refusals of writes and of reads: a store that is full still serves reads.
-    refused_writes: Mutex<Option<(u64, String)>>,
-    refused_reads: Mutex<Option<(u64, String)>>,
+    refused_writes: Mutex<Option<(i64, String)>>,
+    refused_reads: Mutex<Option<(i64, String)>>,
 }
 
 impl RequestMetrics {
@@ -234,7 +236,9 @@ impl RequestMetrics {
 
     pub(crate) fn stats(&self, disk_hits: u64) -> RequestStats {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let offline = of(&self.offline);
+        let offline = self.offline.load(Ordering::Relaxed);
+        let refusal = self.refused_writes.lock().clone().or_else(|| self.refused_reads.lock().clone());
+        let (refused_since, refusal) = refusal.unzip();
         RequestStats {
             reads: of(&self.reads),
             lists: of(&self.lists),
@@ -243,7 +247,8 @@ impl RequestMetrics {
             disk_hits,
             offline_since: (offline > 0).then_some(offline),
             unsent: 0,
-            refusal: self.refused_writes.lock().clone().or_else(|| self.refused_reads.lock().clone()),
+            refused_since,
+            refusal,
         }
     }
 
@@ -278,7 +283,7 @@ impl RequestMetrics {
 
 /// Keeps the time of the first refusal until a request succeeds, with the last reason. A missing
 /// object is an answer, and silence is an outage.
-fn note_refusal<T>(noted: &Mutex<Option<(u64, String)>>, answer: &RemoteResult<T>) {
+fn note_refusal<T>(noted: &Mutex<Option<(i64, String)>>, answer: &RemoteResult<T>) {
     let mut noted = noted.lock();
     match answer {
         Ok(_) => *noted = None,
@@ -297,8 +302,8 @@ fn note_refusal<T>(noted: &Mutex<Option<(u64, String)>>, answer: &RemoteResult<T
 }
 
 /// Returns the time in seconds since 1970, at least 1.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()).max(1)
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64).max(1)
 }
 
 /// Source or store that counts its requests.
@@ -346,16 +351,17 @@ mod tests {
     #[test]
     fn a_refusal_lasts_from_its_first_request_to_a_success_of_its_kind() {
         let metrics = RequestMetrics::default();
-        let reason = || metrics.stats(0).refusal.map(|(_, why)| why);
+        let reason = || metrics.stats(0).refusal;
         let full = || RemoteError::NoSpace("full (status 403 QuotaExceeded)".into());
         let read = |answer: RemoteResult<Vec<u8>>| drop(metrics.count_read(answer, Vec::len));
         drop(metrics.count_write::<()>(Err(full())));
-        let first = metrics.stats(0).refusal.unwrap();
-        assert_eq!(first.1, "full (status 403 QuotaExceeded)");
+        let first = metrics.stats(0);
+        assert_eq!(first.refusal.as_deref(), Some("full (status 403 QuotaExceeded)"));
         // Reads go on, and an outage is not a change of mind.
         read(Ok(Vec::new()));
         drop(metrics.count_write::<()>(Err(RemoteError::Transient("no answer".into()))));
-        assert_eq!(metrics.stats(0).refusal, Some(first));
+        let later = metrics.stats(0);
+        assert_eq!((later.refused_since, later.refusal), (first.refused_since, first.refusal));
         assert!(metrics.count_write(Ok(())).is_ok() && reason().is_none());
         read(Err(RemoteError::Denied("status 403".into())));
         read(Err(RemoteError::NotFound));

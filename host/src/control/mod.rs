@@ -13,6 +13,7 @@ pub use client::{
     ExpectedSnapshots, ListedSnapshot, PAGE, connect_within, exchange_messages, list_daemons, list_snapshots,
     query_held_bytes, send_request, send_request_with_file, send_with_descriptors,
 };
+pub use lockbox_remote::RequestStats;
 pub use server::{ClientConnection, ControlListener, ControlServer, listen, receive_with_descriptors};
 pub use socket_paths::{OwnRuntimeDir, RuntimeDir, SUFFIX, own_runtime_dir_below, runtime_dirs_below};
 
@@ -326,7 +327,7 @@ pub struct Status {
     pub fallback: Option<String>,
     /// Request metrics of a remote archive; `None` for a local file, and if the fetcher does not
     /// report them.
-    pub remote: Option<RemoteTraffic>,
+    pub remote: Option<RequestStats>,
     /// Replication state of a mount that follows a remote writer.
     pub follows: Option<ReplicaStatus>,
 }
@@ -339,28 +340,6 @@ pub struct ReplicaStatus {
     pub committed: i64,
     /// Reason for which newer commits cannot be shown.
     pub failure: Option<String>,
-}
-
-/// Request metrics of the server since the mount began, as counted by lockbox-remote.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct RemoteTraffic {
-    /// Range reads of files or objects, and list requests.
-    pub reads: u64,
-    pub lists: u64,
-    /// Bytes received.
-    pub bytes: u64,
-    /// Blocks served from the memory and disk caches.
-    pub memory_hits: u64,
-    pub disk_hits: u64,
-    /// Start of the current outage, in seconds since 1970; `None` when the last request was
-    /// answered.
-    pub offline_since: Option<i64>,
-    /// Bytes pending upload, stored on this machine.
-    pub unsent: u64,
-    /// Time since which the store refuses reads or writes, in seconds since 1970, and its reason.
-    pub refused_since: Option<i64>,
-    pub refusal: Option<String>,
 }
 
 /// Snapshot schedule of a mount.

@@ -136,7 +136,7 @@ fn labels_of(found: &Found) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockbox_host::control::{RemoteTraffic, ScheduleStatus};
+    use lockbox_host::control::{RequestStats, ScheduleStatus};
 
     use super::super::Served;
     use super::*;
@@ -160,13 +160,10 @@ mod tests {
         assert_eq!(health, Health::Critical);
         let parts: Vec<&str> = text.split("; ").collect();
         assert!(parts.len() == 2 && parts[0].ends_with(": read-only because a write failed"), "{text}");
-        let away = RemoteTraffic { offline_since: Some(0), ..RemoteTraffic::default() };
+        let away = RequestStats { offline_since: Some(0), ..RequestStats::default() };
         assert_eq!(summary(&[served(Status { remote: Some(away), ..Status::default() })]).0, Health::Warning);
-        let full = RemoteTraffic {
-            refused_since: Some(0),
-            refusal: Some("quota exceeded".into()),
-            ..RemoteTraffic::default()
-        };
+        let full =
+            RequestStats { refused_since: Some(0), refusal: Some("quota exceeded".into()), ..RequestStats::default() };
         assert_eq!(summary(&[served(Status { remote: Some(full), ..Status::default() })]).0, Health::Critical);
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockbox::error::{CacheStats, Timestamp};
-use lockbox_host::control::{self, RemoteTraffic, Status};
+use lockbox_host::control::{self, RequestStats, Status};
 use lockbox_host::mounts::{self, Mounted};
 use lockbox_host::{daemons, located, shown};
 use nix::unistd::geteuid;
@@ -312,7 +312,7 @@ fn state(served: &Served, reader: Reader) -> String {
 }
 
 /// Returns the time since which the store refuses requests, and its reason.
-fn refusal(remote: &RemoteTraffic) -> Option<(i64, &str)> {
+fn refusal(remote: &RequestStats) -> Option<(i64, &str)> {
     remote.refused_since.zip(remote.refusal.as_deref())
 }
 
@@ -433,14 +433,11 @@ mod tests {
         let found = |status| Found::Served(Box::new(Served { status, attached: true, users: Vec::new(), held: None }));
         assert!(found(latched).has_latched());
         assert!(!found(Status { read_only: true, ..mine() }).has_latched(), "as it was mounted");
-        let away = Some(RemoteTraffic { offline_since: Some(0), ..RemoteTraffic::default() });
+        let away = Some(RequestStats { offline_since: Some(0), ..RequestStats::default() });
         let remote = Status { remote: away, read_only: true, ..mine() };
         assert!(said(remote, true).starts_with("mounted read-only, its server does not answer since 1970-01-01 "));
-        let full = RemoteTraffic {
-            refused_since: Some(0),
-            refusal: Some("quota exceeded".into()),
-            ..RemoteTraffic::default()
-        };
+        let full =
+            RequestStats { refused_since: Some(0), refusal: Some("quota exceeded".into()), ..RequestStats::default() };
         let remote = Status { remote: Some(full), ..mine() };
         let line = said(remote.clone(), true);
         assert!(
