@@ -12,14 +12,15 @@ use std::time::SystemTime;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use lockbox::{Error, Result};
+use serde::{Deserialize, Serialize};
 use ureq::Body;
 use ureq::http::Response;
 use url::Url;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 use crate::RemoteOptions;
 use crate::address::{Cloud, check_scheme, parse_endpoint};
-use crate::broker::{AccountMessage, Broker};
+use crate::broker::Broker;
 use crate::credentials::{self, CredentialCache, File, Variable, section, variable};
 use crate::identity;
 use crate::range_source::{RemoteError, RemoteResult};
@@ -35,7 +36,7 @@ const EMULATOR_ACCOUNT: &str = "devstoreaccount1";
 const EMULATOR_KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 const EMULATOR_ENDPOINT: &str = "http://127.0.0.1:10000/devstoreaccount1";
 
-#[derive(PartialEq)]
+#[derive(PartialEq, Serialize, Deserialize)]
 pub(crate) struct AzureAccount {
     /// Account name; empty when the endpoint and a token suffice.
     name: String,
@@ -44,13 +45,13 @@ pub(crate) struct AzureAccount {
     pub(crate) secret: Option<AccountSecret>,
 }
 
-#[derive(PartialEq)]
+#[derive(PartialEq, Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
 pub(crate) enum AccountSecret {
-    Key(Zeroizing<Vec<u8>>),
+    Key(Vec<u8>),
     /// SAS token: a part of the query.
-    Token(Zeroizing<String>),
+    Token(String),
     /// Access token of Entra ID: a header.
-    Access(Zeroizing<String>),
+    Access(String),
 }
 
 impl AzureAccount {
@@ -59,23 +60,16 @@ impl AzureAccount {
     }
 
     /// Resolves the account, and asks for an access token if it has no other secret.
-    fn with_secret() -> RemoteResult<AzureAccount> {
+    pub(crate) fn with_secret() -> RemoteResult<AzureAccount> {
         let account = AzureAccount::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?;
         let secret = match account.secret {
             None if account.endpoint.starts_with("https://") => {
-                identity::azure_token(&variable, &credentials::read_settings)?.map(AccountSecret::Access)
+                let token = identity::azure_token(&variable, &credentials::read_settings)?;
+                token.map(|token| AccountSecret::Access(token.to_string()))
             }
             secret => secret,
         };
         Ok(AzureAccount { secret, ..account })
-    }
-
-    fn from_message(settings: &AccountMessage) -> AzureAccount {
-        let key = settings.key.clone().map(|key| AccountSecret::Key(Zeroizing::new(key)));
-        let token = settings.token.clone().map(|token| AccountSecret::Token(Zeroizing::new(token)));
-        let access = settings.access.clone().map(|token| AccountSecret::Access(Zeroizing::new(token)));
-        let secret = key.or(token).or(access);
-        AzureAccount { name: settings.name.clone(), endpoint: settings.endpoint.clone(), secret }
     }
 
     /// Resolves the account with the precedence of the Azure tools: connection string, then key,
@@ -171,7 +165,7 @@ impl<'a> AccountSettings<'a> {
                 let key = STANDARD
                     .decode(key.trim())
                     .map_err(|_| Error::invalid("the key of the Azure account is not Base64"))?;
-                Some(AccountSecret::Key(Zeroizing::new(key)))
+                Some(AccountSecret::Key(key))
             }
             (None, Some(token)) => {
                 let token = token.trim().trim_start_matches('?');
@@ -180,7 +174,7 @@ impl<'a> AccountSettings<'a> {
                         "the SAS token of the Azure account is malformed: it must be the query of an address",
                     ));
                 }
-                Some(AccountSecret::Token(Zeroizing::new(token.to_owned())))
+                Some(AccountSecret::Token(token.to_owned()))
             }
             (None, None) => None,
         };
@@ -192,32 +186,14 @@ impl<'a> AccountSettings<'a> {
 pub(crate) fn account_lookup(
     broker: Option<Broker>,
 ) -> impl Fn() -> RemoteResult<Option<AzureAccount>> + Send + Sync + 'static {
-    move || match &broker {
-        None => AzureAccount::with_secret().map(Some),
-        Some(broker) => broker.account().map(|settings| Some(AzureAccount::from_message(&settings))),
-    }
+    move || broker.as_ref().map_or_else(AzureAccount::with_secret, Broker::account).map(Some)
 }
 
 /// Resolves the account, without an access token in an unconfined process. Errors: `Invalid` when
 /// the environment names no account, or an invalid one.
 pub(crate) fn account(broker: Option<&Broker>) -> Result<AzureAccount> {
     let Some(broker) = broker else { return AzureAccount::of_environment() };
-    let settings = broker.account().map_err(|error| Error::invalid(error.message()))?;
-    Ok(AzureAccount::from_message(&settings))
-}
-
-/// Resolves the account of the environment with its secret, in the form that is sent between
-/// processes.
-pub(crate) fn account_message() -> RemoteResult<AccountMessage> {
-    let AzureAccount { name, endpoint, secret } = AzureAccount::with_secret()?;
-    let mut message = AccountMessage { name, endpoint, key: None, token: None, access: None };
-    match secret {
-        Some(AccountSecret::Key(key)) => message.key = Some(key.to_vec()),
-        Some(AccountSecret::Token(token)) => message.token = Some(token.to_string()),
-        Some(AccountSecret::Access(token)) => message.access = Some(token.to_string()),
-        None => {}
-    }
-    Ok(message)
+    broker.account().map_err(|error| Error::invalid(error.message()))
 }
 
 pub(crate) struct AzureContainer {
@@ -358,9 +334,9 @@ mod tests {
 
     fn shown(variables: &[(&str, &str)]) -> (String, String, String) {
         let AzureAccount { name, endpoint, secret } = found(variables).unwrap();
-        let secret = match secret {
-            Some(AccountSecret::Key(key)) => format!("key {}", String::from_utf8_lossy(&key)),
-            Some(AccountSecret::Token(token)) => format!("token {}", *token),
+        let secret = match &secret {
+            Some(AccountSecret::Key(key)) => format!("key {}", String::from_utf8_lossy(key)),
+            Some(AccountSecret::Token(token)) => format!("token {token}"),
             Some(AccountSecret::Access(_)) => "an access token".into(),
             None => "none".into(),
         };

@@ -131,15 +131,6 @@ pub(crate) struct KeyPair {
     pub(crate) token: Option<String>,
 }
 
-#[derive(Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]
-pub(crate) struct AccountMessage {
-    pub(crate) name: String,
-    pub(crate) endpoint: String,
-    pub(crate) key: Option<Vec<u8>>,
-    pub(crate) token: Option<String>,
-    pub(crate) access: Option<String>,
-}
-
 /// Failed lookup of the broker, in the form that is sent to the fetcher.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LookupFailure {
@@ -228,7 +219,8 @@ impl Broker {
         self.secret(&BrokerRequest::Login, "cannot ask for a login")
     }
 
-    pub(crate) fn account(&self) -> RemoteResult<AccountMessage> {
+    /// Requests the Azure account; `T` is the type that the broker sends.
+    pub(crate) fn account<T: DeserializeOwned>(&self) -> RemoteResult<T> {
         self.secret(&BrokerRequest::Account, "cannot request the account")
     }
 }

@@ -30,7 +30,7 @@ use zeroize::Zeroizing;
 
 use crate::RemoteOptions;
 use crate::address::{Address, Cloud};
-use crate::azure;
+use crate::azure::{self, AzureAccount};
 use crate::broker::{Broker, BrokerRequest, BrokerScope, LookupFailure, MAX_SOCKETS, receive, send, socket_pairs};
 use crate::bucket::{BucketWriter, CLEAN_INTERVAL, Follower};
 use crate::cache::create_private_dir;
@@ -589,7 +589,7 @@ fn answer_request(mut socket: &UnixStream, scope: &BrokerScope) -> io::Result<()
             let header = header.map_err(LookupFailure::from);
             serde_json::to_vec(&header.as_ref().map(|header| header.as_deref()))
         }
-        BrokerRequest::Account => serde_json::to_vec(&azure::account_message().map_err(LookupFailure::from)),
+        BrokerRequest::Account => serde_json::to_vec(&AzureAccount::with_secret().map_err(LookupFailure::from)),
     }?;
     socket.write_all(&Zeroizing::new(answer))
 }
@@ -732,7 +732,7 @@ mod tests {
         let broker = Broker::new(ours);
         broker.set_scope(scope_of("https://host.example/a.lbx")).unwrap();
         broker.addresses("127.0.0.1", 80, None).unwrap();
-        assert!(broker.region_endpoint().is_err() && broker.account().is_err() && broker.login().is_ok());
+        assert!(broker.region_endpoint().is_err() && broker.account::<AzureAccount>().is_err() && broker.login().is_ok());
         assert!(s3::credential_lookup(Cloud::S3, Some(broker.clone()))().is_err());
         broker.set_scope(BrokerScope::Store(Cloud::S3)).unwrap();
         assert!(s3::credential_lookup(Cloud::S3, Some(broker.clone()))().is_err(), "the scope does not change");
