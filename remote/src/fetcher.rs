@@ -95,25 +95,20 @@ impl OpenArchive {
     }
 }
 
-#[derive(Serialize, Deserialize)]
-enum OpenReply {
-    /// `version` is set if newer versions are possible.
-    Here {
-        ordered: bool,
-        version: Option<u64>,
-        /// Message for the user.
-        notice: Option<String>,
-    },
-    Failed(u32, String),
-}
+/// Reply of the fetcher, with the code and the sentence of an error.
+type Reply<T> = std::result::Result<T, (u32, String)>;
 
 #[derive(Serialize, Deserialize)]
-enum PollReply {
-    None,
-    /// Sequence of the newer version; its sockets are attached.
-    Version(u64),
-    Failed(u32, String),
+struct OpenReply {
+    ordered: bool,
+    /// Set if newer versions are possible.
+    version: Option<u64>,
+    /// Message for the user.
+    notice: Option<String>,
 }
+
+/// Sequence of the newer version, with its sockets attached; None if there is none.
+type PollReply = Option<u64>;
 
 /// Byte of a spool signal that is forced, and the time of the store then: a forced end takes less
 /// than five seconds.
@@ -222,16 +217,12 @@ impl VersionPoller {
         let mut line = vec![first];
         // Nothing comes behind it.
         BufReader::new(&self.socket).take(1 << 20).read_until(b'\n', &mut line).map_err(gone)?;
-        match serde_json::from_slice(&line).map_err(|error| gone(error.into()))? {
-            PollReply::None => Ok(false),
-            PollReply::Failed(code, sentence) => Err(error_of(code, sentence)),
-            PollReply::Version(version) => {
-                let guard = self.process.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
-                take(Arc::new(IpcStorage::new(sockets, false)?.with_atomic_barrier().with_keeper(guard)))?;
-                self.sequence = version;
-                Ok(true)
-            }
-        }
+        let reply: Reply<PollReply> = serde_json::from_slice(&line).map_err(|error| gone(error.into()))?;
+        let Some(version) = reply.map_err(|(code, sentence)| error_of(code, sentence))? else { return Ok(false) };
+        let guard = self.process.upgrade().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
+        take(Arc::new(IpcStorage::new(sockets, false)?.with_atomic_barrier().with_keeper(guard)))?;
+        self.sequence = version;
+        Ok(true)
     }
 }
 
@@ -309,19 +300,16 @@ fn handshake(
     let news = ours.split_off(READ_SOCKETS).pop();
     let mut answer = String::new();
     BufReader::new(&**control).read_line(&mut answer).map_err(cannot)?;
-    match serde_json::from_str(&answer).map_err(|error| cannot(error.into()))? {
-        OpenReply::Here { ordered, version, notice } => {
-            control
-                .set_read_timeout(Some(STATS_TIMEOUT))
-                .and_then(|()| control.set_write_timeout(Some(STATS_TIMEOUT)))
-                .map_err(cannot)?;
-            let (control, process) = (Arc::downgrade(control), Weak::new());
-            let (news, spool_signal) = if access == Access::Read { (news, None) } else { (None, news) };
-            let control = FetcherControl { control, process, last_request: Mutex::new(0), spool_signal };
-            Ok(Handshake { sockets: ours, ordered, control, news: news.zip(version), notice })
-        }
-        OpenReply::Failed(code, sentence) => Err(error_of(code, sentence)),
-    }
+    let reply: Reply<OpenReply> = serde_json::from_str(&answer).map_err(|error| cannot(error.into()))?;
+    let OpenReply { ordered, version, notice } = reply.map_err(|(code, sentence)| error_of(code, sentence))?;
+    control
+        .set_read_timeout(Some(STATS_TIMEOUT))
+        .and_then(|()| control.set_write_timeout(Some(STATS_TIMEOUT)))
+        .map_err(cannot)?;
+    let (control, process) = (Arc::downgrade(control), Weak::new());
+    let (news, spool_signal) = if access == Access::Read { (news, None) } else { (None, news) };
+    let control = FetcherControl { control, process, last_request: Mutex::new(0), spool_signal };
+    Ok(Handshake { sockets: ours, ordered, control, news: news.zip(version), notice })
 }
 
 /// Runs the fetcher: opens the archive of the request and serves until the other side exits. Calls
@@ -347,14 +335,12 @@ pub fn serve_fetcher(
     confine(&FetcherReach::of(&request.address, &request.options, request.access != Access::Read));
     let OpenArchive { storage, stats, follower, writer } = match OpenArchive::open(&request) {
         Ok(served) => served,
-        Err(error) => {
-            let (code, sentence) = code_of(&error);
-            return send(&control, &OpenReply::Failed(code, sentence), &[]);
-        }
+        Err(error) => return send(&control, &Reply::<OpenReply>::Err(code_of(&error)), &[]),
     };
     let version = follower.as_ref().map(Follower::sequence);
     let notice = writer.as_ref().and_then(|writer| writer.notice());
-    send(&control, &OpenReply::Here { ordered: storage.has_atomic_barrier(), version, notice }, &[])?;
+    let opened = OpenReply { ordered: storage.has_atomic_barrier(), version, notice };
+    send(&control, &Reply::Ok(opened), &[])?;
     let news = sockets.pop();
     spawn_servers(&storage, sockets)?;
     // A version without readers must be freed.
@@ -419,18 +405,18 @@ fn answer_polls(mut follower: Follower, news: UnixStream) {
     while (&news).read_exact(&mut shown).is_ok() {
         let polled = follower.poll().and_then(|()| {
             if follower.sequence() <= u64::from_le_bytes(shown) {
-                return Ok((PollReply::None, Vec::new()));
+                return Ok((None, Vec::new()));
             }
             let cannot = |error| Error::io("cannot serve the newer version", error);
             let (ours, theirs) = socket_pairs(READ_SOCKETS).map_err(cannot)?;
             let file: Arc<dyn Storage> = follower.file().clone();
             spawn_servers(&file, ours).map_err(cannot)?;
-            Ok((PollReply::Version(follower.sequence()), theirs))
+            Ok((Some(follower.sequence()), theirs))
         });
-        let (reply, sockets) = polled.unwrap_or_else(|error| {
-            let (code, sentence) = code_of(&error);
-            (PollReply::Failed(code, sentence), Vec::new())
-        });
+        let (reply, sockets): (Reply<PollReply>, _) = match polled {
+            Ok((version, sockets)) => (Ok(version), sockets),
+            Err(error) => (Err(code_of(&error)), Vec::new()),
+        };
         if send(&news, &reply, &sockets).is_err() {
             return;
         }
@@ -732,7 +718,9 @@ mod tests {
         let broker = Broker::new(ours);
         broker.set_scope(scope_of("https://host.example/a.lbx")).unwrap();
         broker.addresses("127.0.0.1", 80, None).unwrap();
-        assert!(broker.region_endpoint().is_err() && broker.account::<AzureAccount>().is_err() && broker.login().is_ok());
+        assert!(
+            broker.region_endpoint().is_err() && broker.account::<AzureAccount>().is_err() && broker.login().is_ok()
+        );
         assert!(s3::credential_lookup(Cloud::S3, Some(broker.clone()))().is_err());
         broker.set_scope(BrokerScope::Store(Cloud::S3)).unwrap();
         assert!(s3::credential_lookup(Cloud::S3, Some(broker.clone()))().is_err(), "the scope does not change");
