@@ -188,7 +188,7 @@ impl UnlockArgs {
         new: Option<&Path>,
         archive: &ArchiveLocation,
     ) -> Result<(Credentials, Passphrase), Failure> {
-        self.sources.check()?;
+        self.sources.passphrase.check()?;
         let passphrase = &self.sources.passphrase;
         if new.is_none() && passphrase.is_typed() {
             return Ok((self.verified(archive)?, passphrase.new_one(None, archive.path())?.into()));

@@ -96,7 +96,7 @@ impl Credentials {
 /// # Errors
 /// Those of the sources.
 pub fn gather<P: Program>(path: &Path, sources: &Sources) -> Result<Credentials, Failure<P>> {
-    sources.check()?;
+    sources.passphrase.check()?;
     let mut secrets = Secrets::default();
     if let Some((content, name)) = sources.key_file()? {
         let read = KeyFile::read(content);
@@ -252,7 +252,7 @@ struct UnlockTarget<'a, L> {
 
 impl<L: Lock> UnlockTarget<'_, L> {
     fn open<P: Program>(&self, id: &[u8; 16], cache: &Cache) -> Result<(UnlockedKey, Option<String>), Failure<P>> {
-        self.sources.check()?;
+        self.sources.passphrase.check()?;
         let named = self.sources.any_named();
         let keyring = match cache.keyring_cache {
             Some(_) => Some(Keyring::open()?),

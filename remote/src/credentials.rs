@@ -333,11 +333,7 @@ fn known_credentials(origin: CredentialOrigin) -> RemoteResult<Option<rusty_s3::
 /// back to keys of the AWS tools only if their id marks them as Google's: keys of another cloud
 /// must not be sent to Google, and their failure is not an error. Without any key it asks for an
 /// access token.
-pub(crate) fn google_credentials() -> RemoteResult<Option<rusty_s3::Credentials>> {
-    google_credentials_from(&variable, &read_settings)
-}
-
-pub(crate) fn google_credentials_from(
+pub(crate) fn google_credentials(
     variable: Variable<'_>,
     file: File<'_>,
 ) -> RemoteResult<Option<rusty_s3::Credentials>> {

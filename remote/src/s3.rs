@@ -93,7 +93,7 @@ pub(crate) fn credential_lookup(
 ) -> impl Fn() -> RemoteResult<Option<rusty_s3::Credentials>> + Send + Sync + 'static {
     move || match (&broker, cloud) {
         (Some(broker), _) => Ok(broker.key_pair(cloud == Cloud::Google)?.as_ref().map(credentials::from_key_pair)),
-        (None, Cloud::Google) => credentials::google_credentials(),
+        (None, Cloud::Google) => credentials::google_credentials(&variable, &credentials::read_settings),
         (None, _) => credentials::aws_credentials(),
     }
 }

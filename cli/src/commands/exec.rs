@@ -63,7 +63,7 @@ pub(crate) struct Args {
 
 /// Ends with the exit code of the program, 128 and the signal's number when a signal ended it.
 pub(crate) fn run(args: &Args, cores: CoreLimit) -> Result<(), Failure> {
-    args.sources.check()?;
+    args.sources.passphrase.check()?;
     // This process sees no secret: the mount program asks for it. Its children have the original
     // limits.
     cores.restore();

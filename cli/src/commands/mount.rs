@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args, passphrase: Option<&Passphrase>, cores: CoreLimit
 }
 
 fn mount(args: &Args, passphrase: Option<&Passphrase>, cores: CoreLimit) -> Result<(), Failure> {
-    args.sources.check()?;
+    args.sources.passphrase.check()?;
     if !args.open {
         let (mut command, _) = prepared(args)?;
         let error = command.exec();

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ServerAddress::Socket(path) => http::listener_uid(path).ok(),
         ServerAddress::Url(_) => None,
     };
-    let client = ShareClient::with_listener(server, listener);
+    let client = ShareClient::new(server, listener);
     if args.check {
         return check(args, &client, &link);
     }

@@ -165,7 +165,7 @@ fn mount_archive(arguments: &Arguments) -> Result<(), Failure> {
     options.sources.overridden_by(&arguments.sources);
     options.sources.passphrase.input_taken = arguments.for_program;
     options.sources.passphrase.desktop = arguments.desktop;
-    options.sources.check()?;
+    options.sources.passphrase.check()?;
     options.cache.keyring_cache = arguments.cache.keyring_cache.or(options.cache.keyring_cache);
     options.log = options.log.map(std::path::absolute).transpose().map_err(|e| Failure::usage(format!("log=: {e}")))?;
     if arguments.fake {

@@ -36,12 +36,6 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// # Errors
-    /// As [`PassphraseSources::check`].
-    pub fn check(&self) -> Result<()> {
-        self.passphrase.check()
-    }
-
     /// Returns whether the command line names any secret that opens an archive, and not just a way
     /// of asking.
     pub(crate) fn any_named(&self) -> bool {

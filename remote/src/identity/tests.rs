@@ -11,7 +11,7 @@ use aws_lc_rs::signature::{KeyPair, RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKe
 use base64::engine::general_purpose::STANDARD;
 
 use super::*;
-use crate::credentials::{access_token, google_credentials_from};
+use crate::credentials::{access_token, google_credentials};
 
 /// Request as a service gets it: method and target, headers in lower case, body.
 struct Asked {
@@ -292,7 +292,7 @@ fn google_needs_no_working_profile_of_amazon() {
     for profile in ["default", "missing"] {
         let settings = HostSettings::of([("HOME", "/h"), ("AWS_PROFILE", profile), ("GCE_METADATA_HOST", host)]);
         let settings = settings.with("/h/.aws/config", config);
-        let found = google_credentials_from(&settings.variable(), &settings.file()).unwrap().unwrap();
+        let found = google_credentials(&settings.variable(), &settings.file()).unwrap().unwrap();
         assert_eq!(access_token(&found), Some("tok"), "{profile}");
     }
 }

@@ -553,7 +553,7 @@ mod tests {
                 let _ = stream.write_all(format!("{head}{body}").as_bytes());
             }
         });
-        let mut client = ShareClient::new(ServerAddress::parse(&base).unwrap());
+        let mut client = ShareClient::new(ServerAddress::parse(&base).unwrap(), None);
         assert!(client.claim_patience + REPEAT <= Duration::from_secs(api::REPEAT_SECONDS));
         client.claim_patience = Duration::from_millis(500);
         let link = Link::parse(&format!("{base}/s/1000000000001#{}", *Secret::generate().unwrap().fragment())).unwrap();

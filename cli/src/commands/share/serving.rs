@@ -73,7 +73,7 @@ pub(crate) fn client(book: &mut ShareHistory, server: ServerAddress, named: bool
         book.record_listener(&server, user).map_err(|error| failure(&error))?;
         noted = Some(user);
     }
-    Ok(ShareClient::with_listener(server, noted))
+    Ok(ShareClient::new(server, noted))
 }
 
 pub(crate) fn state() -> Result<PathBuf, Failure> {

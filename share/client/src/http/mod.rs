@@ -106,14 +106,9 @@ pub struct ShareClient {
 }
 
 impl ShareClient {
-    /// Does not connect yet. At a socket, the listener has to be this user, root, or the user that
-    /// root gave the directory to.
-    pub fn new(server: ServerAddress) -> ShareClient {
-        ShareClient::with_listener(server, None)
-    }
-
-    /// The same of a socket for which a user is noted: this one may listen there, too.
-    pub fn with_listener(server: ServerAddress, expected_uid: Option<u32>) -> ShareClient {
+    /// Does not connect yet. At a socket, the listener has to be this user, root, the user that
+    /// root gave the directory to, or the user `expected_uid` that is noted for the socket.
+    pub fn new(server: ServerAddress, expected_uid: Option<u32>) -> ShareClient {
         ShareClient::with_patience(server, expected_uid, SILENCE)
     }
 
@@ -440,7 +435,7 @@ mod tests {
         let was_read = Cell::new(false);
         let mut body = Watched(&was_read);
         let refused =
-            ShareClient::new(server).upload::<serde_json::Value>("/v1/x", "token", Some(3_000_000), &mut body);
+            ShareClient::new(server, None).upload::<serde_json::Value>("/v1/x", "token", Some(3_000_000), &mut body);
         assert!(refusing.join().unwrap().contains("expect: 100-continue"));
         assert!(
             matches!(&refused, Err(Error::Refused(failure)) if failure.message == "too many requests"),
@@ -503,7 +498,7 @@ mod tests {
         let io = |kind: io::ErrorKind| ureq::Error::Io(kind.into());
         let tls = |error: rustls::Error| ureq::Error::Io(io::Error::new(io::ErrorKind::InvalidData, error));
         let untrusted = tls(rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer));
-        let client = ShareClient::new(ServerAddress::Socket("/nonexistent/lockbox.sock".into()));
+        let client = ShareClient::new(ServerAddress::Socket("/nonexistent/lockbox.sock".into()), None);
         let told = |error: &ureq::Error| match client.unreachable_error(error) {
             Error::Unreachable { reason, may_have_arrived, .. } => (may_have_arrived, reason),
             other => panic!("{other}"),

@@ -73,7 +73,7 @@ impl Daemon {
     }
 
     pub(crate) fn client(&self) -> ShareClient {
-        ShareClient::new(ServerAddress::Socket(self.socket.clone()))
+        ShareClient::new(ServerAddress::Socket(self.socket.clone()), None)
     }
 
     pub(crate) fn faults(&self, change: impl FnOnce(&mut Faults)) {

@@ -64,7 +64,7 @@ fn claim(base: &str) -> Result<(), Error> {
     let link = Link::parse(&format!("{base}/s/1482719382210#{SECRET}")).unwrap();
     let target = ReceiveTarget::Directory { path: place.path().into(), replace: false };
     let options = forgetful();
-    receive::to_file(&ShareClient::new(ServerAddress::parse(base).unwrap()), &link, &target, &options).map(drop)
+    receive::to_file(&ShareClient::new(ServerAddress::parse(base).unwrap(), None), &link, &target, &options).map(drop)
 }
 
 fn share(base: &str) -> Result<(), Error> {
@@ -72,7 +72,7 @@ fn share(base: &str) -> Result<(), Error> {
     let path = place.path().join("a");
     std::fs::write(&path, "x").unwrap();
     let terms = ShareTerms { expires_in: None, max_claims: 1 };
-    let client = ShareClient::new(ServerAddress::parse(base).unwrap());
+    let client = ShareClient::new(ServerAddress::parse(base).unwrap(), None);
     shares::share(&client, &OwnerToken::new([5; 32]), &mut FileSource::open(&path, None).unwrap(), terms, &|_| {})
         .map(drop)
 }
