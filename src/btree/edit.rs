@@ -186,25 +186,29 @@ impl Editor<'_> {
         }
     }
 
-    /// Removes the empty child in `slot` and gives its range to a neighbour. Without a neighbour,
-    /// `node` becomes empty.
+    /// Removes the empty child in `slot` and gives its range to a neighbour, to the right one if
+    /// there is no left one, or a damaged one. Without a neighbour, `node` becomes empty.
     fn absorb(&mut self, node: &mut Node, slot: usize) -> Result<()> {
-        let lower = node.lower;
         let range = node.child_bounds(slot);
-        let count = node.children().len();
+        let has_right = slot + 1 < node.children().len();
+        let mut to_right = has_right;
         if slot > 0 {
-            let left = self.editable_child(node, slot - 1)?;
-            self.raise_upper(left, range.upper)?;
-        } else if count > 1 {
-            let right = self.editable_child(node, 1)?;
+            let left = self.editable_child(node, slot - 1).and_then(|left| self.raise_upper(left, range.upper));
+            to_right = has_right && matches!(left, Err(Error::Damaged(_)));
+            if !to_right {
+                left?;
+            }
+        }
+        if to_right {
+            let right = self.editable_child(node, slot + 1)?;
             self.drop_lower(right, range.lower)?;
         }
         let Body::Internal(children) = &mut node.body else { return Ok(()) };
         if let (_, Child::Resident(gone)) = children.remove(slot) {
             self.retire(gone);
         }
-        if let Some(first) = children.first_mut() {
-            first.0 = lower;
+        if to_right {
+            children[slot].0 = range.lower;
         }
         Ok(())
     }

@@ -218,8 +218,26 @@ fn a_damaged_neighbour_prevents_no_removal() {
     let mut tree = Tree::from_root(TreeId::Live, &root);
     let mut edits = Edits::new(GENERATION.next());
     let upper = children[1].0.object;
-    // The last entry of a leaf is not removed without its neighbour.
+    // The last entry of a leaf is not removed without a neighbour.
     for sub in 1..upper {
         assert!(tree.remove(&store, &mut edits, Key::new(sub, 1, 0)).unwrap(), "{sub} of {upper}");
     }
+    // That of the next leaf is removed with the other neighbour.
+    let (next, end) = (children[2].0.object, children[3].0.object);
+    for sub in next..end {
+        assert!(tree.remove(&store, &mut edits, Key::new(sub, 1, 0)).unwrap(), "{sub} of {end}");
+    }
+    let root = medium.flush(&store, &tree, edits.generation);
+    let (mut left, mut lost) = (Vec::new(), 0);
+    let mut keep = |key: Key, _: &[u8]| {
+        left.push(key.object);
+        Ok(())
+    };
+    let mut pass = |_| {
+        lost += 1;
+        Ok(())
+    };
+    let tree = Tree::from_root(TreeId::Live, &root);
+    tree.scan_surviving(&medium.cold(1 << 20), &mut keep, &mut pass).unwrap();
+    assert_eq!((left, lost), ([0].into_iter().chain(end..40).collect(), 1));
 }
