@@ -121,6 +121,9 @@ pub(crate) struct Allocator {
     tree: ArcSwap<Tree>,
     /// Entries in the open transaction's lists of pages.
     list_entries: AtomicU64,
+    /// Leaves of the trees that the flush of the next commit changes, as the owner of the dirty data
+    /// counts them.
+    dirty_leaves: Arc<AtomicU64>,
     /// Held while free blocks are erased; they cannot be taken meanwhile.
     erasing: Mutex<()>,
     /// Regions kept in memory in addition to the required ones.
@@ -141,6 +144,7 @@ impl Allocator {
             space: Mutex::new(space),
             tree: ArcSwap::from_pointee(Tree::from_root(TreeId::Space, &root)),
             list_entries: AtomicU64::new(0),
+            dirty_leaves: Arc::default(),
             erasing: Mutex::new(()),
             region_limit: (memory / 16 / 5120).max(16) as usize,
         }
@@ -191,6 +195,10 @@ impl Allocator {
         self.list_entries.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn dirty_leaves(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.dirty_leaves)
+    }
+
     // ---- promises (SPACE-2) ----
 
     /// Promises groups of four blocks, loading regions and growing the file as needed; returns
@@ -207,10 +215,9 @@ impl Allocator {
 
     fn bring(&self, ask: impl Fn(&mut SpaceMap) -> Result<std::result::Result<(), AllocationFailure>>) -> Result<bool> {
         loop {
-            let entries = self.list_entries();
             let asked = {
                 let mut space = self.space.lock();
-                space.set_list_entries(entries);
+                space.set_commit_needs(self.list_entries(), self.dirty_leaves.load(Ordering::Relaxed));
                 ask(&mut space)
             };
             let shortage = match asked {
@@ -332,7 +339,7 @@ impl Allocator {
             // An extent may name any blocks, also those of the header.
             freed.retain(|run| in_space(*run, space.total(), &self.medium.pager));
             space.apply_commit(record.generation, allocated.into_iter(), freed, sequence);
-            space.set_list_entries(0);
+            space.set_commit_needs(0, self.dirty_leaves.load(Ordering::Relaxed));
         }
         self.medium.versions.set_durable(record);
     }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::support::{CREATOR, NAME_KEY, OPTIONS, assert_sound, fresh_with, reopen};
 use crate::env::{Environment, SeededEnvironment};
 use crate::error::Error;
-use crate::format::{Ino, ROOT_INO};
+use crate::format::{BLOCK, Ino, ROOT_INO};
+use crate::fs::extents::FRAME;
 use crate::fs::{FileSystem, mode};
 
 const LIMIT: u64 = 14 << 20;
@@ -319,4 +320,49 @@ fn a_full_archive_removes_a_snapshot_and_writes_into_what_it_held() {
         assert!(fs.volume.snapshots().unwrap().is_empty());
         assert_eq!(fs.volume.check_space(true, &mut |_, _| {}).unwrap(), []);
     }
+}
+
+/// Scattered overwrites of a large file change a leaf of its extents each. A full archive takes no
+/// more of them than a commit finds space for, and what is deleted meanwhile comes back.
+#[test]
+fn scattered_writes_leave_a_full_archive_the_space_to_commit_them() {
+    const EXTENTS: u64 = 24_000;
+    const SPARE: u64 = 5;
+    // Fills the blocks of its reservation, so that none are left for leaves.
+    const GROUP_BYTES: usize = 14_000;
+    let (_, fs) = fresh_with(37, NAME_KEY, OPTIONS);
+    let make = |name: &[u8]| fs.make_node(ROOT_INO, name, mode::REGULAR | 0o600, 0, CREATOR).unwrap().ino;
+    let (ino, spare, filler) = (make(b"scattered"), make(b"spare"), make(b"filler"));
+    for n in 0..EXTENTS {
+        fs.write(ino, n * FRAME, &n.to_le_bytes()).unwrap();
+    }
+    let noise = noise(37, 1 << 20);
+    (0..SPARE).for_each(|n| fs.write(spare, n << 20, &noise).unwrap());
+    fs.sync().unwrap();
+    let (total, used) = fs.volume.allocator().space();
+    fs.volume.allocator().limit_size(total * BLOCK);
+    println!("{used} of {total} blocks are used");
+    let full = (0..).find_map(|n| fs.write(filler, n << 16, &noise[..1 << 16]).err());
+    assert!(matches!(full, Some(Error::NoSpace(_))), "{full:?}");
+    fs.unlink(ROOT_INO, b"spare").unwrap();
+    fs.sync().unwrap();
+    fs.sync().unwrap();
+    let mut accepted = Vec::new();
+    for n in (0..EXTENTS).step_by(70) {
+        match fs.write(ino, n * FRAME, &noise[n as usize..][..GROUP_BYTES]) {
+            Ok(()) => accepted.push(n),
+            Err(Error::NoSpace(_)) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    println!("{} writes were accepted", accepted.len());
+    fs.sync().unwrap();
+    fs.unlink(ROOT_INO, b"filler").unwrap();
+    fs.sync().unwrap();
+    fs.write(make(b"filler"), 0, &noise).unwrap();
+    fs.sync().unwrap();
+    for n in accepted {
+        assert!(fs.read(ino, n * FRAME, GROUP_BYTES).unwrap() == noise[n as usize..][..GROUP_BYTES]);
+    }
+    assert_sound(&fs);
 }

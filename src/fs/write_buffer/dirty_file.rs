@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::WritebackBatch;
-use super::layer::{Frame, Layer, split};
+use super::layer::{Frame, Layer, PIECES_PER_LEAF, split};
 use crate::error::Result;
 use crate::format::Ino;
 use crate::format::values::InodeValue;
@@ -44,6 +44,8 @@ pub(super) struct DirtyContent {
     /// Ranges of accepted bytes that are in no log entry, unordered. They may have been written
     /// back since.
     unlogged: Vec<Range<u64>>,
+    /// The file was created since the last commit.
+    is_new: bool,
 }
 
 /// Dirty parts of a range as a reader sees them: later parts overwrite earlier ones.
@@ -65,6 +67,12 @@ impl DirtyContent {
 
     pub(super) fn has_sealed(&self) -> bool {
         !self.sealed.is_empty()
+    }
+
+    /// Returns the leaves that writeback changes. Those of a new file are changed already.
+    fn leaves(&self) -> u64 {
+        let all = self.layers().map(Layer::leaf_pieces).sum::<u64>() / PIECES_PER_LEAF;
+        if self.is_new { all.saturating_sub(2) } else { all }
     }
 
     fn layers(&self) -> impl Iterator<Item = &Layer> {
@@ -275,12 +283,19 @@ impl TouchedFrames {
     }
 }
 
+/// Sums over all files of the file system.
+#[derive(Clone)]
+pub(super) struct DirtyTotals {
+    pub(super) weight: Arc<AtomicU64>,
+    /// Leaves that writeback changes; the allocator leaves space for them (STAGE-5).
+    pub(super) leaves: Arc<AtomicU64>,
+}
+
 pub(in crate::fs) struct DirtyFile {
     ino: Ino,
     lock: Mutex<()>,
     content: Mutex<DirtyContent>,
-    /// Sum over all files of the file system.
-    total: Arc<AtomicU64>,
+    totals: DirtyTotals,
     /// Bytes of the active layer, for choosing files to write back.
     active_bytes: AtomicU64,
 }
@@ -304,8 +319,10 @@ impl Deref for LockedFile<'_> {
 }
 
 impl DirtyFile {
-    pub(super) fn new(ino: Ino, total: Arc<AtomicU64>) -> DirtyFile {
-        DirtyFile { ino, lock: Mutex::default(), content: Mutex::default(), total, active_bytes: AtomicU64::new(0) }
+    /// `is_new`: it was created since the last commit.
+    pub(super) fn new(ino: Ino, is_new: bool, totals: DirtyTotals) -> DirtyFile {
+        let content = Mutex::new(DirtyContent { is_new, ..DirtyContent::default() });
+        DirtyFile { ino, lock: Mutex::default(), content, totals, active_bytes: AtomicU64::new(0) }
     }
 
     pub(in crate::fs) fn ino(&self) -> Ino {
@@ -327,14 +344,11 @@ impl DirtyFile {
     /// Runs `f` on the content and updates the totals.
     pub(super) fn with_content<R>(&self, f: impl FnOnce(&mut DirtyContent) -> R) -> R {
         let mut content = self.content.lock();
-        let before = content.weight();
+        let before = (content.weight(), content.leaves());
         let result = f(&mut content);
-        let after = content.weight();
-        if after > before {
-            self.total.fetch_add(after - before, Ordering::Relaxed);
-        } else {
-            self.total.fetch_sub(before - after, Ordering::Relaxed);
-        }
+        // A difference below 0 wraps, and so does the sum.
+        self.totals.weight.fetch_add(content.weight().wrapping_sub(before.0), Ordering::Relaxed);
+        self.totals.leaves.fetch_add(content.leaves().wrapping_sub(before.1), Ordering::Relaxed);
         self.active_bytes.store(content.active.bytes(), Ordering::Relaxed);
         result
     }

@@ -21,6 +21,13 @@ const BYTES_PER_GROUP: u64 = GROUP / 4;
 /// Space for the page that inline data becomes.
 pub(crate) const INLINE_GROUPS: u64 = 1;
 
+/// Frames of a window. Their extents are neighbours in the tree: writeback changes two leaves, and
+/// those that its pieces fill.
+const WINDOW: u64 = 8;
+
+/// Pieces that fill no more than one leaf.
+pub(crate) const PIECES_PER_LEAF: u64 = 64;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DirtyPiece {
     /// Offset in the frame.
@@ -129,6 +136,9 @@ pub(crate) struct Layer {
     /// Sums over the frames, cached because every request reads them.
     bytes: u64,
     reserved_groups: u64,
+    pieces: u64,
+    /// Windows with a frame.
+    windows: u64,
     new_bytes: u64,
     /// Frames with unknown `new_bytes`.
     uncounted_frames: BTreeSet<u64>,
@@ -154,6 +164,11 @@ impl Layer {
         self.reserved_groups
     }
 
+    /// Returns the leaves that writeback changes at most, in pieces.
+    pub(crate) fn leaf_pieces(&self) -> u64 {
+        2 * PIECES_PER_LEAF * self.windows + self.pieces
+    }
+
     pub(crate) fn frames(&self) -> &BTreeMap<u64, Frame> {
         &self.frames
     }
@@ -168,7 +183,26 @@ impl Layer {
     /// Creates a frame unless it exists. The caller puts bytes into it before another thread sees
     /// the layer.
     pub(crate) fn begin(&mut self, number: u64, inline: bool) {
-        self.frames.entry(number).or_insert_with(|| Frame { inline, ..Frame::default() });
+        if !self.frames.contains_key(&number) {
+            self.insert(number, Frame { inline, ..Frame::default() });
+        }
+    }
+
+    fn insert(&mut self, number: u64, frame: Frame) {
+        self.windows += u64::from(!self.has_window(number));
+        self.frames.insert(number, frame);
+    }
+
+    fn remove_frame(&mut self, number: u64) -> Option<Frame> {
+        let frame = self.frames.remove(&number)?;
+        self.windows -= u64::from(!self.has_window(number));
+        Some(frame)
+    }
+
+    /// Returns whether a frame of the same window is there.
+    fn has_window(&self, number: u64) -> bool {
+        let first = number / WINDOW * WINDOW;
+        self.frames.range(first..first + WINDOW).next().is_some()
     }
 
     pub(crate) fn set_maybe_inline(&mut self, number: u64) {
@@ -201,7 +235,7 @@ impl Layer {
     }
 
     pub(crate) fn pieces(&self) -> u64 {
-        self.frames.values().map(|f| f.pieces.len() as u64).sum()
+        self.pieces
     }
 
     pub(crate) fn end(&self) -> u64 {
@@ -218,14 +252,16 @@ impl Layer {
     }
 
     fn edit(&mut self, number: u64, change: impl FnOnce(&mut Frame)) {
-        let frame = self.frames.entry(number).or_default();
-        let bytes = frame.bytes();
+        self.begin(number, false);
+        let Some(frame) = self.frames.get_mut(&number) else { return };
+        let (bytes, pieces) = (frame.bytes(), frame.pieces.len() as u64);
         change(frame);
         self.bytes = self.bytes - bytes + frame.bytes();
+        self.pieces = self.pieces - pieces + frame.pieces.len() as u64;
         self.new_bytes -= frame.new_bytes.take().unwrap_or(0);
         if frame.pieces.is_empty() {
             self.reserved_groups -= frame.reserved_groups;
-            self.frames.remove(&number);
+            self.remove_frame(number);
             self.uncounted_frames.remove(&number);
         } else {
             self.uncounted_frames.insert(number);
@@ -283,18 +319,20 @@ impl Layer {
             let Some(number) = after.or_else(|| self.frames.first_key_value()).map(|(number, _)| *number) else {
                 break;
             };
-            let Some(frame) = self.frames.remove(&number) else { break };
+            let Some(frame) = self.remove_frame(number) else { break };
             *next = number + 1; // numbers are offsets in units of a frame
-            count += frame.pieces.len() as u64;
-            let bytes = frame.bytes();
+            let (bytes, held) = (frame.bytes(), frame.pieces.len() as u64);
+            count += held;
             self.bytes -= bytes;
+            self.pieces -= held;
             self.reserved_groups -= frame.reserved_groups;
             taken.bytes += bytes;
+            taken.pieces += held;
             taken.reserved_groups += frame.reserved_groups;
             // Sealed layers keep no count, since their data will be published.
             self.new_bytes -= frame.new_bytes.unwrap_or(0);
             self.uncounted_frames.remove(&number);
-            taken.frames.insert(number, frame);
+            taken.insert(number, frame);
         }
         taken
     }
@@ -333,6 +371,9 @@ mod tests {
         assert_eq!(layer.bytes(), model.iter().flatten().count() as u64);
         assert_eq!(layer.end(), model.iter().rposition(Option::is_some).map_or(0, |at| at as u64 + 1));
         assert_eq!(layer.reserved_groups(), layer.frames.values().map(|frame| frame.reserved_groups).sum::<u64>());
+        let windows: BTreeSet<u64> = layer.frames.keys().map(|number| number / WINDOW).collect();
+        let pieces = layer.frames.values().map(|frame| frame.pieces.len() as u64).sum::<u64>();
+        assert_eq!((layer.windows, layer.pieces), (windows.len() as u64, pieces));
         for frame in layer.frames.values() {
             assert!(!frame.pieces.is_empty());
             assert!(frame.pieces.windows(2).all(|w| w[0].end() < w[1].start), "pieces touch");
@@ -405,10 +446,12 @@ mod tests {
         };
         (0..5).for_each(|number| layer.put(number * FRAME, &[1]));
         assert_eq!(take(&mut layer, 2), [0, 1]);
+        assert_eq!((layer.windows, layer.pieces), (1, 3));
         (0..2).for_each(|number| layer.put(number * FRAME, &[2]));
         assert_eq!(take(&mut layer, 2), [2, 3]);
         assert_eq!(take(&mut layer, 2), [0, 4]);
         assert_eq!(take(&mut layer, u64::MAX), [1]);
         assert!(layer.is_empty() && take(&mut layer, 1).is_empty());
+        assert_eq!(layer.leaf_pieces(), 0);
     }
 }

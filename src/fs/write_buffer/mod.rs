@@ -24,6 +24,9 @@
 //!     seals all layers with it exclusive.
 //! STAGE-4  Space for all dirty bytes is reserved before they are accepted, and belongs to the
 //!     frame that needs it.
+//! STAGE-5  A change that needs space leaves free the space of all leaves that a commit of the dirty
+//!     data changes. It is counted and not reserved: the parents of the leaves, one request of each
+//!     thread, and changes that free space use the reserve beyond it.
 //! BATCH-1  A batch moves from `Writing` to `Written`. It is done when an operation that references
 //!     it is published, which `txn::Publication` records. An operation that is not published
 //!     changes nothing of that: the next caller that applies the batch under the writers' lock
@@ -43,7 +46,9 @@ pub(super) use layer::{DirtyPiece, Frame, GROUP, INLINE_GROUPS, Layer, WHOLE_GRO
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+#[cfg(test)]
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
@@ -57,7 +62,7 @@ use crate::format::{Ino, kind};
 use crate::txn::{
     Operation, Publication, Reservation, State, UnreferencedPages, View, Volume, WrittenPiece, groups_for,
 };
-use dirty_file::{DirtyContent, DirtyOverlay, InodeAndSize, PublishedRanges, TouchedFrames};
+use dirty_file::{DirtyContent, DirtyOverlay, DirtyTotals, InodeAndSize, PublishedRanges, TouchedFrames};
 
 /// Number of locks over the map of dirty files; a few times the threads that serve a mount.
 const SHARDS: u64 = 16;
@@ -67,8 +72,7 @@ pub(super) struct WriteBuffer {
     shards: Vec<Mutex<HashMap<Ino, Arc<DirtyFile>>>>,
     /// Makes sealing for a commit exclusive (STAGE-3).
     gate: RwLock<()>,
-    /// Weight of all layers.
-    total: Arc<AtomicU64>,
+    totals: DirtyTotals,
     /// Batches that may not be published yet, oldest first.
     batches: Mutex<Vec<Arc<WritebackBatch>>>,
     /// Maximum bytes that a flush sealed.
@@ -103,11 +107,12 @@ impl Drop for DirtyFileRef<'_> {
 
 impl WriteBuffer {
     pub(super) fn new(volume: Arc<Volume>) -> WriteBuffer {
+        let totals = DirtyTotals { weight: Arc::default(), leaves: volume.allocator().dirty_leaves() };
         WriteBuffer {
             volume,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             gate: RwLock::new(()),
-            total: Arc::default(),
+            totals,
             batches: Mutex::default(),
             #[cfg(test)]
             most_flushed: AtomicU64::new(0),
@@ -118,8 +123,9 @@ impl WriteBuffer {
         &self.shards[(ino.0 % SHARDS) as usize]
     }
 
+    /// Returns the weight of all layers.
     pub(super) fn total_bytes(&self) -> u64 {
-        self.total.load(Ordering::Relaxed)
+        self.totals.weight.load(Ordering::Relaxed)
     }
 
     /// Returns whether a version taken from now on has all data accepted before: an entry is
@@ -134,7 +140,8 @@ impl WriteBuffer {
     }
 
     pub(super) fn file(&self, ino: Ino) -> DirtyFileRef<'_> {
-        let make = || Arc::new(DirtyFile::new(ino, self.total.clone()));
+        let is_new = || ino.0 >= self.volume.durable().next_ino;
+        let make = || Arc::new(DirtyFile::new(ino, is_new(), self.totals.clone()));
         let file = self.shard(ino).lock().entry(ino).or_insert_with(make).clone();
         DirtyFileRef { write_buffer: self, file }
     }

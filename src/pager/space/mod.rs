@@ -83,6 +83,8 @@ pub(crate) struct SpaceMap {
     checkpointing: bool,
     /// Entries in the lists of the open transaction.
     list_entries: u64,
+    /// Leaves that the flush of the next commit changes.
+    dirty_leaves: u64,
     erasing: u64,
     sweep: Option<u64>,
     /// Set when neither the host nor the limit lets the file grow.
@@ -139,7 +141,7 @@ impl SpaceMap {
     /// Reserves the maximum need of a checkpoint of all changes and returns the number of groups,
     /// or `None` when too few are free.
     pub(crate) fn reserve_checkpoint(&mut self) -> Option<u64> {
-        let groups = self.commit_groups();
+        let groups = self.checkpoint_groups();
         self.try_reserve(groups).then_some(groups)
     }
 
@@ -325,7 +327,7 @@ impl SpaceMap {
         let (headroom, least) = match headroom {
             Headroom::Reserve => (self.commit_groups() + RESERVE_GROUPS, None),
             // These may use the space of a checkpoint: without space the checkpoint is postponed.
-            Headroom::Lists => (self.commit_groups(), Some(self.list_groups())),
+            Headroom::Lists => (self.commit_groups(), Some(self.list_groups() + self.dirty_leaves)),
             Headroom::Nothing => (0, None),
         };
         let wanted = self.reserved + groups + headroom;
@@ -498,7 +500,7 @@ impl SpaceMap {
             regions.find_map(|r| r.find(blocks.max(4), dirty).map(|start| r.base() + start))
         };
         let started = !next.is_multiple_of(4);
-        let scarce = self.groups <= self.reserved + self.commit_groups() + RESERVE_GROUPS;
+        let scarce = self.groups <= self.reserved + self.checkpoint_groups() + RESERVE_GROUPS;
         let found = started
             .then(|| after_last_node(self))
             .flatten()
@@ -696,14 +698,19 @@ impl SpaceMap {
         self.used_blocks
     }
 
-    pub(crate) fn set_list_entries(&mut self, entries: u64) {
-        self.list_entries = entries;
+    pub(crate) fn set_commit_needs(&mut self, list_entries: u64, dirty_leaves: u64) {
+        (self.list_entries, self.dirty_leaves) = (list_entries, dirty_leaves);
     }
 
-    /// Returns the groups that the next commit needs in addition to the reserved ones: a path of
-    /// the space tree, one node and its splits for each changed region (they may all be far apart),
-    /// and list pages of 2,000 entries.
+    /// Returns the groups that the next commit needs in addition to the reserved ones: for the
+    /// leaves that its flush changes, and for a checkpoint.
     fn commit_groups(&self) -> u64 {
+        self.dirty_leaves + self.checkpoint_groups()
+    }
+
+    /// A path of the space tree, one node and its splits for each changed region (they may all be
+    /// far apart), and list pages of 2,000 entries.
+    fn checkpoint_groups(&self) -> u64 {
         let regions = self.changed + self.unapplied.len() as u64;
         12 + regions + regions / 4 + self.list_entries / 1000
     }
