@@ -218,6 +218,8 @@ fn turn(world: &World, work: &Work, plan: FaultPlan) -> bool {
     }
     let is_done = work.is_done(world, &fs);
     assert!(is_done || done.is_err());
+    let adds = work.leaves.len() > world.kept.len();
+    assert!(!adds || is_done == done.is_ok(), "a snapshot is listed that was refused: {done:?}");
     assert!(expected(&fs) == accepted, "what was accepted is read");
     let images = [storage.process_death(), storage.crash_random(&mut || environment.next_u64())];
     if !latched {

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use super::support::*;
 use crate::error::Error;
 use crate::format::{Key, kind};
-use crate::storage::simulated::{Fate, SimulatedStorage};
+use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::txn::state::snapshot_tree;
 use crate::txn::{View, Volume};
 
@@ -194,6 +194,44 @@ fn removals_of_neighbours_do_not_mix() {
         assert_kept(&volume, b"0", &kept);
         assert_sound(&volume);
         assert_nothing_is_left_without(&volume, ids[0]);
+    }
+}
+
+/// The host has no room for each write of it in turn.
+#[test]
+fn a_snapshot_that_is_refused_for_want_of_space_is_not_there_and_a_retry_takes_it() {
+    for taken in 0.. {
+        let dice = Dice::new(taken);
+        let storage = SimulatedStorage::new();
+        let volume = create(storage.clone(), &dice);
+        put(&volume, 2, 0, 1, 3000).unwrap();
+        volume.take_snapshot(b"old").unwrap();
+        put(&volume, 2, 1, 2, 3000).unwrap();
+        let names = |volume: &Volume| -> Vec<Vec<u8>> {
+            volume.readable_snapshots().unwrap().into_iter().map(|(_, snapshot)| snapshot.name).collect()
+        };
+        let plan = FaultPlan { class: FaultClass::Write, count: taken, fault: Fault::NoSpace, lasting: true };
+        storage.inject(Some(plan));
+        let made = volume.take_snapshot(b"new");
+        let was_refused = storage.injected() > 0;
+        storage.inject(None);
+        if !was_refused {
+            assert!(made.is_ok() && taken > 3, "{taken} {made:?}");
+            return;
+        }
+        assert!(matches!(made, Err(Error::NoSpace(_))), "{taken} {made:?}");
+        assert_eq!(names(&volume), [b"old"], "{taken}");
+        assert!(delete(&volume, 2, 0).unwrap());
+        volume.take_snapshot(b"new").unwrap();
+        while volume.removal_step().unwrap() {}
+        volume.commit().unwrap();
+        let again = open(storage.crash(&mut |_| Fate::Keep), &dice);
+        for volume in [volume, again] {
+            assert_eq!(names(&volume), [&b"old"[..], b"new"]);
+            assert_kept(&volume, b"old", &[((2, 0), (1, 3000))].into_iter().collect());
+            assert_kept(&volume, b"new", &[((2, 1), (2, 3000))].into_iter().collect());
+            assert_sound(&volume);
+        }
     }
 }
 

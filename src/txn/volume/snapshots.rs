@@ -38,18 +38,32 @@ impl Volume {
     /// Creates a snapshot of the present content under `name`, durable on return. Returns its id.
     /// Errors: `Exists` when another snapshot has the name, `Invalid` for an invalid name,
     /// `ReadOnly`, `NoSpace`, `WriteFailed`.
+    ///
+    /// # After an error
+    /// A commit that fails after the publication may stay in flight (TXN-9), or leave its changes
+    /// to the next one. Either would make a snapshot durable that the caller believes refused. So
+    /// the name is cleared before the error is returned, by an operation that may use the reserve,
+    /// as it frees. It follows the publication, under the lock of snapshots: every later commit but
+    /// the one in flight contains both, and a retry finds the name unused. After a crash before
+    /// such a commit, or after `WriteFailed`, the snapshot may be there as a whole.
     pub(crate) fn take_snapshot(&self, name: &[u8]) -> Result<u64> {
         check_name(name)?;
         self.committer.check_writable()?;
         self.committer.open_session()?;
-        let _removals = self.snapshots.lock();
+        let mut removals = self.snapshots.lock();
         if self.snapshots()?.iter().any(|(_, other)| other.name == name) {
             return Err(Error::Exists);
         }
         let id = self.keep(name, None)?;
-        self.commit()?;
+        let committed = self.commit();
+        if committed.is_err() {
+            match self.writer.lock().operate(true, |operation| operation.forget_snapshots(&[id])) {
+                Ok(()) => *removals = true,
+                Err(error) => tracing::warn!(%error, "a snapshot that is not durable stays listed"),
+            }
+        }
         self.look_again();
-        Ok(id)
+        committed.map(|_| id)
     }
 
     /// Recreates a snapshot from another file of this archive: keeps the present content with the
