@@ -7,9 +7,9 @@ use std::sync::mpsc;
 use super::support::*;
 use crate::error::Error;
 use crate::format::{Key, kind};
-use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, SimulatedStorage};
+use crate::storage::simulated::{Fate, Fault, FaultClass, FaultPlan, OpKind, SimulatedStorage};
 use crate::txn::state::snapshot_tree;
-use crate::txn::{View, Volume};
+use crate::txn::{OpenOptions, View, Volume};
 
 /// Runs `first`, and `second` in another thread as soon as `first` reads from the storage. `first`
 /// continues when `second` has ended or waits for it.
@@ -232,6 +232,45 @@ fn a_snapshot_that_is_refused_for_want_of_space_is_not_there_and_a_retry_takes_i
             assert_kept(&volume, b"new", &[((2, 1), (2, 3000))].into_iter().collect());
             assert_sound(&volume);
         }
+    }
+}
+
+/// A commit is due while the names are removed: there are nearly as many dirty nodes as are
+/// allowed.
+#[test]
+fn a_crash_leaves_all_names_of_a_removal_or_none() {
+    let dice = Dice::new(6);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    for number in 0..300 {
+        volume.take_snapshot(format!("{number:0>200}").as_bytes()).unwrap();
+    }
+    volume.close().unwrap();
+    drop(volume);
+    let options = OpenOptions { read_only: false, memory: 1 << 20 };
+    let volume = Volume::open(storage.clone(), cipher(&dice.0), dice.0.clone(), 1, &options).unwrap();
+    for object in 2.. {
+        if volume.writer().dirty_nodes() >= 62 {
+            break;
+        }
+        volume.operate(1, false, |op| op.insert(Key::new(object, kind::INLINE, 0), &[1; 1000])).unwrap();
+    }
+    let (weak, images) = (Arc::downgrade(&storage), Arc::new(parking_lot::Mutex::new(Vec::new())));
+    let crashed = images.clone();
+    storage.on_op(Box::new(move |op| {
+        if let (OpKind::Barrier, Some(storage)) = (op, weak.upgrade()) {
+            crashed.lock().push(storage.crash(&mut |_| Fate::Keep));
+        }
+    }));
+    volume.forget_snapshots(&mut |all| Ok(all.iter().map(|(id, _)| *id).collect())).unwrap();
+    volume.commit().unwrap();
+    storage.on_op(Box::new(|_| {}));
+    assert!(volume.readable_snapshots().unwrap().is_empty());
+    let images = std::mem::take(&mut *images.lock());
+    assert!(!images.is_empty());
+    for image in images {
+        let left = open(image, &dice).readable_snapshots().unwrap().len();
+        assert!([0, 300].contains(&left), "{left}");
     }
 }
 

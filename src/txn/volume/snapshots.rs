@@ -21,10 +21,6 @@ use crate::txn::state::{
 
 pub(crate) type Choice<'a> = &'a mut dyn FnMut(&[(u64, SnapshotValue)]) -> Result<Vec<u64>>;
 
-/// Snapshots whose names one operation clears: each changes a record of up to 400 bytes, so the
-/// reservation for the nodes stays below 10 MiB.
-const FORGET_STEP: usize = 128;
-
 /// Dead-list entries handled by one operation.
 const REMOVAL_STEP: usize = 256;
 
@@ -185,13 +181,15 @@ impl Volume {
 
     /// Clears the names of the snapshots that `choose` selects, after which they cannot be read;
     /// [`Self::removal_step`] frees their space. The next commit makes it durable. No snapshot is
-    /// taken or removed between the choice and the end; ids that do not exist are skipped. Errors:
-    /// that of `choose`, with nothing removed.
+    /// taken or removed between the choice and the end; ids that do not exist are skipped. It is
+    /// one operation, so that all of the names are removed or none (TXN-6), also after a crash: a
+    /// retry by name would refuse the missing ones. Errors: that of `choose`, `NoSpace`; with
+    /// nothing removed.
     pub(crate) fn forget_snapshots(&self, choose: Choice<'_>) -> Result<()> {
         let mut removals = self.snapshots.lock();
-        let chosen = choose(&self.readable_snapshots()?)?;
-        for ids in chosen.chunks(FORGET_STEP) {
-            self.operate(2 * ids.len() as u64, true, |operation| operation.forget_snapshots(ids))?;
+        let ids = choose(&self.readable_snapshots()?)?;
+        if !ids.is_empty() {
+            self.operate(2 * ids.len() as u64, true, |operation| operation.forget_snapshots(&ids))?;
             *removals = true;
         }
         self.look_again();
@@ -249,8 +247,11 @@ impl Operation<'_> {
         // Which one is newest and which one is before it, is asked within the operation.
         let mut all = snapshots_of(&self.trees.snapshots, self.store)?;
         for id in ids {
-            let found = all.iter_mut().find(|(other, snapshot)| other == id && !is_being_removed(snapshot));
-            let Some((_, snapshot)) = found else { continue };
+            let Ok(at) = all.binary_search_by_key(id, |(other, _)| *other) else { continue };
+            let snapshot = &mut all[at].1;
+            if is_being_removed(snapshot) {
+                continue;
+            }
             // The empty name says, also after a crash, that the tree is not whole any more.
             snapshot.name.clear();
             let unnamed = snapshot.clone();
