@@ -209,6 +209,18 @@ pub(crate) fn update(
     import(object, fs, ino, path, skipped)
 }
 
+/// Copies the stored attributes that the host does not list for the caller to the object that
+/// replaces theirs.
+pub(crate) fn keep_unlisted(fs: &FileSystem, replaced: Ino, ino: Ino) -> Result<()> {
+    if can_list_trusted() {
+        return Ok(());
+    }
+    let names = fs.list_xattrs(replaced)?;
+    split_names(&names)
+        .filter(|name| name.starts_with(TRUSTED))
+        .try_for_each(|name| fs.set_xattr(ino, name, &fs.xattr(replaced, name)?, XattrMode::Set))
+}
+
 /// Returns stored names that the host would list for the caller too.
 fn comparable_names(fs: &FileSystem, ino: Ino) -> Result<Vec<Vec<u8>>> {
     let names = fs.list_xattrs(ino)?;

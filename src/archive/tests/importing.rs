@@ -14,10 +14,10 @@ use super::sample::{create_on, header_bytes, noise, open_on};
 use crate::error::{Error, Result};
 use crate::exchange::{
     CopyDestination, DiffRoot, Entries, Filter, ImportOptions, Problem, ProblemCause, TreeDifference, compare_trees,
-    copy, import,
+    copy, import, plan_mirror,
 };
 use crate::format::{Ino, ROOT_INO};
-use crate::fs::{Creator, FileSystem, MAX_SMALL_FILE};
+use crate::fs::{Creator, FileSystem, MAX_SMALL_FILE, XattrMode};
 use crate::storage::simulated::{Fault, FaultClass, FaultPlan, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
@@ -301,4 +301,45 @@ fn a_file_is_the_hard_link_of_no_other_version() {
         std::fs::remove_dir_all(host.path().join("two")).unwrap();
         let _ = std::fs::remove_file(&out);
     }
+}
+
+/// As root in a service or a container, which has no CAP_SYS_ADMIN.
+#[test]
+fn a_mirror_that_cannot_list_trusted_attributes_keeps_them_with_changed_content() {
+    let place = tempfile::tempdir().unwrap();
+    let top = place.path().join("top");
+    std::fs::create_dir(&top).unwrap();
+    let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
+    let mirror = || {
+        let plan = plan_mirror(&fs, &[top.clone()], &options(), None).unwrap();
+        let options = ImportOptions { mirror: Some(plan), ..options() };
+        let report = import(&fs, None, &[top.clone()], &options, &mut |_| Ok(())).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+    };
+    let found = |name: &[u8]| {
+        let directory = fs.lookup(ROOT_INO, b"top").unwrap().ino;
+        fs.lookup(directory, name).unwrap().ino
+    };
+    for name in ["changed", "replaced"] {
+        std::fs::write(top.join(name), name).unwrap();
+    }
+    mirror();
+    for name in [&b"changed"[..], b"replaced"] {
+        fs.set_xattr(found(name), b"trusted.mark", b"y", XattrMode::Set).unwrap();
+        fs.set_xattr(found(name), b"user.mark", b"y", XattrMode::Set).unwrap();
+    }
+    std::fs::write(top.join("changed"), "longer than before").unwrap();
+    std::fs::remove_file(top.join("replaced")).unwrap();
+    std::os::unix::fs::symlink("changed", top.join("replaced")).unwrap();
+    // The kernel keeps capabilities for each thread.
+    let without_capability = || {
+        let mut sets = rustix::thread::capabilities(None).unwrap();
+        sets.effective.remove(rustix::thread::CapabilitySet::SYS_ADMIN);
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        mirror();
+    };
+    std::thread::scope(|scope| scope.spawn(without_capability).join().unwrap());
+    assert_eq!(fs.read(found(b"changed"), 0, 100).unwrap(), b"longer than before");
+    assert_eq!(fs.list_xattrs(found(b"changed")).unwrap(), b"trusted.mark\0");
+    assert_eq!(fs.list_xattrs(found(b"replaced")).unwrap(), b"", "another type is another object");
 }

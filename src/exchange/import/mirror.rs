@@ -403,6 +403,11 @@ impl Importer<'_> {
             // A rename between hard links of one file has no effect: the temporary name would stay.
             return self.fs.unlink(parent, temporary);
         }
+        // Another name of a file that was copied before brings no attributes to that.
+        let is_first_name = made.links == 1;
+        if self.plan.is_some() && is_first_name && (existing.mode ^ made.mode) & mode::TYPE == 0 {
+            attributes::keep_unlisted(self.fs, existing.ino, made.ino)?;
+        }
         if !existing.is_directory() && !made.is_directory() {
             return self.fs.rename(parent, temporary, parent, name, RenameMode::Replace);
         }
