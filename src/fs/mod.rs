@@ -223,8 +223,9 @@ impl FileSystem {
     ///
     /// # Errors
     /// `ReadOnly`, `NoSpace`, `WriteFailed`; `Invalid` when the archive is being closed. `InUse` if
-    /// a backup, a comparison or a slow read still needs deleted data, and `Damaged` or `NoSpace`
-    /// if an object cannot be reclaimed: everything else is erased then.
+    /// a backup, a comparison or a slow read still needs deleted data, `Damaged` or `NoSpace` if an
+    /// object cannot be reclaimed, and `Damaged` or `Io` if a part of the archive cannot be
+    /// searched: everything else is erased then.
     pub fn purge(&self) -> Result<()> {
         let _work = self.shutdown_gate.enter()?;
         // An object that cannot be reclaimed must not prevent the erasing of the others.

@@ -8,6 +8,9 @@
 //!     noted by the same operation.
 //! REPACK-3  Pages wait for one to two intervals, so that pages that die as a whole are not
 //!     rewritten, and a page that is noted again and again is repacked once per interval at most.
+//! REPACK-4  Damage stops neither a search nor a repack: they pass over the unreadable leaf or
+//!     page. A purge, closing and background work report it at their end, since dead parts may be
+//!     left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -46,6 +49,8 @@ pub(super) struct Repacker {
     options: FsOptions,
     /// Held during a repack, so that a purge does not overlook pages that another thread took out.
     progress: Mutex<RepackProgress>,
+    /// First damage since the last report that kept a page from being examined or rewritten.
+    damage: Mutex<Option<Error>>,
     last_tick: Mutex<i64>,
 }
 
@@ -81,7 +86,14 @@ impl PagePart {
 
 impl Repacker {
     pub(super) fn new(volume: Arc<Volume>, environment: Arc<dyn Environment>, options: FsOptions) -> Repacker {
-        Repacker { volume, environment, options, progress: Mutex::default(), last_tick: Mutex::default() }
+        Repacker {
+            volume,
+            environment,
+            options,
+            progress: Mutex::default(),
+            damage: Mutex::default(),
+            last_tick: Mutex::default(),
+        }
     }
 
     /// Starts a search of the whole tree for stale pages that the previous session noted (STALE-3).
@@ -109,14 +121,17 @@ impl Repacker {
         if !repacked && std::mem::take(&mut progress.commits) {
             self.volume.commit()?;
         }
+        self.report_damage()?;
         Ok(searching || repacked)
     }
 
     /// Repacks all noted pages; a purge, which stops when closing begins, also searches for others.
     /// Pages that become stale meanwhile may be left. When the archive closes (`purge` is `None`),
-    /// the reserve for deletes may be used, since nothing else will need it.
+    /// the reserve for deletes may be used, since nothing else will need it. Errors: `Damaged` or
+    /// `Io` at the end (REPACK-4).
     pub(super) fn run_all(&self, purge: Option<&ShutdownGate>) -> Result<()> {
-        self.repack_all(purge, purge.is_some(), purge.is_none())
+        self.repack_all(purge, purge.is_some(), purge.is_none())?;
+        self.report_damage()
     }
 
     /// Repacks all noted pages before a snapshot would preserve the bytes of files deleted before.
@@ -128,6 +143,8 @@ impl Repacker {
         let go_on = || closing.map_or(Ok(()), ShutdownGate::check_open);
         let mut progress = self.progress.lock();
         if search || self.volume.stale_pages().take_overflow() {
+            // Damage that an earlier search met may be gone with its file.
+            self.damage.lock().take();
             progress.begin_search();
         }
         loop {
@@ -165,9 +182,9 @@ impl Repacker {
         let Some(from) = progress.search else { return Ok(false) };
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        let (mut pages, mut records, mut next) = (Vec::new(), 0, None);
+        let (mut pages, mut records, mut next, mut last) = (Vec::new(), 0, None, from);
         let found = view.scan(from, Key::MAX, &mut |key, value| {
-            records += 1;
+            (records, last) = (records + 1, key);
             if key.kind == kind::EXTENT {
                 let extent = Extent::decode(value)?;
                 if extents::may_be_packed(key.sub, extent.length) && progress.looked_at.insert(extent.page.run.address)
@@ -182,16 +199,16 @@ impl Repacker {
             Ok(ControlFlow::Break(()))
         });
         if let Err(error) = found {
-            // The search would fail at the same record every time.
+            // REPACK-4. The search would fail at the same record every time.
             progress.search = None;
-            return Err(error);
+            self.note_damage(error)?;
+            next = next_leaf(view, last)?;
         }
         for page in pages {
             match self.live_parts(view, &page) {
                 Ok(Some(_)) => self.volume.stale_pages().note_again(page),
-                // Other readers and `check` report damaged pages.
-                Ok(None) | Err(Error::Damaged(_)) => {}
-                Err(error) => return Err(error),
+                Ok(None) => {}
+                Err(error) => self.note_damage(error)?,
             }
         }
         if progress.looked_at.len() > MAX_SEARCHED_PAGES {
@@ -199,6 +216,25 @@ impl Repacker {
         }
         progress.search = next;
         Ok(next.is_some())
+    }
+
+    /// Keeps the loss of a page for [`Self::report_damage`], and returns any other error.
+    fn note_damage(&self, error: Error) -> Result<()> {
+        if !error.is_page_loss() {
+            return Err(error);
+        }
+        self.damage.lock().get_or_insert(error);
+        Ok(())
+    }
+
+    fn report_damage(&self) -> Result<()> {
+        let sentence = |reason: String| format!("cannot search all pages for remains of deleted files: {reason}");
+        match self.damage.lock().take() {
+            None => Ok(()),
+            Some(Error::Damaged(reason)) => Err(Error::Damaged(sentence(reason))),
+            Some(Error::Io { context, source }) => Err(Error::Io { context: sentence(context), source }),
+            Some(error) => Err(error),
+        }
     }
 
     /// Returns the extents that reference the page, if it has parts of small files (COPY-1), some
@@ -290,10 +326,16 @@ impl Repacker {
         // In one round trip of a distant store, not in one or two for each page.
         self.volume.prefetch_pages(pages.iter());
         for page in pages {
-            let read = self.live_parts(view, page).and_then(|parts| {
-                let mut read = Vec::new();
-                for part in parts.unwrap_or_default() {
-                    let Some(inode) = inode::find(view, part.ino)? else { continue };
+            let parts = match self.live_parts(view, page) {
+                Err(Error::Damaged(reason)) => {
+                    // Freed since it was noted, or damaged: a search finds it if it is referenced.
+                    tracing::debug!("a packed page is not repacked: {reason}");
+                    continue;
+                }
+                parts => parts?.unwrap_or_default(),
+            };
+            let read = parts.into_iter().try_fold(Vec::new(), |mut read, part| {
+                if let Some(inode) = inode::find(view, part.ino)? {
                     let mut content = vec![0; part.extent.length as usize];
                     self.volume.read_data(page, part.extent.start, &mut content)?;
                     read.push((part, inode, content));
@@ -301,10 +343,8 @@ impl Repacker {
                 Ok(read)
             });
             match read {
-                Err(Error::Damaged(reason)) => {
-                    // Freed since it was noted, or damaged, which readers and `check` report.
-                    tracing::debug!("a packed page is not repacked: {reason}");
-                }
+                // This version references the page, so it was not freed.
+                Err(error @ Error::Damaged(_)) => self.note_damage(error)?,
                 read => left.extend(read?),
             }
         }
@@ -314,6 +354,23 @@ impl Repacker {
             packer.add(inode.uid, inode.flags, content.len(), (part, content));
         }
         Ok(packer.pages())
+    }
+}
+
+/// Returns the lower fence of the first leaf that begins after `key`. Reads inner nodes only, from
+/// the end of the tree; the result lies after an unreadable one.
+fn next_leaf(view: View<'_>, key: Key) -> Result<Option<Key>> {
+    let mut next = None;
+    let walked = view.fences_before(Key::MAX, &mut |fence| {
+        if fence <= key {
+            return ControlFlow::Break(());
+        }
+        next = Some(fence);
+        ControlFlow::Continue(())
+    });
+    match walked {
+        Err(error) if !error.is_page_loss() => Err(error),
+        _ => Ok(next),
     }
 }
 

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::erasure::recoverable;
 use super::sample::{Expected, create_on, expected, fresh, header_bytes, noise, open_on, put};
 use crate::env::SeededEnvironment;
-use crate::format::{Ino, ROOT_INO};
+use crate::error::Error;
+use crate::format::values::Extent;
+use crate::format::{BLOCK, Ino, Key, Pointer, ROOT_INO, TreeId, kind};
 use crate::fs::FileSystem;
 use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
@@ -210,6 +212,77 @@ fn what_a_crash_kept_from_being_repacked_is_gone_after_the_next_session() {
     }
 }
 
+/// Small files, of which every second one is deleted, after a crash: no page is noted. The last
+/// commit rewrote few pages, so that damage to the others is no interrupted commit.
+fn with_remains(seed: u64, count: u64) -> (Vec<u8>, Vec<Ino>) {
+    let storage = SimulatedStorage::new();
+    storage.write_at(0, &header_bytes()).unwrap();
+    let fs = create_on(storage.clone(), seed);
+    let files = small_files(&fs, count);
+    (0..count).step_by(2).for_each(|n| fs.unlink(ROOT_INO, &name(n)).unwrap());
+    fs.sync().unwrap();
+    put(&fs, ROOT_INO, b"last", b"");
+    fs.sync().unwrap();
+    (storage.crash(&mut |_| Fate::Keep).contents(), files)
+}
+
+fn purge_damaged(bytes: &[u8], at: u64) -> (Arc<SimulatedStorage>, Arc<FileSystem>) {
+    let mut bytes = bytes.to_vec();
+    bytes[at as usize] ^= 1;
+    let storage = SimulatedStorage::from_contents(&bytes);
+    let fs = open_on(storage.clone(), false, 109).unwrap();
+    let purged = fs.purge().unwrap_err();
+    assert!(matches!(&purged, Error::Damaged(why) if why.contains("cannot search all pages")), "{purged}");
+    (storage, fs)
+}
+
+/// REPACK-4
+#[test]
+fn a_purge_erases_remains_after_a_damaged_leaf_and_reports_it() {
+    let (bytes, files) = with_remains(8, 1200);
+    let reader = |bytes: &[u8]| open_on(SimulatedStorage::from_contents(bytes), true, 108).unwrap();
+    let newest = reader(&bytes);
+    let mut leaves = Vec::new();
+    let durable = newest.volume.durable();
+    let tree = crate::btree::Tree::from_root(TreeId::Live, &durable.roots[TreeId::Live]);
+    let mut found = |pointer: &Pointer, level| {
+        leaves.extend(
+            (level == 0 && durable.allocated.iter().all(|(run, _)| *run != pointer.run)).then_some(pointer.run),
+        );
+        Ok(())
+    };
+    tree.visit_pages(newest.volume.store(), &mut found, &mut |lost| Err(lost.error)).unwrap();
+    // The first leaf with inodes; those of names come before it.
+    let lost = leaves.iter().find_map(|leaf| {
+        let mut bytes = bytes.clone();
+        bytes[leaf.offset() as usize + 100] ^= 1;
+        let reader = reader(&bytes);
+        let last = files.iter().rposition(|ino| matches!(reader.attributes(*ino), Err(Error::Damaged(_))))?;
+        Some((leaf, last))
+    });
+    let (leaf, last) = lost.unwrap();
+    assert!(last < 400, "{last}");
+    let (storage, fs) = purge_damaged(&bytes, leaf.offset() + 100);
+    let left = recoverable(&(storage as Arc<dyn Storage>));
+    // A page with a file of that leaf is not examined.
+    let far = files.iter().enumerate().skip(last + 200);
+    far.for_each(|(n, ino)| assert_eq!(left.contains(ino), n % 2 == 1, "{n}, {last}"));
+    fs.close().unwrap();
+}
+
+/// REPACK-4. The list of its files, or the content of one, cannot be read.
+#[test]
+fn a_purge_reports_a_damaged_page_that_may_have_remains() {
+    let (bytes, files) = with_remains(9, 120);
+    let newest = open_on(SimulatedStorage::from_contents(&bytes), true, 108).unwrap();
+    let state = newest.volume.state();
+    let key = Key::new(files[1].0, kind::EXTENT, 0);
+    let page = newest.volume.view(&state).get(key, Extent::decode).unwrap().unwrap().page.run;
+    for at in [100, page.blocks * BLOCK / 2] {
+        purge_damaged(&bytes, page.offset() + at);
+    }
+}
+
 /// A crash at every barrier of a purge preserves all files, and the next purge completes the work.
 #[test]
 fn a_crash_while_pages_are_repacked_loses_nothing() {
@@ -389,7 +462,7 @@ fn close_without_room(nothing_is_kept: bool) {
         let closed = fs.close();
         drop(taken);
         drop(fs);
-        assert!(matches!(closed, Err(crate::error::Error::NoSpace(_))), "{closed:?}");
+        assert!(matches!(closed, Err(Error::NoSpace(_))), "{closed:?}");
         assert!(!of(&storage).is_disjoint(&gone));
         let again = open_on(storage.clone(), false, 107).unwrap();
         again.purge().unwrap();
