@@ -63,8 +63,10 @@ struct MapPiece {
 pub(crate) struct BlockMap {
     pieces: RangeMap<u64, MapPiece>,
     objects: BTreeMap<ObjectId, MappedObject>,
-    /// Object ids by index.
+    /// Object ids by index; an index in `free` has none.
     ids: Vec<ObjectId>,
+    /// Indices of removed objects, to which no piece refers.
+    free: Vec<u32>,
     /// Blocks changed since the checkpoint.
     changed: RangeSet<u64>,
 }
@@ -84,10 +86,13 @@ impl BlockMap {
         match &entry.place {
             None => self.pieces.remove(blocks.clone()),
             Some(place) => {
-                let next = self.ids.len() as u32;
                 let object = self.objects.entry(place.id).or_insert_with(|| {
-                    self.ids.push(place.id);
-                    MappedObject { blocks: place.blocks, live: 0, number: next }
+                    let number = self.free.pop().unwrap_or_else(|| {
+                        self.ids.push(place.id);
+                        self.ids.len() as u32 - 1
+                    });
+                    self.ids[number as usize] = place.id;
+                    MappedObject { blocks: place.blocks, live: 0, number }
                 });
                 object.live += blocks.end - blocks.start;
                 let shift = blocks.start as i64 - i64::from(place.at);
@@ -149,11 +154,12 @@ impl BlockMap {
         self.objects.values().map(|object| object.live).sum()
     }
 
+    /// Removes the objects of which no block is mapped. Later objects get their indices: a map that
+    /// changes for months has as many as it had objects at once.
     pub(crate) fn take_unreferenced(&mut self) -> Vec<ObjectId> {
-        let dead: Vec<ObjectId> =
-            self.objects.iter().filter(|(_, object)| object.live == 0).map(|(id, _)| *id).collect();
-        self.objects.retain(|_, object| object.live > 0);
-        dead
+        let dead: Vec<_> = self.objects.extract_if(.., |_, object| object.live == 0).collect();
+        self.free.extend(dead.iter().map(|(_, object)| object.number));
+        dead.into_iter().map(|(id, _)| id).collect()
     }
 
     /// Returns the objects of which less than half is mapped, with their mapped blocks.
@@ -200,4 +206,28 @@ pub(crate) fn object_entries(id: ObjectId, runs: &[Range<u64>]) -> Vec<MapEntry>
         MapEntry { blocks: run.clone(), place }
     };
     runs.iter().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A session of months commits millions of objects.
+    #[test]
+    fn ids_of_unreferenced_objects_are_replaced() {
+        let mut map = BlockMap::default();
+        let run = |sequence: u64| sequence % 3..sequence % 3 + 1;
+        let entry = |sequence| object_entries(ObjectId::Log(sequence), &[run(sequence)]);
+        for sequence in 0..1000 {
+            map.assign(&entry(sequence)[0]);
+            assert_eq!(
+                map.take_unreferenced(),
+                sequence.checked_sub(3).map(ObjectId::Log).into_iter().collect::<Vec<_>>()
+            );
+            for earlier in sequence.saturating_sub(2)..=sequence {
+                assert_eq!(map.parts(run(earlier)), entry(earlier));
+            }
+        }
+        assert_eq!(map.ids.len(), 4, "three mapped objects, and one that was replaced");
+    }
 }
