@@ -31,9 +31,10 @@
 //! - or a gap, which reads as zeros, and any part of the name and the object of one entry;
 //! - or, before the first entry, at most as many bytes as the file's header has.
 //!
-//! It cannot leave a header without its whole entry, nor a file header that is invalid before
-//! entries: such bytes were durable once and have been altered. The write of an entry's header can
-//! be torn, too, by a loss of power at the border of two sectors; the file counts as damaged then.
+//! It cannot leave a header without its whole entry, a whole entry after a gap, nor a file header
+//! that is invalid before entries: such bytes were durable once and have been altered. The write of
+//! an entry's header can be torn, too, by a loss of power at the border of two sectors; the file
+//! counts as damaged then. A last entry with a zeroed header looks like an interrupted append.
 //!
 //! The file: a header (magic, version and address length of 32 bits each, the address, SHA-256 of
 //! all that), and entries (lengths of name and object of 64 bits each, SHA-256 of both, the name,
@@ -69,6 +70,8 @@ const VERSION: u32 = 1;
 const HASH: usize = 32;
 /// Size of an entry before its name.
 const ENTRY_HEADER: u64 = 16 + HASH as u64;
+/// Digits of the incarnation before the first slash of an object's name.
+const NAME_DIGITS: usize = 2 * size_of::<Incarnation>();
 const MAX_ADDRESS: u32 = 8 << 10;
 const MAX_NAME: u64 = 1 << 10;
 /// Upper bound above the size of any object.
@@ -409,29 +412,35 @@ fn read(file: &File, address: &str) -> io::Result<(Vec<SpoolEntry>, u64)> {
     let Some((_, mut at)) = address_in(file)?.filter(|(found, _)| found == address) else {
         return Ok((Vec::new(), 0));
     };
-    let length = file.metadata()?.len();
     let mut entries = Vec::new();
-    while at + ENTRY_HEADER <= length {
-        let mut fixed = [0; ENTRY_HEADER as usize];
-        file.read_exact_at(&mut fixed, at)?;
-        let (lengths, hash) = fixed.split_at(16);
-        let (name, object) = lengths.split_at(8);
-        let number = |bytes: &[u8]| bytes.try_into().map_or(u64::MAX, u64::from_le_bytes);
-        let (name, object) = (number(name), number(object));
-        if name > MAX_NAME || object > MAX_OBJECT || at + ENTRY_HEADER + name + object > length {
-            break;
-        }
-        let mut bytes = vec![0; (name + object) as usize];
-        file.read_exact_at(&mut bytes, at + ENTRY_HEADER)?;
-        let (named, content) = bytes.split_at(name as usize);
-        let Ok(named) = std::str::from_utf8(named) else { break };
-        if checksum(named, content) != hash {
-            break;
-        }
-        entries.push(SpoolEntry { name: named.to_owned(), at: at + ENTRY_HEADER + name, length: object });
-        at += ENTRY_HEADER + name + object;
+    while let Some(entry) = read_entry(file, at)? {
+        at = entry.at + entry.length;
+        entries.push(entry);
     }
     Ok((entries, at))
+}
+
+/// Reads the entry at an offset; None unless it is whole.
+fn read_entry(file: &File, at: u64) -> io::Result<Option<SpoolEntry>> {
+    let length = file.metadata()?.len();
+    if at + ENTRY_HEADER > length {
+        return Ok(None);
+    }
+    let mut fixed = [0; ENTRY_HEADER as usize];
+    file.read_exact_at(&mut fixed, at)?;
+    let (lengths, hash) = fixed.split_at(16);
+    let (name, object) = lengths.split_at(8);
+    let number = |bytes: &[u8]| bytes.try_into().map_or(u64::MAX, u64::from_le_bytes);
+    let (name, object) = (number(name), number(object));
+    if name > MAX_NAME || object > MAX_OBJECT || at + ENTRY_HEADER + name + object > length {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; (name + object) as usize];
+    file.read_exact_at(&mut bytes, at + ENTRY_HEADER)?;
+    let (named, content) = bytes.split_at(name as usize);
+    let Ok(named) = std::str::from_utf8(named) else { return Ok(None) };
+    let entry = SpoolEntry { name: named.to_owned(), at: at + ENTRY_HEADER + name, length: object };
+    Ok((checksum(named, content) == hash).then_some(entry))
 }
 
 /// Returns the reason and the remedy for a message about a damaged file (SPOOL-1); None for an
@@ -455,9 +464,24 @@ fn is_torn_append(file: &File, address: &str, end: u64) -> io::Result<bool> {
     if end == 0 {
         return Ok(rest <= encode_header(address).len() as u64);
     }
-    let mut gap = vec![0; rest.min(ENTRY_HEADER) as usize];
-    file.read_exact_at(&mut gap, end)?;
-    Ok(rest <= MAX_ENTRY && gap.iter().all(|byte| *byte == 0))
+    if rest > MAX_ENTRY {
+        return Ok(false);
+    }
+    let mut bytes = vec![0; rest as usize];
+    file.read_exact_at(&mut bytes, end)?;
+    if bytes.iter().take(ENTRY_HEADER as usize).any(|byte| *byte != 0) {
+        return Ok(false);
+    }
+    // A whole entry after the gap is found by its name.
+    for (slash, _) in bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
+        let Some(name) = slash.checked_sub(NAME_DIGITS) else { continue };
+        let header = (end + name as u64).checked_sub(ENTRY_HEADER).filter(|header| *header > end);
+        let Some(header) = header.filter(|_| bytes[name..slash].iter().all(u8::is_ascii_hexdigit)) else { continue };
+        if read_entry(file, header)?.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Lists the spool files in a directory by address and time. Errors: I/O errors of the host;

@@ -17,7 +17,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use super::super::layout::Incarnation;
-use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore};
+use super::super::map::ObjectId;
+use super::super::objects::{ListedObject, ObjectCreation, ObjectRange, ObjectStore, object_path};
 use super::super::session::WriterSession;
 use super::super::spool::{MAX_ENTRY, PendingUpload, UploadSpool, discard, pending_uploads};
 use super::super::writable::BucketWriter;
@@ -456,6 +457,34 @@ fn a_gap_before_more_than_one_entry_is_damage() {
     assert_eq!(open_at(cut).unwrap(), ["first"]);
     assert!(open_at(cut + 1).is_err());
     assert_eq!(path.metadata().unwrap().len(), cut + 1);
+}
+
+#[test]
+fn a_zeroed_header_before_a_whole_entry_is_damage() {
+    let place = tempfile::tempdir().unwrap();
+    let objects: Vec<(String, Vec<u8>)> =
+        (1..4u8).map(|number| (object_path(&HERE, &ObjectId::Log(number.into())), vec![number; 40])).collect();
+    let (path, bytes) = spooled(place.path(), &objects);
+    let (head, name) = (16 + NAME.len() + 32, objects[0].0.len());
+    let entry = 48 + name + 40;
+    assert_eq!(bytes.len(), head + 3 * entry);
+    let zeroed = |number: usize, length: usize| {
+        let mut content = bytes.clone();
+        content[head + number * entry..][..length].fill(0);
+        fs::write(&path, &content).unwrap();
+        let opened = UploadSpool::open(place.path(), NAME, &HERE).map(|spool| spool.unwrap().names());
+        assert!(opened.is_ok() || fs::read(&path).unwrap() == content);
+        opened.map_err(|error| error.source().unwrap().to_string())
+    };
+    for number in [0, 1] {
+        // The header, the name as well, and the whole entry.
+        for length in [48, 48 + name, entry] {
+            let message = zeroed(number, length).unwrap_err();
+            let remedy = format!("truncate -s {} ", head + number * entry);
+            assert!(message.contains(&remedy), "entry {number}, {length} bytes: {message}");
+        }
+    }
+    assert_eq!(zeroed(2, 48).unwrap().len(), 2, "an interrupted append");
 }
 
 #[test]
