@@ -7,7 +7,7 @@
 //! displayed.
 
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -24,6 +24,7 @@ use crate::broker::Broker;
 use crate::credentials::{self, CredentialCache, File, Variable, section, variable};
 use crate::identity;
 use crate::range_source::{RemoteError, RemoteResult};
+use crate::retry::with_retry;
 use crate::signing::{HttpHeader, SignedRequest, hmac_sha256, percent_encode};
 use crate::store_failure::StoreFailure;
 
@@ -61,7 +62,7 @@ impl AzureAccount {
 
     /// Resolves the account, and asks for an access token if it has no other secret.
     pub(crate) fn with_secret() -> RemoteResult<AzureAccount> {
-        let account = AzureAccount::of_environment().map_err(|error| RemoteError::Denied(error.to_string()))?;
+        let account = AzureAccount::of_environment().map_err(|error| RemoteError::Unsupported(error.to_string()))?;
         let secret = match account.secret {
             None if account.endpoint.starts_with("https://") => {
                 let token = identity::azure_token(&variable, &credentials::read_settings)?;
@@ -189,11 +190,15 @@ pub(crate) fn account_lookup(
     move || broker.as_ref().map_or_else(AzureAccount::with_secret, Broker::account).map(Some)
 }
 
-/// Resolves the account, without an access token in an unconfined process. Errors: `Invalid` when
-/// the environment names no account, or an invalid one.
-pub(crate) fn account(broker: Option<&Broker>) -> Result<AzureAccount> {
+/// Resolves the account for a container, without an access token in an unconfined process. A broker
+/// that cannot get a token for now is asked again until the timeout. Errors: `Invalid` when the
+/// environment names no account, or an invalid one; failures of the broker's request for a token.
+pub(crate) fn account(container: &str, broker: Option<&Broker>, timeout: Option<Duration>) -> Result<AzureAccount> {
     let Some(broker) = broker else { return AzureAccount::of_environment() };
-    broker.account().map_err(|error| Error::invalid(error.message()))
+    with_retry(&|| timeout, &mut || broker.account()).map_err(|error| match error {
+        RemoteError::Unsupported(why) => Error::invalid(why),
+        error => error.into_error(&format!("az://{container}")),
+    })
 }
 
 pub(crate) struct AzureContainer {
@@ -210,10 +215,10 @@ pub(crate) struct AzureSigner<'a> {
 }
 
 impl AzureContainer {
-    /// Errors: `Invalid` when there is no account, or for an endpoint that cannot be.
+    /// Errors: as of [`account`]; `Invalid` for an endpoint that cannot be.
     pub(crate) fn new(container: &str, options: &RemoteOptions) -> Result<AzureContainer> {
-        let (account, lookup) = (account(options.broker.as_ref())?, account_lookup(options.broker.clone()));
-        AzureContainer::at(container, account, lookup, options)
+        let account = account(container, options.broker.as_ref(), options.timeout)?;
+        AzureContainer::at(container, account, account_lookup(options.broker.clone()), options)
     }
 
     pub(crate) fn at(

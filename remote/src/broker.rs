@@ -133,26 +133,30 @@ pub(crate) struct KeyPair {
 
 /// Failed lookup of the broker, in the form that is sent to the fetcher.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct LookupFailure {
-    why: String,
+pub(crate) enum LookupFailure {
     /// The lookup may succeed later, as [`RemoteError::is_transient`].
-    is_transient: bool,
+    Transient(String),
+    Denied(String),
+    Unsupported(String),
 }
 
 impl From<RemoteError> for LookupFailure {
     fn from(error: RemoteError) -> LookupFailure {
-        let is_transient = error.is_transient();
-        let why = match error {
-            RemoteError::Transient(why) | RemoteError::Busy { why, .. } => why,
-            error => error.message(),
-        };
-        LookupFailure { why, is_transient }
+        match error {
+            RemoteError::Transient(why) | RemoteError::Busy { why, .. } => LookupFailure::Transient(why),
+            RemoteError::Unsupported(why) => LookupFailure::Unsupported(why),
+            error => LookupFailure::Denied(error.message()),
+        }
     }
 }
 
 impl From<LookupFailure> for RemoteError {
-    fn from(LookupFailure { why, is_transient }: LookupFailure) -> RemoteError {
-        if is_transient { RemoteError::Transient(why) } else { RemoteError::Denied(why) }
+    fn from(failure: LookupFailure) -> RemoteError {
+        match failure {
+            LookupFailure::Transient(why) => RemoteError::Transient(why),
+            LookupFailure::Denied(why) => RemoteError::Denied(why),
+            LookupFailure::Unsupported(why) => RemoteError::Unsupported(why),
+        }
     }
 }
 
@@ -268,22 +272,66 @@ pub(crate) fn receive(stream: &UnixStream, count: usize) -> io::Result<(u8, Vec<
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::thread::{self, JoinHandle};
+
+    use lockbox::Error;
 
     use super::*;
+    use crate::azure;
+
+    /// Returns a client of a broker that gives these answers, one after the other.
+    fn answering<T: Serialize + Send + 'static>(answers: Vec<RemoteResult<T>>) -> (Broker, JoinHandle<()>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let answering = thread::spawn(move || {
+            for answer in answers {
+                let socket = receive(&theirs, 1).unwrap().1.pop().unwrap();
+                // The line of the request is sent with the socket.
+                (&theirs).read_exact(&mut [0; 4]).unwrap();
+                io::read_to_string(&socket).unwrap();
+                let answer = answer.map_err(LookupFailure::from);
+                (&socket).write_all(&serde_json::to_vec(&answer).unwrap()).unwrap();
+            }
+        });
+        (Broker::new(ours), answering)
+    }
+
+    fn failures() -> [RemoteError; 3] {
+        [
+            RemoteError::Transient("no answer".into()),
+            RemoteError::Denied("it is refused".into()),
+            RemoteError::Unsupported("it is not understood".into()),
+        ]
+    }
 
     #[test]
-    fn a_failed_lookup_is_transient_at_the_client_if_it_was_at_the_broker() {
-        for error in [RemoteError::Transient("no answer".into()), RemoteError::Denied("it is refused".into())] {
-            let (ours, theirs) = UnixStream::pair().unwrap();
-            let failure = LookupFailure::from(error.clone());
-            let answering = thread::spawn(move || {
-                let socket = receive(&theirs, 1).unwrap().1.pop().unwrap();
-                io::read_to_string(&socket).unwrap();
-                (&socket).write_all(&serde_json::to_vec(&Err::<(), _>(failure)).unwrap()).unwrap();
-            });
-            assert_eq!(Broker::new(ours).key_pair(true).err(), Some(error));
+    fn a_failed_lookup_has_the_kind_at_the_client_that_it_had_at_the_broker() {
+        for error in failures() {
+            let (broker, answering) = answering::<()>(vec![Err(error.clone())]);
+            assert_eq!(broker.key_pair(true).err(), Some(error));
             answering.join().unwrap();
         }
+    }
+
+    #[test]
+    fn an_azure_account_whose_lookup_fails_is_reported_by_the_kind_of_the_failure() {
+        let kinds = [Some(io::ErrorKind::TimedOut), Some(io::ErrorKind::PermissionDenied), None];
+        for (failure, kind) in failures().into_iter().zip(kinds) {
+            let (broker, answering) = answering::<()>(vec![Err(failure)]);
+            let error = azure::account("box", Some(&broker), Some(Duration::ZERO)).err().unwrap();
+            assert_eq!(error.request_kind(), kind, "{error}");
+            assert_eq!(matches!(error, Error::Invalid(_)), kind.is_none(), "{error}");
+            answering.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_azure_account_that_cannot_be_looked_up_for_now_is_looked_up_again() {
+        let [transient, ..] = failures();
+        let endpoint = "https://one.blob.core.windows.net";
+        let found = serde_json::json!({ "name": "one", "endpoint": endpoint, "secret": { "Access": "token" } });
+        let (broker, answering) = answering(vec![Err(transient.clone()), Err(transient), Ok(found)]);
+        let account = azure::account("box", Some(&broker), None).unwrap();
+        assert_eq!(account.endpoint, endpoint);
+        answering.join().unwrap();
     }
 }

@@ -501,7 +501,9 @@ fn ports(address: &Address, options: &RemoteOptions) -> Option<Vec<u16>> {
             credentials::region_endpoint(options.broker.as_ref()).ok()?.endpoint
         }
         Address::Bucket { cloud: Cloud::Google, .. } => variable("STORAGE_EMULATOR_HOST"),
-        Address::Bucket { cloud: Cloud::Azure, .. } => Some(azure::account(options.broker.as_ref()).ok()?.endpoint),
+        Address::Bucket { cloud: Cloud::Azure, bucket, .. } => {
+            Some(azure::account(bucket, options.broker.as_ref(), Some(Duration::ZERO)).ok()?.endpoint)
+        }
     };
     let server = match endpoint {
         Some(endpoint) => Url::parse(&endpoint).ok()?.port_or_known_default()?,
