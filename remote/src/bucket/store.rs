@@ -180,6 +180,11 @@ impl BucketStore {
         }
     }
 
+    /// Returns whether [`Self::spool_on_timeout`] has set a time.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.retry_mode.spool_at.get().is_some()
+    }
+
     fn is_retrying_once(&self) -> bool {
         self.retry_mode.once.load(Ordering::Relaxed)
     }
@@ -337,11 +342,10 @@ impl BucketStore {
                     }
                     let why = error.message();
                     tracing::warn!("{}: new writes are not durable until the store accepts them: {why}", self.name);
-                    let is_leaving = || self.retry_mode.spool_at.get().is_some();
                     let pause = backoff.next_pause(error.retry_after());
-                    self.clock.sleep(pause, &|| self.is_retrying_once() || is_leaving());
+                    self.clock.sleep(pause, &|| self.is_retrying_once() || self.is_leaving());
                     // One attempt a round, unless the mount ends and waits once more.
-                    timeout = if is_leaving() { self.timeout } else { Some(Duration::ZERO) };
+                    timeout = if self.is_leaving() { self.timeout } else { Some(Duration::ZERO) };
                 }
                 outcome => return outcome.map_err(|error| self.to_error(error)),
             }
@@ -375,7 +379,7 @@ impl BucketStore {
     /// Returns whether that completes the create.
     fn spool_object(&self, name: &str, bytes: &[u8]) -> Result<bool> {
         let Some(spool) = self.spool() else { return Ok(false) };
-        let is_closing = self.retry_mode.spool_at.get().is_some();
+        let is_closing = self.is_leaving();
         match spool.append(name, bytes, is_closing) {
             Err(error) if is_closing => return Err(error),
             Err(error) => tracing::debug!(%error, "it is in memory alone"),

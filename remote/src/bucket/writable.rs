@@ -23,7 +23,7 @@
 //!     Objects that the store does not take are then spooled in replay order (SPOOL-1 to 3), and
 //!     the barrier succeeds: the mount has ended all successful replies to syncs before
 //!     (`FileSystem::end_syncs`). The rollback state does not count them
-//!     ([`Storage::pending_upload_bytes`]).
+//!     ([`Storage::pending_upload_bytes`]). Such a barrier does not repack, which reads the store.
 //! LIVING-7  Expired objects are removed without a lock, while commits go on: BUCKET-4 holds for
 //!     them under every later action of any writer, since a durable record declared them dead a
 //!     grace period ago, and neither reads nor later records use them. Their tombstones
@@ -280,9 +280,16 @@ impl Storage for BucketWriter {
     /// LIVING-1
     fn barrier(&self) -> Result<()> {
         let mut session = self.session.lock();
-        // A map that no reader takes would be durable.
-        if self.buffer.is_scattered(session.most_runs()) {
-            self.buffer.repack_sparse(session.most_runs(), u64::MAX)?;
+        // A map that no reader takes would be durable. If the store cannot be read, the commit waits
+        // or is spooled like any other: half of a checkpoint is left for it, the session refuses a
+        // longer one, and the next barrier repacks. A mount that ends does not read (LIVING-6).
+        if self.buffer.is_scattered(session.most_runs()) && !self.store.is_leaving() {
+            match self.buffer.repack_sparse(session.most_runs(), u64::MAX) {
+                Err(error) if error.request_kind().is_some() => {
+                    tracing::debug!("{}: a later barrier repacks the archive: {error}", self.store.name);
+                }
+                repacked => repacked?,
+            }
         }
         let done = self.buffer.commit(&mut session, RecordKind::Commit);
         done.map_err(|error| BucketWriter::explain_failure(&session, error))?;

@@ -26,7 +26,7 @@ use super::super::{Bucket, collect_garbage, open_pending_upload, open_store};
 use super::GRACE;
 use super::nth_request::{How, counting};
 use super::simulated::World;
-use super::writable::{NAME, found, living, made, whole};
+use super::writable::{NAME, found, living, made, published, whole};
 use super::{Compared, options, somebody, store};
 use crate::RemoteOptions;
 use crate::range_source::{RemoteError, RemoteResult};
@@ -326,6 +326,60 @@ fn a_commit_that_waits_for_the_store_survives_the_machine() {
         assert_eq!(kept(copy.path()), []);
     });
     assert_eq!(kept(place.path()), [], "what the store took is not kept");
+}
+
+/// Returns a mount's writer of an archive in more runs than are allowed, and the bytes that it has to
+/// have.
+fn scattered(world: &Arc<World>, options: &RemoteOptions) -> (BucketWriter, Vec<u8>) {
+    // Longer than the start that is in memory.
+    let mut now = vec![7; 600 * 4096];
+    published(world, &now);
+    let store = open_store(world.store(2), NAME.into(), options);
+    let mut session = WriterSession::open_existing(store, somebody(), true).unwrap();
+    session.most_checkpoint = 8 * 2 * 20;
+    let living = BucketWriter::from_session(session, options, Arc::default()).unwrap();
+    living.retry_forever();
+    for block in (0..20).step_by(2) {
+        Compared { storage: &living, now: &mut now }.write(block * 4096, &[0xA0; 4096]).unwrap();
+    }
+    (living, now)
+}
+
+#[test]
+fn a_barrier_of_scattered_data_waits_for_the_store() {
+    let place = tempfile::tempdir().unwrap();
+    let world = World::new(1, 0);
+    let (living, now) = scattered(&world, &at(place.path()));
+    is_away(&world, true);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| living.barrier());
+        let _back = Back(&world);
+        let is_kept = || kept(place.path()).iter().any(|unsent| unsent.bytes > 4096 && unsent.used);
+        while !is_kept() && !waiting.is_finished() {
+            std::thread::yield_now();
+        }
+        is_away(&world, false);
+        waiting.join().unwrap().unwrap();
+    });
+    assert!(found(&world) == now);
+    living.write_at(0, &[0xA1; 4096]).unwrap();
+    living.barrier().unwrap();
+    assert!(!living.buffer.is_scattered(8), "it is repacked once the store is back");
+    assert!(found(&world) == [&[0xA1; 4096], &now[4096..]].concat());
+}
+
+/// Without a limit a read of the store would hang.
+#[test]
+fn a_mount_that_ends_keeps_scattered_data_without_reading_the_store() {
+    let place = tempfile::tempdir().unwrap();
+    let world = World::new(1, 0);
+    let (living, now) = scattered(&world, &RemoteOptions { timeout: None, ..at(place.path()) });
+    is_away(&world, true);
+    living.spool_on_timeout(Some(Duration::ZERO));
+    living.barrier().unwrap();
+    drop(living);
+    is_away(&world, false);
+    assert!(read(&world, place.path()).unwrap() == now);
 }
 
 #[test]
