@@ -78,6 +78,16 @@ pub(crate) fn find(canonical: &Path, given: &Path) -> Result<Option<Daemon>, Fai
     Ok(believed.into_iter().find(|(socket, status)| status.uid == me && name.is_of(socket)))
 }
 
+/// Returns whether the daemon serves the file system of a mount, which may be a bind mount.
+pub(crate) fn serves(status: &Status, mounted: &Mounted, table: &[Mounted]) -> bool {
+    let device = match status.mount_device {
+        // An older daemon reports no numbers.
+        0 => daemons::mount_of(status, table).map(|served| served.device),
+        device => Some(device),
+    };
+    device == Some(mounted.device)
+}
+
 /// Returns the reason why an argument is neither a usable mount point nor an archive.
 pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     let table = mounts::all();
@@ -87,20 +97,23 @@ pub(crate) fn not_found(canonical: &Path, given: &Path) -> Failure {
     let Some(mounted) = table.iter().rfind(|mounted| named(mounted)) else {
         return Failure::other(format!("{at} is not mounted"));
     };
+    Failure::other(other_file(&at, mounted, &believed().unwrap_or_default(), &table))
+}
+
+/// Returns the reason why the name of the archive of a mount does not lead to its daemon.
+fn other_file(at: &str, mounted: &Mounted, believed: &[Daemon], table: &[Mounted]) -> String {
     let (user, point) = (mounted.user.map_or_else(|| "unknown".into(), daemons::user_name), shown(&mounted.point));
-    let is_served = |(_, status): &Daemon| status.mount_point_path() == mounted.point;
-    let why = if mounted.user != Some(geteuid().as_raw()) {
+    if mounted.user != Some(geteuid().as_raw()) {
         format!(
             "{at} is not mounted by this user; user {user} has a mount of this name at {point}: name it by its mount point"
         )
-    } else if believed().is_ok_and(|believed| believed.iter().any(is_served)) {
+    } else if believed.iter().any(|(_, status)| serves(status, mounted, table)) {
         format!(
             "{at} is not the file that was mounted at {point} under this name: name the mounted archive by that directory"
         )
     } else {
         format!("no daemon answers for the mount of {at} at {point}: name it by that directory")
-    };
-    Failure::other(why)
+    }
 }
 
 /// Returns the reason why a path below a mount is not resolved.
@@ -156,5 +169,22 @@ mod tests {
         assert!(is_believed(&renamed, &table(other)), "a directory above its mount was renamed");
         assert!(!is_believed(&Status { mount_device: 43, ..renamed }, &table(other)));
         assert!(is_believed(&Status { uid: geteuid().as_raw(), ..status }, &[]));
+    }
+
+    #[test]
+    fn a_bind_mount_of_an_archive_that_was_replaced_has_a_daemon() {
+        let me = geteuid().as_raw();
+        let line = |id, device, point| {
+            format!("{id} 35 {device} / {point} rw - fuse.lockbox /a.lbx rw,user_id={me},group_id=0")
+        };
+        // The last one is of a daemon that died.
+        let lines = [line(36, "0:42", "/mnt/a"), line(37, "0:42", "/mnt/bind"), line(38, "0:43", "/mnt/a")];
+        let table: Vec<Mounted> = lines.iter().filter_map(|line| mounts::parse(line.as_bytes())).collect();
+        let status =
+            Status { uid: me, mount_point: "/mnt/a".into(), mount_id: 36, mount_device: 42, ..Status::default() };
+        let daemons = [(PathBuf::from("socket"), status)];
+        let why = |mounted| other_file("a.lbx", mounted, &daemons, &table);
+        assert!(why(&table[1]).contains("is not the file that was mounted at /mnt/bind"), "{}", why(&table[1]));
+        assert!(why(&table[2]).contains("no daemon answers"), "{}", why(&table[2]));
     }
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::busy::{self, User};
 use crate::exit::Failure;
 use crate::output::{Output, Reader, count, put_name, rfc3339};
-use crate::runtime::{self, Daemon};
+use crate::runtime::{self, Daemon, serves};
 
 /// Deadline for the space that snapshots hold. The daemon reads its archive for less time than
 /// this, unless the host is in trouble, which must not hide the rest.
@@ -138,16 +138,6 @@ fn all(whole: bool) -> Result<Vec<Found>, Failure> {
     let silent: Vec<Mounted> = before.into_iter().filter(|mounted| is_left(mounted) && !is_answered(mounted)).collect();
     let served = daemons.into_iter().map(|daemon| Found::served(daemon, &table, whole));
     Ok(served.chain(silent.into_iter().map(Found::Silent)).collect())
-}
-
-/// Returns whether the daemon serves the file system of a mount, which may be a bind mount.
-fn serves(status: &Status, mounted: &Mounted, table: &[Mounted]) -> bool {
-    let device = match status.mount_device {
-        // An older daemon reports no numbers.
-        0 => daemons::mount_of(status, table).map(|served| served.device),
-        device => Some(device),
-    };
-    device == Some(mounted.device)
 }
 
 impl Found {
