@@ -311,9 +311,9 @@ fn a_mirror_that_cannot_list_trusted_attributes_keeps_them_with_changed_content(
     std::fs::create_dir(&top).unwrap();
     let fs = create_on(Arc::new(MemoryStorage::from_contents(header_bytes())), 1);
     let mirror = || {
-        let plan = plan_mirror(&fs, &[top.clone()], &options(), None).unwrap();
+        let plan = plan_mirror(&fs, std::slice::from_ref(&top), &options(), None).unwrap();
         let options = ImportOptions { mirror: Some(plan), ..options() };
-        let report = import(&fs, None, &[top.clone()], &options, &mut |_| Ok(())).unwrap();
+        let report = import(&fs, None, std::slice::from_ref(&top), &options, &mut |_| Ok(())).unwrap();
         assert!(report.problems.is_empty(), "{:?}", report.problems);
     };
     let found = |name: &[u8]| {
