@@ -121,7 +121,7 @@ pub(crate) struct Allocator {
     tree: ArcSwap<Tree>,
     /// Entries in the open transaction's lists of pages.
     list_entries: AtomicU64,
-    /// Leaves of the trees that the flush of the next commit changes, as the owner of the dirty data
+    /// Number of leaves that the flush of the next commit changes, as the owner of the dirty data
     /// counts them.
     dirty_leaves: Arc<AtomicU64>,
     /// Held while free blocks are erased; they cannot be taken meanwhile.

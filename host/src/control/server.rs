@@ -310,7 +310,7 @@ fn accept(listener: &UnixListener, shared: &Arc<ServerState>, handler: &Arc<Hand
 /// is 0 when the other end is gone.
 ///
 /// # Errors
-/// Those of recvmsg(2).
+/// Errors of recvmsg(2).
 pub fn receive_with_descriptors(socket: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

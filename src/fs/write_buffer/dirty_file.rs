@@ -69,7 +69,8 @@ impl DirtyContent {
         !self.sealed.is_empty()
     }
 
-    /// Returns the leaves that writeback changes. Those of a new file are changed already.
+    /// Returns the number of leaves that writeback changes. The leaves of a new file are changed
+    /// already.
     fn leaves(&self) -> u64 {
         let all = self.layers().map(Layer::leaf_pieces).sum::<u64>() / PIECES_PER_LEAF;
         if self.is_new { all.saturating_sub(2) } else { all }

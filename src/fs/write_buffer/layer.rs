@@ -22,7 +22,7 @@ const BYTES_PER_GROUP: u64 = GROUP / 4;
 pub(crate) const INLINE_GROUPS: u64 = 1;
 
 /// Frames of a window. Their extents are neighbours in the tree: writeback changes two leaves, and
-/// those that its pieces fill.
+/// adds the leaves that its pieces fill.
 const WINDOW: u64 = 8;
 
 /// Pieces that fill no more than one leaf.

@@ -24,9 +24,9 @@
 //!     seals all layers with it exclusive.
 //! STAGE-4  Space for all dirty bytes is reserved before they are accepted, and belongs to the
 //!     frame that needs it.
-//! STAGE-5  A change that needs space leaves free the space of all leaves that a commit of the dirty
-//!     data changes. It is counted and not reserved: the parents of the leaves, one request of each
-//!     thread, and changes that free space use the reserve beyond it.
+//! STAGE-5  A change that needs space leaves free the space of all leaves that a commit of the
+//!     dirty data changes. It is counted and not reserved: the parents of the leaves, one request
+//!     of each thread, and changes that free space use the reserve beyond it.
 //! BATCH-1  A batch moves from `Writing` to `Written`. It is done when an operation that references
 //!     it is published, which `txn::Publication` records. An operation that is not published
 //!     changes nothing of that: the next caller that applies the batch under the writers' lock
