@@ -44,8 +44,6 @@ pub(super) struct DirtyContent {
     /// Ranges of accepted bytes that are in no log entry, unordered. They may have been written
     /// back since.
     unlogged: Vec<Range<u64>>,
-    /// The file was created since the last commit.
-    is_new: bool,
 }
 
 /// Dirty parts of a range as a reader sees them: later parts overwrite earlier ones.
@@ -69,11 +67,9 @@ impl DirtyContent {
         !self.sealed.is_empty()
     }
 
-    /// Returns the number of leaves that writeback changes. The leaves of a new file are changed
-    /// already.
+    /// Returns the number of leaves that writeback changes.
     fn leaves(&self) -> u64 {
-        let all = self.layers().map(Layer::leaf_pieces).sum::<u64>() / PIECES_PER_LEAF;
-        if self.is_new { all.saturating_sub(2) } else { all }
+        self.layers().map(Layer::leaf_pieces).sum::<u64>() / PIECES_PER_LEAF
     }
 
     fn layers(&self) -> impl Iterator<Item = &Layer> {
@@ -320,10 +316,8 @@ impl Deref for LockedFile<'_> {
 }
 
 impl DirtyFile {
-    /// `is_new`: it was created since the last commit.
-    pub(super) fn new(ino: Ino, is_new: bool, totals: DirtyTotals) -> DirtyFile {
-        let content = Mutex::new(DirtyContent { is_new, ..DirtyContent::default() });
-        DirtyFile { ino, lock: Mutex::default(), content, totals, active_bytes: AtomicU64::new(0) }
+    pub(super) fn new(ino: Ino, totals: DirtyTotals) -> DirtyFile {
+        DirtyFile { ino, lock: Mutex::default(), content: Mutex::default(), totals, active_bytes: AtomicU64::new(0) }
     }
 
     pub(in crate::fs) fn ino(&self) -> Ino {

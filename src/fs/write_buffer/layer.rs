@@ -164,9 +164,11 @@ impl Layer {
         self.reserved_groups
     }
 
-    /// Returns the leaves that writeback changes at most, in pieces.
+    /// Returns the leaves that writeback changes at most, in pieces. The only frame of a small file
+    /// needs none: with inline data, or in a page with others, it leaves a reserved group unused.
     pub(crate) fn leaf_pieces(&self) -> u64 {
-        2 * PIECES_PER_LEAF * self.windows + self.pieces
+        let is_small = self.frames.len() == 1 && self.frames.get(&0).is_some_and(|frame| frame.inline);
+        if is_small { 0 } else { 2 * PIECES_PER_LEAF * self.windows + self.pieces }
     }
 
     pub(crate) fn frames(&self) -> &BTreeMap<u64, Frame> {

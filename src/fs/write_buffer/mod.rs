@@ -140,8 +140,7 @@ impl WriteBuffer {
     }
 
     pub(super) fn file(&self, ino: Ino) -> DirtyFileRef<'_> {
-        let is_new = || ino.0 >= self.volume.durable().next_ino;
-        let make = || Arc::new(DirtyFile::new(ino, is_new(), self.totals.clone()));
+        let make = || Arc::new(DirtyFile::new(ino, self.totals.clone()));
         let file = self.shard(ino).lock().entry(ino).or_insert_with(make).clone();
         DirtyFileRef { write_buffer: self, file }
     }
