@@ -106,17 +106,6 @@ impl Daemon {
         public_url: String,
         secret: [u8; 16],
     ) -> Daemon {
-        Daemon::by(Arc::new(SystemClock), store, spool, settings, public_url, secret)
-    }
-
-    pub(crate) fn by(
-        clock: Arc<dyn Clock>,
-        store: Arc<dyn ShareStore>,
-        spool: Arc<Spool>,
-        settings: DaemonSettings,
-        public_url: String,
-        secret: [u8; 16],
-    ) -> Daemon {
         let connections = settings.max_connections;
         Daemon {
             network: ConnectionSlots::new(connections, (connections / 4).max(1), settings.head_timeout),
@@ -128,7 +117,7 @@ impl Daemon {
             notifier: ShareNotifier::new(),
             leases: LeaseTransfers::default(),
             batches: ConcurrencyLimit::new(MAX_BATCHES, MAX_BATCHES_OF_CLIENT),
-            clock,
+            clock: Arc::new(SystemClock),
             watchers: ConcurrencyLimit::new(MAX_WATCHERS, MAX_WATCHERS_OF_CLIENT),
             uploads: ConcurrencyLimit::new(MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT),
             limits: settings.limits(&public_url),

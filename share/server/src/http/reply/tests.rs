@@ -44,7 +44,7 @@ impl Rig {
         store.create(handle(1), share).wait().unwrap();
         let token = store.claim(handle(1), &auth(1), id(1)).wait().unwrap().lease.unwrap().token;
         let (settings, url) = (DaemonSettings::default(), "http://127.0.0.1:7377".to_owned());
-        let daemon = Arc::new(Daemon::by(clock.clone(), store, spool, settings, url, [1; 16]));
+        let daemon = Arc::new(Daemon { clock: clock.clone(), ..Daemon::new(store, spool, settings, url, [1; 16]) });
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         Rig { daemon, clock, content, entry, token, runtime, _directory: directory }
     }
