@@ -44,6 +44,21 @@ fn put_leaf(medium: &Medium, pointer: &Pointer, count: usize, change: impl FnOnc
     medium.pages.lock().insert(*pointer, node::encode_leaf(&view.head, entries.into_iter()));
 }
 
+/// Returns the objects of the readable entries, and the number of lost nodes.
+fn surviving(store: &NodeStore, tree: &Tree) -> (Vec<u64>, usize) {
+    let (mut objects, mut lost) = (Vec::new(), 0);
+    let mut keep = |key: Key, _: &[u8]| {
+        objects.push(key.object);
+        Ok(())
+    };
+    let mut pass = |_| {
+        lost += 1;
+        Ok(())
+    };
+    tree.scan_surviving(store, &mut keep, &mut pass).unwrap();
+    (objects, lost)
+}
+
 /// Asserts that every path to the damaged node fails with its block and generation.
 #[track_caller]
 fn assert_damaged(store: &NodeStore, tree: TreeId, root: &Root, detail: &str) {
@@ -197,17 +212,7 @@ fn a_record_laid_on_a_damaged_leaf_is_never_seen_as_it_was() {
         Ok(ControlFlow::Continue(()))
     });
     assert!(matches!(compared, Err(Error::Damaged(_))), "what is lost was told to be the same");
-    let (mut scanned, mut passed) = (Vec::new(), 0);
-    let mut keep = |key: Key, _: &[u8]| {
-        scanned.push(key.object);
-        Ok(())
-    };
-    let mut pass = |_| {
-        passed += 1;
-        Ok(())
-    };
-    tree.scan_surviving(&store, &mut keep, &mut pass).unwrap();
-    assert_eq!((scanned, passed), ((last.end + 1..40).filter(|sub| sub % 2 == 0).collect(), 1));
+    assert_eq!(surviving(&store, &tree), ((last.end + 1..40).filter(|sub| sub % 2 == 0).collect(), 1));
 }
 
 #[test]
@@ -228,16 +233,6 @@ fn a_damaged_neighbour_prevents_no_removal() {
         assert!(tree.remove(&store, &mut edits, Key::new(sub, 1, 0)).unwrap(), "{sub} of {end}");
     }
     let root = medium.flush(&store, &tree, edits.generation);
-    let (mut left, mut lost) = (Vec::new(), 0);
-    let mut keep = |key: Key, _: &[u8]| {
-        left.push(key.object);
-        Ok(())
-    };
-    let mut pass = |_| {
-        lost += 1;
-        Ok(())
-    };
-    let tree = Tree::from_root(TreeId::Live, &root);
-    tree.scan_surviving(&medium.cold(1 << 20), &mut keep, &mut pass).unwrap();
-    assert_eq!((left, lost), ([0].into_iter().chain(end..40).collect(), 1));
+    let written = Tree::from_root(TreeId::Live, &root);
+    assert_eq!(surviving(&medium.cold(1 << 20), &written), ([0].into_iter().chain(end..40).collect(), 1));
 }
