@@ -59,7 +59,7 @@ pub(super) struct State {
     /// Whether nobody is answered, and whether removals are refused.
     pub(super) away: bool,
     pub(super) keeps: bool,
-    /// Whether it removes in batches.
+    /// True if it removes in batches.
     pub(super) batches: bool,
     /// Batches that it rejects before it takes one.
     pub(super) rejected_batches: usize,
