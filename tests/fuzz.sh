@@ -38,7 +38,7 @@ fi
 export SEED=${SEED:-$SRANDOM}
 
 # With the whole workspace and a test, so that dependencies have the features of the other builds.
-build=(cargo build --quiet --locked --workspace --bin lockbox-fuzz --test layering)
+build=(cargo build --quiet --locked --workspace --bin lockbox-fuzz --test layering --features lockbox-fuzz/mutated)
 program=$target/debug/lockbox-fuzz
 run=run_mutated
 if [[ -n ${EXECUTIONS-} || ${FULL:-0} == 1 ]]; then

@@ -111,8 +111,15 @@ stage_format() {
     cargo fmt --all --check && tests/manuals.py && tests/walks.py
 }
 
+# Items of tests and fuzzers exist only with debug assertions, so the programs are compiled without them too, as in a release build.
 stage_lint() {
-    cargo clippy --quiet --workspace --all-targets -- -D warnings
+    local released=() member
+    for member in $(cargo tree --workspace --depth 0 --prefix none | cut -sd' ' -f1); do
+        released+=(--config "profile.dev.package.$member.debug-assertions=false")
+    done
+    [[ ${#released[@]} -gt 0 ]] &&
+        cargo clippy --quiet --workspace --all-targets --features lockbox-fuzz/mutated -- -D warnings &&
+        cargo check --quiet --workspace --bins --test layering "${released[@]}"
 }
 
 # run_program DIRECTORY EXECUTABLE: one test program, as cargo would start it.
