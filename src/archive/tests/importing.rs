@@ -125,6 +125,19 @@ fn an_import_that_meets_a_full_archive_finishes_its_directories() {
     assert!(times.len() > 1 && times.values().all(|time| *time == TIME as i64), "{times:?}");
 }
 
+/// One write of all of it would reserve 9 MiB, as if it did not compress.
+#[test]
+fn a_file_that_fits_only_compressed_is_added_to_a_nearly_full_archive() {
+    let host = tempfile::tempdir().unwrap();
+    let text = host.path().join("text");
+    std::fs::write(&text, b"the same words again ".repeat(400_000)).unwrap();
+    let storage = SimulatedStorage::from_contents(&header_bytes());
+    let fs = create_on(storage.clone(), 1);
+    fs.volume.allocator().limit_size(storage.len().unwrap() + (5 << 20));
+    let report = import(&fs, None, std::slice::from_ref(&text), &options(), &mut |_| Ok(())).unwrap();
+    assert_eq!((report.copied.bytes, report.problems.len()), (21 * 400_000, 0));
+}
+
 /// Returns a callback that fails at call number `end`.
 fn ending(end: u64) -> impl FnMut() -> Result<()> {
     let mut asked = 0;
@@ -139,12 +152,12 @@ fn an_import_that_is_ended_keeps_what_was_read_and_takes_back_what_was_on_its_wa
     let host = tempfile::tempdir().unwrap();
     let top = source(host.path());
     let large = host.path().join("large");
-    std::fs::write(&large, noise(7, 3 << 20)).unwrap();
+    std::fs::write(&large, noise(7, 9 << 20)).unwrap();
     let sources = [top.clone(), large];
     let objects = (1 + DIRECTORIES + DIRECTORIES * FILES) as u64;
     // Before each seventh object, and within the large file, which has a call before it and after
-    // each MiB.
-    for end in (1..=objects).step_by(7).chain(objects + 1..objects + 5) {
+    // each of two reads.
+    for end in (1..=objects).step_by(7).chain(objects + 1..objects + 4) {
         let fs = create_on(SimulatedStorage::from_contents(&header_bytes()), 1);
         let mut go_on = ending(end);
         let mut begun = 0;

@@ -25,8 +25,26 @@ use crate::format::Ino;
 use crate::fs::{Attributes, Creator, FileSystem, SetAttributes, mode};
 use crate::storage::FileIdentity;
 
-/// Size of one read from the host and one write to the archive, in bytes.
-const PIECE: usize = 1 << 20;
+const MIN_PIECE: usize = 1 << 20;
+
+/// Returns the size of one read from the host and one write to the archive in bytes: frames for
+/// four processors. Less for a remote archive, where a write may wait for the link, and an
+/// interruption for the write.
+pub(super) fn piece_length(fs: &FileSystem) -> usize {
+    if fs.volume.is_remote() { MIN_PIECE } else { 8 * MIN_PIECE }
+}
+
+/// Writes a piece; without space for all of it at once, part by part: raw data takes more than it
+/// does after compression, and a piece is written as a whole or not at all.
+pub(super) fn write_piece(fs: &FileSystem, ino: Ino, offset: u64, piece: &[u8]) -> Result<()> {
+    match fs.write(ino, offset, piece) {
+        Err(Error::NoSpace(_)) => {
+            let mut parts = piece.chunks(MIN_PIECE).zip((offset..).step_by(MIN_PIECE));
+            parts.try_for_each(|(part, offset)| fs.write(ino, offset, part))
+        }
+        written => written,
+    }
+}
 
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
@@ -123,7 +141,7 @@ pub fn import(
         tally: CopyTally::default(),
         links: HashMap::new(),
         claimed: HashSet::new(),
-        piece: vec![0; PIECE],
+        piece: vec![0; piece_length(fs)],
         path: Vec::new(),
         top_length: 0,
         plan: options.mirror.clone(),
@@ -357,7 +375,7 @@ impl Importer<'_> {
             if length == 0 || rustix::fs::fstat(host).map_err(host_error("cannot read"))?.st_size != before.st_size {
                 return Ok(offset);
             }
-            self.fs.write(ino, offset, &self.piece[..length])?;
+            write_piece(self.fs, ino, offset, &self.piece[..length])?;
             offset += length as u64;
             self.report.copied.bytes += length as u64;
             self.report_progress(offset)?;
@@ -384,12 +402,12 @@ impl Importer<'_> {
             let hole = rustix::fs::seek(host, SeekFrom::Hole(data)).unwrap_or(size).min(size);
             offset = data.min(size);
             while offset < hole {
-                let wanted = usize::try_from(hole - offset).unwrap_or(PIECE).min(PIECE);
+                let wanted = usize::try_from(hole - offset).unwrap_or(usize::MAX).min(self.piece.len());
                 let length = attributes::read_at(host, &mut self.piece[..wanted], offset)?;
                 if length == 0 {
                     return Ok(offset);
                 }
-                self.fs.write(ino, offset, &self.piece[..length])?;
+                write_piece(self.fs, ino, offset, &self.piece[..length])?;
                 offset += length as u64;
                 self.report.copied.bytes += length as u64;
                 self.report_progress(offset)?;

@@ -13,8 +13,9 @@ use crate::format::{BLOCK, Ino, Key, MAX_OFFSET, kind};
 use crate::fs::extents::{self, FRAME, MappedExtent, compression_of, may_be_inline};
 use crate::fs::reclaim::STEP;
 use crate::fs::write_buffer::{GROUP, INLINE_GROUPS, LockedFile, WHOLE_GROUPS};
+use crate::fs::writeback::{MIN_FRAMES_PER_THREAD, run_parallel};
 use crate::fs::{FileSystem, SyncProfile, inode};
-use crate::txn::{Operation, ReadView, Reservation, State, UnreferencedPages, View, Volume};
+use crate::txn::{Operation, ReadView, State, UnreferencedPages, View, Volume, groups_for};
 
 /// Inode of a regular file in one state. While no other state is published it need not be looked up
 /// again.
@@ -252,7 +253,8 @@ impl FileSystem {
         }
     }
 
-    /// Writes the pages of whole frames, and one for inline data that they do not replace.
+    /// Writes the pages of whole frames, and one for inline data that they do not replace. Some MiB
+    /// are sealed on all processors.
     fn write_pages_of(
         &self,
         ino: Ino,
@@ -263,13 +265,23 @@ impl FileSystem {
     ) -> Result<UnreferencedPages> {
         let bytes = data.len() + inline.map_or(0, <[u8]>::len);
         let count = data.len() as u64 / FRAME + u64::from(inline.is_some());
-        let mut reserved: Reservation = self.volume.reserve_data(bytes as u64, count)?;
+        let mut reserved = Some(self.volume.reserve_data(bytes as u64, count)?);
         let compression = compression_of(&self.options, inode.flags);
-        let mut pages = UnreferencedPages::new(&self.volume);
         let frames = data.chunks(FRAME as usize).zip((range.start..).step_by(FRAME as usize));
-        for (part, offset) in inline.map(|content| (content, 0)).into_iter().chain(frames) {
-            pages.absorb(self.volume.write_data(&mut reserved, ino, offset, part, compression)?);
-        }
+        let parts: Vec<(&[u8], u64)> = inline.map(|content| (content, 0)).into_iter().chain(frames).collect();
+        let threads = self.writeback.threads.min(parts.len() / MIN_FRAMES_PER_THREAD);
+        let share = |(part, _): &(&[u8], u64)| groups_for(part.len() as u64, 1);
+        let mut pages = UnreferencedPages::new(&self.volume);
+        // One frame at a time, so that pages lie in the order of the file.
+        let written = run_parallel(threads, 1, &parts, &mut reserved, share, |parts, reserved| {
+            let reserved = reserved.as_mut().ok_or_else(|| Error::invalid("file data without a reservation"))?;
+            let mut pages = UnreferencedPages::new(&self.volume);
+            for (part, offset) in parts {
+                pages.absorb(self.volume.write_data(reserved, ino, *offset, part, compression)?);
+            }
+            Ok(pages)
+        })?;
+        written.into_iter().for_each(|part| pages.absorb(part));
         self.volume.limit_unsynced()?;
         Ok(pages)
     }

@@ -10,7 +10,7 @@
 
 mod plan;
 
-pub(super) use plan::run_parallel;
+pub(super) use plan::{MIN_FRAMES_PER_THREAD, run_parallel};
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

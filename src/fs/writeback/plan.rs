@@ -23,7 +23,7 @@ use crate::fs::write_buffer::{DirtyPiece, FilePlan, Frame, INLINE_GROUPS, Layer,
 use crate::txn::{Reservation, UnreferencedPages, View, Volume, groups_for};
 
 /// Minimum frames per thread: one takes 20 to 50 us, starting a thread about 50.
-const MIN_FRAMES_PER_THREAD: usize = 16;
+pub(in crate::fs) const MIN_FRAMES_PER_THREAD: usize = 16;
 
 /// Frames that a thread takes at a time.
 const STRIDE: usize = 8;

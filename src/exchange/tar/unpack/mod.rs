@@ -27,7 +27,7 @@ use crate::exchange::extract::write_all;
 use crate::exchange::path_ops::{self, delete_tree, none_if_missing, resolve_or_create};
 use crate::exchange::staging_dir::{StagingDir, identity_of, link_again, make_directory, make_special, open_again};
 use crate::exchange::walk::join;
-use crate::exchange::{CopyCounts, Entries, Progress};
+use crate::exchange::{CopyCounts, Entries, Progress, import};
 use crate::format::{Ino, ROOT_INO};
 use crate::fs::{Attributes, Creator, FileSystem, RenameMode, SetAttributes, SetTime, XattrMode, mode};
 use crate::storage::{FileIdentity, host_call};
@@ -249,8 +249,6 @@ fn leads_out(target: &[u8], depth: usize) -> bool {
     target.starts_with(b"/") || up >= depth || names.skip(up).any(|name| name == b"..")
 }
 
-/// Size of one read from the tar and one write to the archive, in bytes.
-const IMPORT_PIECE: usize = 1 << 20;
 /// Staging directory in the root of the archive. The next import removes one of a killed import.
 const STAGE: &[u8] = b".lockbox-import-tar";
 /// Extended attribute that marks an import's directory; a user's directory of that name has none.
@@ -308,7 +306,7 @@ pub fn import_tar(
         report: TarImport::default(),
         directories: Vec::new(),
         parent: None,
-        piece: vec![0; IMPORT_PIECE],
+        piece: vec![0; import::piece_length(fs)],
     };
     let marked = fs.set_xattr(stage, MARK, b"", XattrMode::Set);
     let result = marked.and_then(|()| import.unpack(input)).and_then(|()| import.install());
@@ -433,13 +431,13 @@ impl TarImporter<'_> {
         for &(start, length) in &map.parts {
             let mut offset = start;
             while offset < start + length {
-                let wanted = usize::try_from(start + length - offset).unwrap_or(IMPORT_PIECE).min(IMPORT_PIECE);
+                let wanted = usize::try_from(start + length - offset).unwrap_or(usize::MAX).min(self.piece.len());
                 // Fill the buffer: short reads of a pipe would be stored inefficiently.
                 let mut filled = 0;
                 while filled < wanted {
                     filled += members.read(&mut self.piece[filled..wanted])?;
                 }
-                self.fs.write(ino, offset, &self.piece[..wanted])?;
+                import::write_piece(self.fs, ino, offset, &self.piece[..wanted])?;
                 offset += wanted as u64;
                 self.report.copied.bytes += wanted as u64;
                 (self.progress)(&self.report.copied.progress(&member.name, 0))?;
