@@ -8,7 +8,7 @@
 //! - `writeback`: turns dirty data into pages and extents, and bounds the amount of dirty data.
 //! - `reclaim`: open handles, and removal of unlinked inodes.
 //!
-//! Independent of these are `repack` (rewrites stale pages of small files), `readahead` (prefetch
+//! Independent of these are `repack` (rewrites pages with deleted parts), `readahead` (prefetch
 //! from remote archives) and the shutdown gate. All parts use `extents`, `inode` and the volume.
 
 pub(crate) mod acl;
@@ -218,8 +218,8 @@ impl FileSystem {
     }
 
     /// Commits everything, reclaims inodes that are unlinked or were visible only in removed
-    /// snapshots, and erases all free space without waiting for its age. Data deleted during the
-    /// call may be erased only later.
+    /// snapshots, rewrites pages with deleted parts (REPACK-5), and erases all free space without
+    /// waiting for its age. Data deleted during the call may be erased only later.
     ///
     /// # Errors
     /// `ReadOnly`, `NoSpace`, `WriteFailed`; `Invalid` when the archive is being closed. `InUse` if

@@ -1,5 +1,5 @@
-//! Rewrites the live parts of stale packed pages, so that the bytes of deleted files are freed with
-//! the old pages.
+//! Rewrites the live parts of stale pages, so that deleted bytes are freed with the old pages: of
+//! packed pages in the background, of all pages in a purge.
 //!
 //! # Invariants
 //! REPACK-1  A repack changes no content: an extent is replaced by the bytes read through it, and
@@ -11,21 +11,27 @@
 //! REPACK-4  Damage stops neither a search nor a repack: they pass over the unreadable leaf or
 //!     page. A purge, closing and background work report it at their end, since dead parts may be
 //!     left.
+//! REPACK-5  Other pages than packed ones of small files are rewritten only by a purge: each small
+//!     overwrite would cost a page of 128 KiB. It leaves three: a page that a copy or a snapshot
+//!     names, since the old page would stay; one that only a copy names, since the items of the
+//!     page name the first file; one in more than `PACK_FILES` parts, which would take more space
+//!     than before. Lack of space for one page does not end a purge.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::extents::{self, MappedExtent, PACK_FILES, Packer, SharedPages};
+use super::extents::{self, FRAME, MappedExtent, PACK_FILES, Packer, SharedPages};
 use super::types::FsOptions;
 use super::{ShutdownGate, inode};
 use crate::env::Environment;
 use crate::error::{Error, Result};
-use crate::format::values::Extent;
+use crate::format::page::{PackedItem, PageKind};
+use crate::format::values::{Extent, InodeValue};
 use crate::format::{Ino, Key, Pointer, kind};
-use crate::txn::{Operation, Reservation, UnreferencedPages, View, Volume, WrittenPiece, groups_for};
+use crate::txn::{Operation, Reservation, State, UnreferencedPages, View, Volume, WrittenPiece, groups_for};
 
 /// Seconds of an interval (REPACK-3); the manual names the delay.
 const INTERVAL: i64 = 5;
@@ -36,6 +42,9 @@ const PAGES: usize = 8;
 const PARTS_PER_RESERVE_PAGE: usize = 16;
 /// Attempts of `Repacker::run_all` for pages that are noted meanwhile.
 const ROUNDS: usize = 4;
+/// Freed bytes after which a repack of all pages commits, if they are also a share of the data in
+/// use: the next pages use their space, and the file need not grow by all that is rewritten.
+const COMMIT_BYTES: u64 = 4 << 20;
 /// Maximum records and pages that one step of a search reads.
 const SEARCH_RECORDS: usize = 4096;
 const SEARCH_PAGES: usize = 64;
@@ -43,14 +52,24 @@ const SEARCH_PAGES: usize = 64;
 /// numbers.
 const MAX_SEARCHED_PAGES: usize = 4096;
 
+/// Pages that a search and a repack include.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// Packed pages of small files.
+    Packed,
+    /// All pages (REPACK-5).
+    All,
+}
+
 pub(super) struct Repacker {
     volume: Arc<Volume>,
     environment: Arc<dyn Environment>,
     options: FsOptions,
     /// Held during a repack, so that a purge does not overlook pages that another thread took out.
     progress: Mutex<RepackProgress>,
-    /// First damage since the last report that kept a page from being examined or rewritten.
-    damage: Mutex<Option<Error>>,
+    /// First error since the last report that kept a page from being examined or rewritten: damage,
+    /// or `NoSpace` of a purge.
+    failure: Mutex<Option<Error>>,
     last_tick: Mutex<i64>,
 }
 
@@ -91,7 +110,7 @@ impl Repacker {
             environment,
             options,
             progress: Mutex::default(),
-            damage: Mutex::default(),
+            failure: Mutex::default(),
             last_tick: Mutex::default(),
         }
     }
@@ -110,9 +129,10 @@ impl Repacker {
         if self.volume.stale_pages().take_overflow() {
             progress.begin_search();
         }
-        let searching = self.volume.stale_pages().has_room(SEARCH_PAGES) && self.search_step(&mut progress)?;
+        let searching =
+            self.volume.stale_pages().has_room(SEARCH_PAGES) && self.search_step(&mut progress, Scope::Packed)?;
         let idle = !self.volume.writer().is_dirty();
-        let repacked = match self.repack_due(false) {
+        let repacked = match self.repack_due(Scope::Packed, false) {
             // Retried an interval later.
             Err(Error::NoSpace(_)) => false,
             repacked => repacked?,
@@ -121,46 +141,57 @@ impl Repacker {
         if !repacked && std::mem::take(&mut progress.commits) {
             self.volume.commit()?;
         }
-        self.report_damage()?;
+        self.report_failure()?;
         Ok(searching || repacked)
     }
 
-    /// Repacks all noted pages; a purge, which stops when closing begins, also searches for others.
-    /// Pages that become stale meanwhile may be left. When the archive closes (`purge` is `None`),
-    /// the reserve for deletes may be used, since nothing else will need it. Errors: `Damaged` or
-    /// `Io` at the end (REPACK-4).
+    /// Repacks all noted pages; a purge, which stops when closing begins, also searches for others,
+    /// of larger files as well if the archive is local. Pages that become stale meanwhile may be
+    /// left. When the archive closes (`purge` is `None`), the reserve for deletes may be used, as
+    /// nothing else will need it. Errors: `Damaged` or `Io` at the end (REPACK-4).
     pub(super) fn run_all(&self, purge: Option<&ShutdownGate>) -> Result<()> {
-        self.repack_all(purge, purge.is_some(), purge.is_none())?;
-        self.report_damage()
+        // In a remote archive a search of all pages would take a request for almost each.
+        let scope = if purge.is_some() && !self.volume.is_remote() { Scope::All } else { Scope::Packed };
+        self.repack_all(purge, scope, purge.is_some(), purge.is_none())?;
+        self.report_failure()
     }
 
     /// Repacks all noted pages before a snapshot would preserve the bytes of files deleted before.
     pub(super) fn run_noted(&self, closing: &ShutdownGate) -> Result<()> {
-        self.repack_all(Some(closing), false, false)
+        self.repack_all(Some(closing), Scope::Packed, false, false)
     }
 
-    fn repack_all(&self, closing: Option<&ShutdownGate>, search: bool, at_end: bool) -> Result<()> {
+    fn repack_all(&self, closing: Option<&ShutdownGate>, scope: Scope, search: bool, at_end: bool) -> Result<()> {
         let go_on = || closing.map_or(Ok(()), ShutdownGate::check_open);
-        let mut progress = self.progress.lock();
+        let mut shared = self.progress.lock();
+        let mut own = RepackProgress::default();
         if search || self.volume.stale_pages().take_overflow() {
             // Damage that an earlier search met may be gone with its file.
-            self.damage.lock().take();
-            progress.begin_search();
+            self.failure.lock().take();
+            if search { own.begin_search() } else { shared.begin_search() }
         }
         loop {
             for _ in 0..ROUNDS {
                 self.volume.stale_pages().hurry();
-                while self.repack_due(at_end)? {
+                while self.repack_due(scope, at_end)? {
+                    if self.volume.has_freed(COMMIT_BYTES) {
+                        self.volume.commit()?;
+                    }
                     go_on()?;
                 }
                 if self.volume.stale_pages().is_empty() {
                     break;
                 }
             }
+            if search {
+                // A snapshot need not wait for the whole search. No page noted by it is left here.
+                MutexGuard::bump(&mut shared);
+            }
+            let progress = if search { &mut own } else { &mut *shared };
             if progress.search.is_none() {
                 return Ok(());
             }
-            self.search_step(&mut progress)?;
+            self.search_step(progress, scope)?;
             go_on()?;
         }
     }
@@ -176,9 +207,8 @@ impl Repacker {
         over
     }
 
-    /// Searches the next records and the packed pages that they reference; returns whether there
-    /// are more.
-    fn search_step(&self, progress: &mut RepackProgress) -> Result<bool> {
+    /// Searches the next records and the pages that they reference; returns whether there are more.
+    fn search_step(&self, progress: &mut RepackProgress, scope: Scope) -> Result<bool> {
         let Some(from) = progress.search else { return Ok(false) };
         let state = self.volume.state();
         let view = self.volume.view(&state);
@@ -187,8 +217,12 @@ impl Repacker {
             (records, last) = (records + 1, key);
             if key.kind == kind::EXTENT {
                 let extent = Extent::decode(value)?;
-                if extents::may_be_packed(key.sub, extent.length) && progress.looked_at.insert(extent.page.run.address)
-                {
+                // An extent of a whole frame is all of its page.
+                let included = match scope {
+                    Scope::Packed => extents::may_be_packed(key.sub, extent.length),
+                    Scope::All => u64::from(extent.length) < FRAME,
+                };
+                if included && progress.looked_at.insert(extent.page.run.address) {
                     pages.push(extent.page);
                 }
             }
@@ -204,8 +238,9 @@ impl Repacker {
             self.note_damage(error)?;
             next = next_leaf(view, last)?;
         }
+        self.volume.prefetch_data(pages.iter().map(|page| (page, 0, 1)));
         for page in pages {
-            match self.live_parts(view, &page) {
+            match self.live_parts(&state, &page, scope) {
                 Ok(Some(_)) => self.volume.stale_pages().note_again(page),
                 Ok(None) => {}
                 Err(error) => self.note_damage(error)?,
@@ -218,18 +253,18 @@ impl Repacker {
         Ok(next.is_some())
     }
 
-    /// Keeps the loss of a page for [`Self::report_damage`], and returns any other error.
+    /// Keeps the loss of a page for [`Self::report_failure`], and returns any other error.
     fn note_damage(&self, error: Error) -> Result<()> {
         if !error.is_page_loss() {
             return Err(error);
         }
-        self.damage.lock().get_or_insert(error);
+        self.failure.lock().get_or_insert(error);
         Ok(())
     }
 
-    fn report_damage(&self) -> Result<()> {
+    fn report_failure(&self) -> Result<()> {
         let sentence = |reason: String| format!("cannot search all pages for remains of deleted files: {reason}");
-        match self.damage.lock().take() {
+        match self.failure.lock().take() {
             None => Ok(()),
             Some(Error::Damaged(reason)) => Err(Error::Damaged(sentence(reason))),
             Some(Error::Io { context, source }) => Err(Error::Io { context: sentence(context), source }),
@@ -237,12 +272,16 @@ impl Repacker {
         }
     }
 
-    /// Returns the extents that reference the page, if it has parts of small files (COPY-1), some
-    /// dead and some live. Not for gathered pieces of a large file, even if a copy put one of them
-    /// at the beginning of another file, which then noted their page.
-    fn live_parts(&self, view: View<'_>, page: &Pointer) -> Result<Option<Vec<PagePart>>> {
-        let Some(items) = self.volume.packed_items(page)? else { return Ok(None) };
-        if items.iter().any(|item| !extents::may_be_packed(item.offset, item.length)) {
+    /// Returns the extents that reference the page, if some of its parts are dead and some live,
+    /// and if the scope includes it. Its items decide about that and not the extents (COPY-1): a
+    /// copy may have put a piece of a larger file at the beginning of another file, which then
+    /// noted the page.
+    fn live_parts(&self, state: &State, page: &Pointer, scope: Scope) -> Result<Option<Vec<PagePart>>> {
+        let view = self.volume.view(state);
+        let (kind, items) = self.volume.page_items(page)?;
+        let is_small = |item: &PackedItem| extents::may_be_packed(item.offset, item.length);
+        let is_packed = kind == PageKind::Packed && items.iter().all(is_small);
+        if !is_packed && scope == Scope::Packed {
             return Ok(None);
         }
         let mut parts = BTreeMap::new();
@@ -257,19 +296,29 @@ impl Repacker {
         }
         let held: u64 = items.iter().map(|item| u64::from(item.length)).sum();
         let named: u64 = parts.values().map(|extent| u64::from(extent.length)).sum();
+        // Extents that only a snapshot shows are counted by the dead list.
+        let is_shared = parts.values().any(|extent| extent.born <= state.counters.newest_snapshot)
+            || self.volume.count_in(state, page)? > parts.len() as u64;
+        if !is_packed && (is_shared || parts.len() > PACK_FILES) {
+            return Ok(None);
+        }
         let part = |((ino, offset), extent)| PagePart { ino, offset, extent };
         Ok((named < held && named > 0).then(|| parts.into_iter().map(part).collect()))
     }
 
     /// Repacks the next pages that are due; returns whether there were any.
-    fn repack_due(&self, at_end: bool) -> Result<bool> {
+    fn repack_due(&self, scope: Scope, at_end: bool) -> Result<bool> {
         // Taken before the state: later removals are noted again.
         let pages = self.volume.stale_pages().take_due(PAGES);
         if pages.is_empty() {
             return Ok(false);
         }
-        let repacked = match self.repack(&pages) {
-            Err(Error::NoSpace(_)) if at_end => self.repack_into_reserve(&pages),
+        let repacked = match self.repack(&pages, scope) {
+            Err(Error::NoSpace(_)) if at_end => self.repack_into_reserve(&pages, scope),
+            Err(error @ Error::NoSpace(_)) if scope == Scope::All => {
+                self.failure.lock().get_or_insert(error);
+                self.repack(&pages, Scope::Packed)
+            }
             repacked => repacked,
         };
         if repacked.is_err() {
@@ -278,16 +327,16 @@ impl Repacker {
         repacked.map(|_| true)
     }
 
-    fn repack(&self, pages: &[Pointer]) -> Result<()> {
-        let all = self.read_live_content(pages, PACK_FILES)?;
+    fn repack(&self, pages: &[Pointer], scope: Scope) -> Result<()> {
+        let all = self.read_live_content(pages, scope, PACK_FILES)?;
         self.move_to(all, |bytes, parts| self.volume.reserve_data(bytes, parts))
     }
 
     /// Repacks with few parts on each page. Each page is an operation of its own, so that space
     /// freed by the previous one can be used.
-    fn repack_into_reserve(&self, pages: &[Pointer]) -> Result<()> {
+    fn repack_into_reserve(&self, pages: &[Pointer], scope: Scope) -> Result<()> {
         let reserve = |bytes, parts| self.volume.reserve_accepted(groups_for(bytes, parts));
-        self.read_live_content(pages, PARTS_PER_RESERVE_PAGE)?
+        self.read_live_content(pages, scope, PARTS_PER_RESERVE_PAGE)?
             .into_iter()
             .try_for_each(|page| self.move_to(vec![page], reserve))
     }
@@ -318,15 +367,21 @@ impl Repacker {
     }
 
     /// Returns the live parts of all pages with their content, grouped by shared page, in the order
-    /// of the files' numbers.
-    fn read_live_content(&self, pages: &[Pointer], most: usize) -> Result<SharedPages<(PagePart, Vec<u8>)>> {
+    /// of the files' numbers. Parts after the beginning of a file share no page with other files
+    /// (COPY-1).
+    fn read_live_content(
+        &self,
+        pages: &[Pointer],
+        scope: Scope,
+        most: usize,
+    ) -> Result<SharedPages<(PagePart, Vec<u8>)>> {
         let state = self.volume.state();
         let view = self.volume.view(&state);
-        let mut left = Vec::new();
+        let (mut left, mut full) = (Vec::new(), Vec::new());
         // In one round trip of a distant store, not in one or two for each page.
         self.volume.prefetch_pages(pages.iter());
         for page in pages {
-            let parts = match self.live_parts(view, page) {
+            let parts = match self.live_parts(&state, page, scope) {
                 Err(Error::Damaged(reason)) => {
                     // Freed since it was noted, or damaged: a search finds it if it is referenced.
                     tracing::debug!("a packed page is not repacked: {reason}");
@@ -345,15 +400,23 @@ impl Repacker {
             match read {
                 // This version references the page, so it was not freed.
                 Err(error @ Error::Damaged(_)) => self.note_damage(error)?,
+                Ok(read) if read.iter().any(|(part, ..)| !extents::may_be_packed(part.offset, part.extent.length)) => {
+                    full.append(&mut self.pack(read, most));
+                }
                 read => left.extend(read?),
             }
         }
         left.sort_by_key(|(part, ..)| (part.ino, part.offset));
+        full.append(&mut self.pack(left, most));
+        Ok(full)
+    }
+
+    fn pack(&self, parts: Vec<(PagePart, InodeValue, Vec<u8>)>, most: usize) -> SharedPages<(PagePart, Vec<u8>)> {
         let mut packer = Packer::new(self.options, most);
-        for (part, inode, content) in left {
+        for (part, inode, content) in parts {
             packer.add(inode.uid, inode.flags, content.len(), (part, content));
         }
-        Ok(packer.pages())
+        packer.pages()
     }
 }
 

@@ -1,17 +1,19 @@
 //! Small files share pages; the bytes of a deleted one are erased nevertheless, and those of the
 //! others remain.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::erasure::recoverable;
-use super::sample::{Expected, create_on, expected, fresh, header_bytes, noise, open_on, put};
+use super::sample::{Expected, cipher, create_on, expected, fresh, header_bytes, noise, open_on, put};
 use crate::env::SeededEnvironment;
 use crate::error::Error;
 use crate::format::values::Extent;
 use crate::format::{BLOCK, Ino, Key, Pointer, ROOT_INO, TreeId, kind};
 use crate::fs::FileSystem;
+use crate::pager::Pager;
+use crate::rescue::scan::{open_found, scan};
 use crate::storage::simulated::{Fate, OpKind, SimulatedStorage};
 use crate::storage::{MemoryStorage, Storage};
 
@@ -22,6 +24,8 @@ enum Ending {
     Purge,
     Close,
 }
+
+const FRAME: u64 = 128 * 1024;
 
 const ENDINGS: [Ending; 3] = [Ending::Delay, Ending::Purge, Ending::Close];
 
@@ -180,6 +184,84 @@ fn gathered_pieces_never_come_to_a_page_of_several_files() {
     let content = expected(&fs);
     fs.close().unwrap();
     assert_whole(storage, &content);
+}
+
+/// Returns the content of each data page that can be opened, by its first block.
+fn data_pages(storage: &Arc<MemoryStorage>) -> BTreeMap<u64, Vec<u8>> {
+    let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
+    let mut pages = BTreeMap::new();
+    scan(&**storage, pager.cipher(), &mut |_, _| Ok(()), &mut |run, _| {
+        let Ok((_, opened)) = open_found(&pager, run) else { return Ok(()) };
+        let Ok(table) = opened.table() else { return Ok(()) };
+        let chunks = (0..table.chunks.len()).map(|chunk| opened.read_chunk(chunk));
+        pages.insert(run.address, chunks.collect::<Result<Vec<_>, _>>()?.concat());
+        Ok(())
+    })
+    .unwrap();
+    pages
+}
+
+fn is_there(pages: &BTreeMap<u64, Vec<u8>>, part: &[u8]) -> bool {
+    pages.values().any(|page| page.windows(64).any(|bytes| bytes == &part[..64]))
+}
+
+/// REPACK-5
+#[test]
+fn a_purge_erases_the_replaced_parts_of_large_files() {
+    let (storage, fs) = fresh(5);
+    let content = noise(1, 6 * FRAME as usize);
+    let file = put(&fs, ROOT_INO, b"file", &content);
+    put(&fs, ROOT_INO, b"small", &noise(2, 3000));
+    fs.sync().unwrap();
+    fs.write(file, 50_000, &noise(3, 5000)).unwrap();
+    fs.zero_range(file, FRAME + 70_000, 8192, true, false).unwrap();
+    for piece in [0, 9] {
+        fs.write(file, 2 * FRAME + 40_000 + piece * 8192, &noise(4 + piece, 4096)).unwrap();
+    }
+    fs.sync().unwrap();
+    // One of the two gathered pieces.
+    fs.write(file, 2 * FRAME + 40_000, &noise(6, 4096)).unwrap();
+    fs.truncate(file, 4 * FRAME + 60_000, &mut |_| {}).unwrap();
+    fs.sync().unwrap();
+    wait(&fs, 22);
+    let replaced = [50_100, FRAME as usize + 71_000, 2 * FRAME as usize + 40_100, 4 * FRAME as usize + 61_000];
+    let mut replaced: Vec<Vec<u8>> = replaced.iter().map(|at| content[*at..at + 64].to_vec()).collect();
+    replaced.push(noise(4, 4096));
+    let before = data_pages(&storage);
+    assert!(replaced.iter().all(|part| is_there(&before, part)), "nothing is left to erase");
+    let wanted = expected(&fs);
+    fs.purge().unwrap();
+    let after = data_pages(&storage);
+    assert_eq!(replaced.iter().map(|part| is_there(&after, part)).collect::<Vec<_>>(), [false; 5]);
+    fs.purge().unwrap();
+    assert!(data_pages(&storage).keys().eq(after.keys()), "a second purge finds nothing to rewrite");
+    fs.close().unwrap();
+    drop(fs);
+    assert_whole(storage, &wanted);
+}
+
+/// REPACK-5
+#[test]
+fn a_purge_leaves_large_pages_that_a_copy_or_a_snapshot_names() {
+    let (storage, fs) = fresh(6);
+    let file = put(&fs, ROOT_INO, b"file", &noise(1, 2 * FRAME as usize));
+    let copy = put(&fs, ROOT_INO, b"copy", b"");
+    fs.sync().unwrap();
+    assert_eq!(fs.copy_range(file, 0, copy, 0, FRAME, false).unwrap(), FRAME);
+    fs.zero_range(file, 40_000, 8192, true, false).unwrap();
+    fs.sync().unwrap();
+    let before = data_pages(&storage);
+    fs.purge().unwrap();
+    assert!(data_pages(&storage).keys().eq(before.keys()), "the copy names the whole page");
+    fs.take_snapshot(b"kept").unwrap();
+    fs.zero_range(file, FRAME + 40_000, 8192, true, false).unwrap();
+    fs.sync().unwrap();
+    fs.purge().unwrap();
+    assert!(data_pages(&storage).keys().eq(before.keys()), "the snapshot names the whole page");
+    let wanted = expected(&fs);
+    fs.close().unwrap();
+    drop(fs);
+    assert_whole(storage, &wanted);
 }
 
 /// Data deleted before a crash is erased by the next session, however that ends.
@@ -438,6 +520,46 @@ fn repacking_meets_writers_and_deletes() {
 #[test]
 fn without_room_closing_tells_and_a_later_purge_finds_what_is_left() {
     [false, true].into_iter().for_each(close_without_room);
+}
+
+/// REPACK-5
+#[test]
+fn a_purge_without_room_for_large_pages_erases_the_remains_of_small_files() {
+    let (crashed, fs) = fresh(8);
+    let content = noise(1, FRAME as usize);
+    let large = put(&fs, ROOT_INO, b"large", &content);
+    let files = small_files(&fs, 100);
+    for hole in 0..200 {
+        fs.zero_range(large, 40_000 + 400 * hole, 100, true, false).unwrap();
+    }
+    for n in (0..100).filter(|n| n % 2 == 0) {
+        fs.unlink(ROOT_INO, &name(n)).unwrap();
+    }
+    fs.sync().unwrap();
+    let storage = Arc::new(MemoryStorage::from_contents(crashed.contents()));
+    let fs = open_on(storage.clone(), false, 108).unwrap();
+    fs.sync().unwrap();
+    fs.volume.allocator().limit_size(storage.len().unwrap());
+    let mut fillers = Vec::new();
+    // The 201 parts of the large page reserve 3.2 MiB, the small files 0.9 MiB.
+    while fs.volume.reserve_data(1_600_000, 1).is_ok() {
+        fillers.push(format!("fill{}", fillers.len()));
+        put(&fs, ROOT_INO, fillers[fillers.len() - 1].as_bytes(), &noise(fillers.len() as u64, 100_000));
+        fs.sync().unwrap();
+    }
+    let gone: BTreeSet<Ino> = files.iter().copied().step_by(2).collect();
+    assert!(!of(&storage).is_disjoint(&gone));
+    let purged = fs.purge();
+    assert!(matches!(purged, Err(Error::NoSpace(_))), "{purged:?}");
+    assert!(of(&storage).is_disjoint(&gone));
+    assert!(is_there(&data_pages(&storage), &content[40_400..40_464]));
+    fillers.iter().for_each(|name| fs.unlink(ROOT_INO, name.as_bytes()).unwrap());
+    fs.purge().unwrap();
+    assert!(!is_there(&data_pages(&storage), &content[40_400..40_464]));
+    let wanted = expected(&fs);
+    fs.close().unwrap();
+    drop(fs);
+    assert_whole(storage, &wanted);
 }
 
 fn close_without_room(nothing_is_kept: bool) {

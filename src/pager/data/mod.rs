@@ -14,8 +14,8 @@ use std::sync::Arc;
 use super::Pager;
 use super::cache::grow_to;
 use crate::error::{Error, Result};
-use crate::format::page::{PackedItem, PageKind};
-use crate::format::{BLOCK, MAX_DATA, NODE_BLOCKS, Pointer};
+use crate::format::page::{PackedItem, PageKind, Prologue};
+use crate::format::{BLOCK, Ino, MAX_DATA, NODE_BLOCKS, Pointer};
 use crate::frame::{CHUNK_LOG2, DataHead, plain_chunk};
 
 impl Pager {
@@ -157,22 +157,23 @@ impl Pager {
         self.storage.is_remote()
     }
 
-    /// Returns the items of a packed page, or `None` for a page of another kind. Errors: `Damaged`
-    /// also when other content replaced the page.
-    pub(crate) fn packed_items(&self, pointer: &Pointer) -> Result<Option<Vec<PackedItem>>> {
+    /// Returns the kind of a page of file data and its items: the whole as one item if it is not
+    /// packed. Errors: `Damaged` also when other content replaced the page.
+    pub(crate) fn page_items(&self, pointer: &Pointer) -> Result<(PageKind, Vec<PackedItem>)> {
         self.check_address(pointer)?;
         let offset = pointer.run.offset();
         let mut bytes = vec![0; BLOCK as usize];
         self.storage.read_at(offset, &mut bytes)?;
         let page_start = self.cipher.open_start(pointer, &bytes)?;
-        if page_start.prologue.kind != PageKind::Packed {
-            return Ok(None);
+        let Prologue { kind, owner, position, plain_length, .. } = page_start.prologue;
+        if kind != PageKind::Packed {
+            return Ok((kind, vec![PackedItem { ino: Ino(owner), offset: position, start: 0, length: plain_length }]));
         }
         if page_start.main_end() > bytes.len() {
             bytes = vec![0; page_start.main_end()];
             self.storage.read_at(offset, &mut bytes)?;
         }
-        self.cipher.open_items(pointer, &page_start, &mut bytes).map(Some)
+        Ok((kind, self.cipher.open_items(pointer, &page_start, &mut bytes)?))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Volume;
 use crate::error::{Error, Result};
-use crate::format::page::PackedItem;
+use crate::format::page::{PackedItem, PageKind};
 use crate::format::{BLOCK, Ino, Pointer, Run};
 use crate::frame::{self, Compression, GROUP_DATA, OpenedPage, PlainPage, SealedPage};
 use crate::txn::allocator::{Allocator, Reservation};
@@ -43,8 +43,8 @@ impl Volume {
         self.medium.pager.storage().pending_upload_bytes()
     }
 
-    pub(crate) fn packed_items(&self, page: &Pointer) -> Result<Option<Vec<PackedItem>>> {
-        self.medium.pager.packed_items(page)
+    pub(crate) fn page_items(&self, page: &Pointer) -> Result<(PageKind, Vec<PackedItem>)> {
+        self.medium.pager.page_items(page)
     }
 
     pub(crate) fn open_page(&self, page: &Pointer) -> Result<OpenedPage> {
