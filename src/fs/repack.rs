@@ -152,16 +152,17 @@ impl Repacker {
     pub(super) fn run_all(&self, purge: Option<&ShutdownGate>) -> Result<()> {
         // In a remote archive a search of all pages would take a request for almost each.
         let scope = if purge.is_some() && !self.volume.is_remote() { Scope::All } else { Scope::Packed };
-        self.repack_all(purge, scope, purge.is_some(), purge.is_none())?;
+        self.repack_all(purge, scope, purge.is_some())?;
         self.report_failure()
     }
 
     /// Repacks all noted pages before a snapshot would preserve the bytes of files deleted before.
     pub(super) fn run_noted(&self, closing: &ShutdownGate) -> Result<()> {
-        self.repack_all(Some(closing), Scope::Packed, false, false)
+        self.repack_all(Some(closing), Scope::Packed, false)
     }
 
-    fn repack_all(&self, closing: Option<&ShutdownGate>, scope: Scope, search: bool, at_end: bool) -> Result<()> {
+    /// `closing` stops it when the archive closes; `None` when it runs at that end.
+    fn repack_all(&self, closing: Option<&ShutdownGate>, scope: Scope, search: bool) -> Result<()> {
         let go_on = || closing.map_or(Ok(()), ShutdownGate::check_open);
         let mut shared = self.progress.lock();
         let mut own = RepackProgress::default();
@@ -173,7 +174,7 @@ impl Repacker {
         loop {
             for _ in 0..ROUNDS {
                 self.volume.stale_pages().hurry();
-                while self.repack_due(scope, at_end)? {
+                while self.repack_due(scope, closing.is_none())? {
                     if self.volume.has_freed(COMMIT_BYTES) {
                         self.volume.commit()?;
                     }
@@ -296,11 +297,13 @@ impl Repacker {
         }
         let held: u64 = items.iter().map(|item| u64::from(item.length)).sum();
         let named: u64 = parts.values().map(|extent| u64::from(extent.length)).sum();
-        // Extents that only a snapshot shows are counted by the dead list.
-        let is_shared = parts.values().any(|extent| extent.born <= state.counters.newest_snapshot)
-            || self.volume.count_in(state, page)? > parts.len() as u64;
-        if !is_packed && (is_shared || parts.len() > PACK_FILES) {
-            return Ok(None);
+        if !is_packed {
+            // Extents that only a snapshot shows are counted by the dead list.
+            let is_shared = parts.values().any(|extent| extent.born <= state.counters.newest_snapshot)
+                || self.volume.count_in(state, page)? > parts.len() as u64;
+            if is_shared || parts.len() > PACK_FILES {
+                return Ok(None);
+            }
         }
         let part = |((ino, offset), extent)| PagePart { ino, offset, extent };
         Ok((named < held && named > 0).then(|| parts.into_iter().map(part).collect()))
@@ -314,7 +317,7 @@ impl Repacker {
             return Ok(false);
         }
         let repacked = match self.repack(&pages, scope) {
-            Err(Error::NoSpace(_)) if at_end => self.repack_into_reserve(&pages, scope),
+            Err(Error::NoSpace(_)) if at_end => self.repack_into_reserve(&pages),
             Err(error @ Error::NoSpace(_)) if scope == Scope::All => {
                 self.failure.lock().get_or_insert(error);
                 self.repack(&pages, Scope::Packed)
@@ -334,9 +337,9 @@ impl Repacker {
 
     /// Repacks with few parts on each page. Each page is an operation of its own, so that space
     /// freed by the previous one can be used.
-    fn repack_into_reserve(&self, pages: &[Pointer], scope: Scope) -> Result<()> {
+    fn repack_into_reserve(&self, pages: &[Pointer]) -> Result<()> {
         let reserve = |bytes, parts| self.volume.reserve_accepted(groups_for(bytes, parts));
-        self.read_live_content(pages, scope, PARTS_PER_RESERVE_PAGE)?
+        self.read_live_content(pages, Scope::Packed, PARTS_PER_RESERVE_PAGE)?
             .into_iter()
             .try_for_each(|page| self.move_to(vec![page], reserve))
     }

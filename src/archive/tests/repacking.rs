@@ -9,8 +9,10 @@ use super::erasure::recoverable;
 use super::sample::{Expected, cipher, create_on, expected, fresh, header_bytes, noise, open_on, put};
 use crate::env::SeededEnvironment;
 use crate::error::Error;
+use crate::format::page::ChunkTable;
 use crate::format::values::Extent;
-use crate::format::{BLOCK, Ino, Key, Pointer, ROOT_INO, TreeId, kind};
+use crate::format::{BLOCK, Ino, Key, MAX_DATA, Pointer, ROOT_INO, Run, TreeId, kind};
+use crate::frame::OpenedPage;
 use crate::fs::FileSystem;
 use crate::pager::Pager;
 use crate::rescue::scan::{open_found, scan};
@@ -25,7 +27,7 @@ enum Ending {
     Close,
 }
 
-const FRAME: u64 = 128 * 1024;
+const FRAME: u64 = MAX_DATA as u64;
 
 const ENDINGS: [Ending; 3] = [Ending::Delay, Ending::Purge, Ending::Close];
 
@@ -138,19 +140,27 @@ fn items(storage: &Arc<MemoryStorage>) -> Vec<(Ino, u64, u32)> {
 
 /// Returns the items of each packed page in the file.
 fn packed_pages(storage: &Arc<MemoryStorage>) -> Vec<Vec<(Ino, u64, u32)>> {
-    let storage = storage.clone() as Arc<dyn Storage>;
-    let pager = crate::pager::Pager::new(storage.clone(), super::sample::cipher(), 1 << 20);
     let mut found = Vec::new();
-    crate::rescue::scan::scan(&*storage, pager.cipher(), &mut |_, _| Ok(()), &mut |run, prologue| {
-        if prologue.kind == crate::format::page::PageKind::Packed
-            && let Ok((_, opened)) = crate::rescue::scan::open_found(&pager, run)
-        {
-            found.push(opened.table()?.items.iter().map(|item| (item.ino, item.offset, item.length)).collect());
-        }
+    visit_data_pages(storage, &mut |_, _, table| {
+        let items: Vec<_> = table.items.iter().map(|item| (item.ino, item.offset, item.length)).collect();
+        // Another data page has none.
+        found.extend((!items.is_empty()).then_some(items));
         Ok(())
+    });
+    found
+}
+
+/// Calls `f` with each data page of the file that can be opened.
+fn visit_data_pages(
+    storage: &Arc<MemoryStorage>,
+    f: &mut dyn FnMut(Run, &OpenedPage, &ChunkTable) -> crate::error::Result<()>,
+) {
+    let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
+    scan(&**storage, pager.cipher(), &mut |_, _| Ok(()), &mut |run, _| {
+        let Ok((_, opened)) = open_found(&pager, run) else { return Ok(()) };
+        opened.table().map_or(Ok(()), |table| f(run, &opened, table))
     })
     .unwrap();
-    found
 }
 
 /// A copy puts a gathered piece of a large file at the beginning of another file, where it looks
@@ -188,16 +198,12 @@ fn gathered_pieces_never_come_to_a_page_of_several_files() {
 
 /// Returns the content of each data page that can be opened, by its first block.
 fn data_pages(storage: &Arc<MemoryStorage>) -> BTreeMap<u64, Vec<u8>> {
-    let pager = Pager::new(storage.clone(), cipher(), 1 << 20);
     let mut pages = BTreeMap::new();
-    scan(&**storage, pager.cipher(), &mut |_, _| Ok(()), &mut |run, _| {
-        let Ok((_, opened)) = open_found(&pager, run) else { return Ok(()) };
-        let Ok(table) = opened.table() else { return Ok(()) };
+    visit_data_pages(storage, &mut |run, opened, table| {
         let chunks = (0..table.chunks.len()).map(|chunk| opened.read_chunk(chunk));
         pages.insert(run.address, chunks.collect::<Result<Vec<_>, _>>()?.concat());
         Ok(())
-    })
-    .unwrap();
+    });
     pages
 }
 
