@@ -19,11 +19,11 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(date +%s)}
 
-# Libraries that the programs need, in the words of the distribution that builds.
+# libraries ROOT: libraries that the programs need, in the words of the distribution that builds. ROOT has the directory DEBIAN.
 libraries() {
     mkdir "$scratch/debian"
     printf 'Source: lockbox\n\nPackage: lockbox\nArchitecture: any\n' >"$scratch/debian/control"
-    (cd "$scratch" && dpkg-shlibdeps --warnings=0 -O "$staged"/usr/bin/* "$staged/usr/sbin/mount.lockbox") | sed -n 's/^shlibs:Depends=//p'
+    (cd "$scratch" && dpkg-shlibdeps --warnings=0 -O "$1"/usr/bin/* "$1/usr/sbin/mount.lockbox") | sed -n 's/^shlibs:Depends=//p'
 }
 
 make_deb() {
@@ -32,7 +32,7 @@ make_deb() {
     cp -a "$staged" "$root"
     install -d -m 755 "$root/DEBIAN"
     install -m 755 -t "$root/DEBIAN" packaging/debian/{postinst,prerm,postrm}
-    sed "s/@version@/$version/; s/@architecture@/$architecture/; s/@libraries@/$(libraries)/
+    sed "s/@version@/$version/; s/@architecture@/$architecture/; s/@libraries@/$(libraries "$root")/
         s/@size@/$(du --summarize --apparent-size --block-size=1K "$staged" | cut -f 1)/" packaging/debian/control >"$root/DEBIAN/control"
     (cd "$staged" && find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
     find "$root/DEBIAN" -exec touch --date="@$SOURCE_DATE_EPOCH" {} +
