@@ -135,9 +135,17 @@ pub fn outlive_size_limits() {
     let _ = beyond_limit().thread_block();
 }
 
-/// Undoes [`outlive_size_limits`] for programs that this one starts.
+/// Undoes [`outlive_size_limits`] for programs that this one starts. A signal of an earlier write
+/// that failed is still pending and would end this program, so it is discarded.
+#[allow(unsafe_code)]
 pub fn undo_outliving_size_limits() {
+    // SAFETY: to ignore a signal runs no code of this program; it discards a pending one.
+    let former = unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
     let _ = beyond_limit().thread_unblock();
+    if let Ok(former) = former {
+        // SAFETY: the action that the program had before.
+        let _ = unsafe { signal(Signal::SIGXFSZ, former) };
+    }
 }
 
 /// Restores the default of signals that this program blocks or ignores for itself (SIGXFSZ, and
@@ -183,6 +191,14 @@ mod tests {
         write("sys/fs/cgroup/memory/memory.limit_in_bytes", "3072000\n");
         write("sys/fs/cgroup/memory/memory.usage_in_bytes", "1024000\n");
         assert_eq!(spare(), 2000, "of the older version, at the root of a container");
+    }
+
+    #[test]
+    fn the_signal_of_an_earlier_failed_write_does_not_end_the_program() {
+        outlive_size_limits();
+        nix::sys::signal::raise(Signal::SIGXFSZ).unwrap();
+        undo_outliving_size_limits();
+        assert!(!SigSet::thread_get_mask().unwrap().contains(Signal::SIGXFSZ));
     }
 
     #[test]
