@@ -11,6 +11,8 @@ use crate::format::{Generation, Key, NODE_CAPACITY, Pointer};
 const ASCENDING_FILL: usize = NODE_CAPACITY / 10 * 9;
 /// Heap garbage in bytes below which a leaf is not compacted.
 const MAX_GARBAGE: usize = 512;
+/// Spare entries and bytes of values in the copy of a leaf: enough for most operations.
+const SPARE: (usize, usize) = (4, 512);
 
 #[derive(Clone)]
 pub(crate) struct Node {
@@ -183,12 +185,27 @@ impl Entry {
 }
 
 /// Sorted entries over one heap, so that copying a leaf is two memory copies.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Leaf {
     entries: Vec<Entry>,
     heap: Vec<u8>,
     /// Bytes of the heap that entries use; the rest is garbage.
     live: usize,
+}
+
+impl Clone for Leaf {
+    /// Without spare space, the insert for which the copy is made would copy it again, into twice
+    /// the memory.
+    fn clone(&self) -> Leaf {
+        let mut copy = Leaf {
+            entries: Vec::with_capacity(self.entries.len() + SPARE.0),
+            heap: Vec::with_capacity(self.heap.len() + SPARE.1),
+            live: self.live,
+        };
+        copy.entries.extend_from_slice(&self.entries);
+        copy.heap.extend_from_slice(&self.heap);
+        copy
+    }
 }
 
 impl Leaf {

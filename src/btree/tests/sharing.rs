@@ -56,6 +56,23 @@ fn only_a_private_node_changes_in_place() {
     assert_eq!(Arc::as_ptr(&edits.superseded[0]), frozen);
 }
 
+/// A copy has space for the entry for which it is made.
+#[test]
+fn an_insert_copies_a_shared_leaf_once() {
+    let store = Arc::new(Medium::default()).cold(1 << 20);
+    let mut tree = Tree::empty(TreeId::Live);
+    let mut edits = Edits::new(Generation(1));
+    for object in 0..100 {
+        tree.insert(&store, &mut edits, key(object), &[1; 100]).unwrap();
+    }
+    let published = tree.clone();
+    tree.insert(&store, &mut edits, key(100), &[1; 100]).unwrap();
+    drop(published);
+    let Some(Child::Resident(leaf)) = &tree.root else { panic!("not resident") };
+    assert_eq!((leaf.level, Arc::strong_count(leaf)), (0, 1));
+    assert!(leaf.memory() < leaf.encoded_size() / 4 * 5, "{} of {} bytes", leaf.memory(), leaf.encoded_size());
+}
+
 #[test]
 fn readers_see_their_version_while_a_commit_and_edits_run() {
     let medium = Arc::new(Medium::default());
