@@ -11,7 +11,8 @@
 //! Surviving log entries are applied over the leaves of the commit that they extend; the result
 //! takes precedence over these leaves, and newer leaves over the result (`scan`). Names are taken
 //! from the newest complete versions of the directories, and for an incomplete directory from its
-//! surviving entries. Objects without a name are written to `unnamed/INO`.
+//! surviving entries. Objects without a name, or with none that the host accepts, are written to
+//! `unnamed/INO`.
 //!
 //! A snapshot is rescued on its own, instead of the live tree. Otherwise snapshots are only
 //! reported (`scan`).
@@ -39,7 +40,7 @@ use scan::{StrictStorage, SurvivingLog};
 /// Cache of decompressed file data, in bytes.
 const CHUNK_CACHE: usize = 4 << 20;
 
-/// Directory for objects without a name.
+/// Directory for objects without a name, or with none that the host accepts.
 pub(crate) const UNNAMED: &str = "unnamed";
 /// Directory for incomplete files.
 pub(crate) const PARTIAL: &str = "partial";

@@ -35,12 +35,16 @@ struct RescueWalk<'a> {
     report: RescueReport,
     /// Inodes already processed: 16 bytes each.
     seen: HashSet<u64>,
+    /// Type and generation in the entry of each object for which the host refused a name.
+    refused: HashMap<u64, (Option<u8>, Generation)>,
     /// Upper bound of the number of objects, for progress.
     objects: u64,
     /// First copies of files with several hard links: path and identity.
     links: HashMap<u64, (Vec<u8>, FileIdentity)>,
+    /// Incomplete files: state, and generation of the version.
+    incomplete: HashMap<u64, (RescueState, Generation)>,
     /// Names of inodes of which only data survived.
-    named_orphans: BTreeMap<u64, Vec<u8>>,
+    named_orphans: BTreeMap<u64, Vec<Vec<u8>>>,
     /// Directories with a mode that denies access to their owner; it is set at the end.
     closed: Vec<(Vec<u8>, FileIdentity, Attributes, Xattrs)>,
     path: Vec<u8>,
@@ -134,8 +138,10 @@ pub(super) fn run(
         progress,
         report,
         seen: HashSet::new(),
+        refused: HashMap::new(),
         objects,
         links: HashMap::new(),
+        incomplete: HashMap::new(),
         named_orphans: BTreeMap::new(),
         closed: Vec::new(),
         path: Vec::new(),
@@ -165,7 +171,8 @@ impl RescueWalk<'_> {
         self.root(version)
     }
 
-    /// Writes unnamed objects: directories first, except those below another unnamed directory.
+    /// Writes objects without a name, or with none that the host accepted: directories first,
+    /// except those below another such directory.
     fn unnamed(&mut self) -> Result<()> {
         let mut special = LostFoundDirectory::new(UNNAMED);
         for pass in 0..3 {
@@ -177,7 +184,9 @@ impl RescueWalk<'_> {
                     let host = host.try_clone().map_err(|e| Error::io("cannot open the directory", e))?;
                     self.path = [&special.name[..], b"/", ino.to_string().as_bytes()].concat();
                     let created = self.report.files + self.report.others + self.report.directories;
-                    let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), None, Generation(0));
+                    let (named_type, named) = self.refused.remove(&ino).unwrap_or_default();
+                    let below = self.entry(&host, ino.to_string().as_bytes(), Ino(ino), named_type, named);
+                    self.seen.insert(ino);
                     if let Some((remains, directory)) = self.tolerate(below)? {
                         self.walk(remains, directory)?;
                     }
@@ -326,6 +335,25 @@ impl RescueWalk<'_> {
         if !self.seen.insert(ino.0) {
             return self.link(at, name, ino).map(|()| None);
         }
+        let written = self.new_object(at, name, ino, named_type, named);
+        if written.is_err() && self.stage.take_name_refused() {
+            // The host may accept a further hard link, or `unnamed/INO`.
+            self.seen.remove(&ino.0);
+            self.refused.insert(ino.0, (named_type, named));
+        }
+        written
+    }
+
+    /// Processes an object that has no name on the host yet.
+    fn new_object(
+        &mut self,
+        at: &OwnedFd,
+        name: &[u8],
+        ino: Ino,
+        named_type: Option<u8>,
+        named: Generation,
+    ) -> Result<Option<(PartialDirectory, RescuedDirectory)>> {
+        let tell = self.progress_callback();
         let mut created = None;
         let found = self.find(ino, named, &mut |walk, object, version| {
             if object.is_directory() {
@@ -358,7 +386,8 @@ impl RescueWalk<'_> {
                 } else {
                     self.report.others += 1;
                 }
-                if object.inode.links > 1 {
+                // A newer version may have more.
+                if object.inode.links > 1 || failed.is_some() {
                     self.links.insert(ino.0, (self.path.clone(), identity));
                 }
                 self.report_complete(ino, &version, failed.as_deref())?;
@@ -398,11 +427,16 @@ impl RescueWalk<'_> {
         Ok(Some((PartialDirectory::of(ino, version), RescuedDirectory { host, object })))
     }
 
-    /// Creates a further hard link of a file, unless the file was not written.
+    /// Creates a further hard link of a file, or reports one more name of an incomplete file.
     fn link(&mut self, at: &OwnedFd, name: &[u8], ino: Ino) -> Result<()> {
-        let Some((first, created)) = self.links.get(&ino.0) else { return Ok(()) };
-        link_again(self.stage.target(), first, *created, at, name)?;
-        self.report.links += 1;
+        if let Some((first, created)) = self.links.get(&ino.0) {
+            link_again(self.stage.target(), first, *created, at, name)?;
+            self.report.links += 1;
+        } else if let Some(names) = self.named_orphans.get_mut(&ino.0) {
+            names.push(self.path.clone());
+        } else if let Some((state, generation)) = self.incomplete.get(&ino.0).copied() {
+            self.report_object(state, ino, generation, false, "a further hard link of an incomplete file")?;
+        }
         Ok(())
     }
 
@@ -509,10 +543,11 @@ impl RescueWalk<'_> {
         reason: &str,
     ) -> Result<()> {
         if object.is_none() && self.index.data.contains_key(&ino.0) {
-            self.named_orphans.insert(ino.0, self.path.clone());
+            self.named_orphans.insert(ino.0, vec![self.path.clone()]);
             return Ok(());
         }
         let state = if object.is_some() { RescueState::Partial } else { RescueState::Lost };
+        self.incomplete.insert(ino.0, (state, version.generation));
         self.report_object(state, ino, version.generation, false, reason)?;
         let Some(mut special) = self.partial.take() else { return Ok(()) };
         let written = self.write_partial(&mut special, ino, object, version);
@@ -569,7 +604,7 @@ impl RescueWalk<'_> {
             let newest = self.index.versions(Ino(ino)).first().map(|version| version.generation);
             let exists = newest.map(|generation| self.index.existed_after(Ino(ino), generation)).transpose()?;
             if exists.unwrap_or(true) {
-                remaining.insert(ino, [UNNAMED.as_bytes(), b"/", ino.to_string().as_bytes()].concat());
+                remaining.insert(ino, vec![[UNNAMED.as_bytes(), b"/", ino.to_string().as_bytes()].concat()]);
             }
         }
         if remaining.is_empty() {
@@ -581,8 +616,8 @@ impl RescueWalk<'_> {
             let wanted = remaining.keys().copied().collect();
             pieces = self.index.pieces(&wanted, &mut |done, total| progress(&RescueProgress::Scanning(done, total)))?;
         }
-        for (ino, path) in remaining {
-            self.path = path;
+        for (ino, names) in remaining {
+            self.path = names.first().cloned().unwrap_or_default();
             let written = self.write_pieces(Ino(ino), &pieces.remove(&ino).unwrap_or_default());
             let written = self.tolerate(written)?.unwrap_or_default();
             let pages = self.index.data.get(&ino).copied().unwrap_or_default();
@@ -591,7 +626,10 @@ impl RescueWalk<'_> {
                 "only data of it remains, of one or several versions: pages={} bytes={}",
                 pages.count, pages.bytes
             );
-            self.report_object(state, Ino(ino), pages.last, false, &reason)?;
+            for name in names {
+                self.path = name;
+                self.report_object(state, Ino(ino), pages.last, false, &reason)?;
+            }
         }
         Ok(())
     }

@@ -179,7 +179,7 @@ fn tell_snapshots(out: &mut Output, report: &RescueReport, rescued: bool) -> Res
 
 fn summary(report: &RescueReport, of_snapshot: bool) -> String {
     format!(
-        "{} files, {} directories, {} links and special files whole ({} in an older version, {} perhaps in one, {} without a name); \
+        "{} files, {} directories, {} links and special files whole ({} in an older version, {} perhaps in one, {} in unnamed); \
          {} partial, {} lost; newest generation {}: {}",
         report.files,
         report.directories,

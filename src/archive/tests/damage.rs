@@ -16,7 +16,9 @@ use crate::format::{BLOCK, Generation, HEADER_START, Ino, RING_SLOTS, ROOT_INO, 
 use crate::fs::{RenameMode, mode};
 use crate::pager::Pager;
 use crate::rescue::scan::{open_found, scan};
-use crate::rescue::{LaterCommits, RescueOptions, RescueProgress, RescueState, rescue_from};
+use crate::rescue::{
+    LaterCommits, RescueOptions, RescueProgress, RescueReport, RescueState, RescuedObject, rescue_from,
+};
 use crate::storage::{MemoryStorage, Storage};
 
 const B: usize = BLOCK as usize;
@@ -389,16 +391,28 @@ fn zero(bytes: &mut [u8], run: Run) {
 /// Reports by inode: state, path, generation; and the content of `partial`.
 type Told = std::collections::BTreeMap<u64, (RescueState, Vec<u8>, Generation)>;
 
-fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Option<Vec<u8>>) {
-    let target = tempfile::tempdir().unwrap();
-    let options = RescueOptions { to: target.path().join("to"), partial, privileges: false, snapshot: None };
-    let mut told = Told::new();
+/// Rescues to `to` below the directory.
+fn rescue_below(
+    directory: &Path,
+    bytes: Vec<u8>,
+    partial: bool,
+    tell: &mut dyn FnMut(&RescuedObject<'_>),
+) -> RescueReport {
+    let options = RescueOptions { to: directory.join("to"), partial, privileges: false, snapshot: None };
     let storage = Arc::new(MemoryStorage::from_contents(bytes));
-    let item = &mut |item: &crate::rescue::RescuedObject<'_>| {
-        told.insert(item.ino.0, (item.state, item.path.to_vec(), item.generation));
+    let item = &mut |item: &RescuedObject<'_>| {
+        tell(item);
         Ok(())
     };
-    let report = rescue_from(storage, cipher(), &SeededEnvironment::new(4), &options, item, &mut |_| Ok(())).unwrap();
+    rescue_from(storage, cipher(), &SeededEnvironment::new(4), &options, item, &mut |_| Ok(())).unwrap()
+}
+
+fn rescue_partial(bytes: Vec<u8>, partial: bool) -> (Told, impl Fn(Ino) -> Option<Vec<u8>>) {
+    let target = tempfile::tempdir().unwrap();
+    let mut told = Told::new();
+    let report = rescue_below(target.path(), bytes, partial, &mut |item| {
+        told.insert(item.ino.0, (item.state, item.path.to_vec(), item.generation));
+    });
     assert!(report.problems.is_empty() && !report.complete(), "{:?}", report.problems);
     let part = move |ino: Ino| std::fs::read(target.path().join(format!("to/partial/{}", ino.0))).ok();
     (told, part)
@@ -455,6 +469,104 @@ fn a_name_is_told_of_a_file_of_which_only_data_is_left() {
     assert_eq!(told[&inos[390].0].0, RescueState::Partial);
     assert_eq!(part(inos[390]).as_deref(), Some(&content[390][..]));
     assert!(told.values().filter(|(state, ..)| *state == RescueState::Whole).count() > 100);
+}
+
+/// A user looks for a file by the name that is known, which need not be the first.
+#[test]
+fn every_hard_link_of_an_incomplete_file_is_reported() {
+    let (storage, fs) = fresh(22);
+    // Every fourth file is short enough to be inline in the leaf.
+    let length = |n: u64| if n.is_multiple_of(4) { 100 } else { 600 };
+    let inos: Vec<_> =
+        (0..400).map(|n| put(&fs, ROOT_INO, format!("file{n}").as_bytes(), &noise(n, length(n)))).collect();
+    let (inline, paged) = (inos[388], inos[390]);
+    for (ino, name) in [(inline, "link388"), (paged, "link390")] {
+        fs.link(ino, ROOT_INO, name.as_bytes()).unwrap();
+    }
+    fs.sync().unwrap();
+    let whole = storage.contents();
+    let check = |damaged: &[Run], expected: &[(Ino, RescueState, &str, &str)]| {
+        let mut bytes = whole.clone();
+        damaged.iter().for_each(|run| zero(&mut bytes, *run));
+        let target = tempfile::tempdir().unwrap();
+        let mut told = Vec::new();
+        rescue_below(target.path(), bytes, false, &mut |item| {
+            told.push((item.ino, item.state, String::from_utf8(item.path.to_vec()).unwrap()));
+        });
+        for &(ino, state, first, second) in expected {
+            let names = told.iter().filter(|(told, ..)| *told == ino);
+            let names: BTreeSet<_> = names.map(|(_, state, name)| (*state as u8, &name[..])).collect();
+            assert_eq!(names, BTreeSet::from([(state as u8, first), (state as u8, second)]), "{damaged:?}");
+        }
+    };
+    let nodes: Vec<Run> = nodes(&whole).into_iter().map(|(run, ..)| run).collect();
+    let data: Vec<Run> = pages(&whole).into_iter().filter(|run| !nodes.contains(run)).collect();
+    assert!(!data.is_empty());
+    check(&data, &[(paged, RescueState::Partial, "file390", "link390")]);
+    let leaves: Vec<Run> = leaves(&whole)
+        .into_iter()
+        .filter(|(_, of)| of.contains(&inline.0) || of.contains(&paged.0))
+        .map(|(run, _)| run)
+        .collect();
+    assert!(!leaves.is_empty());
+    check(
+        &leaves,
+        &[(inline, RescueState::Lost, "file388", "link388"), (paged, RescueState::Partial, "file390", "link390")],
+    );
+}
+
+/// A host may refuse a name, such as one with a colon on a memory card. Here it is taken.
+#[test]
+fn what_a_host_refuses_by_one_name_is_rescued_by_another() {
+    let (storage, fs) = fresh(23);
+    put(&fs, ROOT_INO, b"first", b"first");
+    let linked = put(&fs, ROOT_INO, b"taken:1", b"linked");
+    fs.link(linked, ROOT_INO, b"link").unwrap();
+    let file = put(&fs, ROOT_INO, b"taken:2", b"file");
+    let directory = fs.make_directory(ROOT_INO, b"taken:3", 0o750, OWNER).unwrap().ino;
+    put(&fs, directory, b"below", b"below");
+    fs.sync().unwrap();
+    let target = tempfile::tempdir().unwrap();
+    let to = target.path().join("to");
+    let report = rescue_below(target.path(), storage.contents(), false, &mut |item| {
+        if item.path == b"first" {
+            (1..=3).for_each(|n| std::fs::write(to.join(format!("taken:{n}")), "of the host").unwrap());
+        }
+    });
+    let problems: Vec<_> = report.problems.iter().map(|problem| &problem.path[..]).collect();
+    assert_eq!(problems, [&b"taken:1"[..], b"taken:2", b"taken:3"]);
+    assert_eq!((report.files, report.directories, report.unnamed), (4, 2, 2));
+    for (path, content) in [
+        ("link".to_owned(), "linked"),
+        (format!("unnamed/{}", file.0), "file"),
+        (format!("unnamed/{}/below", directory.0), "below"),
+    ] {
+        assert_eq!(std::fs::read_to_string(to.join(&path)).ok().as_deref(), Some(content), "{path}");
+    }
+}
+
+/// A file that gets no name at all is reported once by each.
+#[test]
+fn what_a_host_refuses_by_every_name_is_reported() {
+    let (storage, fs) = fresh(24);
+    put(&fs, ROOT_INO, b"first", b"first");
+    let [one, two] = [b"taken:1", b"taken:2"].map(|name| put(&fs, ROOT_INO, name, name));
+    fs.sync().unwrap();
+    let target = tempfile::tempdir().unwrap();
+    let to = target.path().join("to");
+    let [one, two] = [one, two].map(|ino| format!("unnamed/{}", ino.0));
+    let report = rescue_below(target.path(), storage.contents(), false, &mut |item| {
+        let take = |name: &str| std::fs::write(to.join(name), "of the host").unwrap();
+        match item.path {
+            b"first" => ["taken:1", "taken:2"].into_iter().for_each(take),
+            path if path == one.as_bytes() => take(&two),
+            _ => {}
+        }
+    });
+    let problems: Vec<_> = report.problems.iter().map(|problem| &problem.path[..]).collect();
+    assert_eq!(problems, [b"taken:1", b"taken:2", two.as_bytes()]);
+    assert_eq!((report.files, report.unnamed), (2, 1));
+    assert_eq!(std::fs::read_to_string(to.join(one)).unwrap(), "taken:1");
 }
 
 /// Several leaves below a root, each rewritten by some of many commits; no freed block is erased

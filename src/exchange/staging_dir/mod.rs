@@ -16,6 +16,7 @@
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
@@ -42,6 +43,8 @@ pub(crate) struct StagingDir {
     name: String,
     path: PathBuf,
     directory: OwnedFd,
+    /// The host refused the name of a finished item.
+    name_refused: AtomicBool,
 }
 
 impl StagingDir {
@@ -85,7 +88,8 @@ impl StagingDir {
             // Copies set their own permissions, so objects created here must not inherit any.
             // Without a default list there is nothing to remove.
             let _ = rustix::fs::fremovexattr(&stage, "system.posix_acl_default");
-            return Ok(StagingDir { target: directory, path: target.join(&name), name, directory: stage });
+            let (path, name_refused) = (target.join(&name), AtomicBool::default());
+            return Ok(StagingDir { target: directory, path, name, directory: stage, name_refused });
         }
         Err(Error::InUse(format!("another process repeatedly removed the staging directory in {}", target.display())))
     }
@@ -140,7 +144,14 @@ impl StagingDir {
 
     /// Renames a finished item to an unused name.
     pub(crate) fn place(&self, from: &[u8], at: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
-        rename_to_free_name(self.directory.as_fd(), from, at.as_fd(), name)
+        let placed = rename_to_free_name(self.directory.as_fd(), from, at.as_fd(), name);
+        self.name_refused.fetch_or(placed.is_err(), Ordering::Relaxed);
+        placed
+    }
+
+    /// Returns whether [`Self::place`] failed since the last call.
+    pub(crate) fn take_name_refused(&self) -> bool {
+        self.name_refused.swap(false, Ordering::Relaxed)
     }
 }
 
