@@ -3,6 +3,8 @@
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fs, io};
 
 use fuser::{Config, InitFlags, KernelConfig};
@@ -14,8 +16,9 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 /// Size of one READ or WRITE: with 128 KiB requests streaming was 10-20 % slower here.
 const MAX_REQUEST: u32 = 1 << 20;
 
-/// Limit of dirty bytes in the kernel, decided by measurement (bench/README.md).
+/// Limits of dirty bytes in the kernel, decided by measurement (bench/README.md).
 const WRITE_BACK: u64 = 16 << 20;
+const SYNCED_WRITE_BACK: u64 = 4 << 20;
 
 /// Background requests in flight, enough that every event loop has work; the kernel's default is
 /// 12.
@@ -101,11 +104,30 @@ impl ReadAhead {
     }
 }
 
-/// Limits dirty bytes of the mount in the kernel: an fsync of a small file waits for all of them,
+/// Limit of dirty bytes of a mount in the kernel: an fsync of a small file waits for all of them,
 /// since the daemon gets requests in order. The kernel's own limit grows with the machine's memory
-/// (49 MiB with 24 GiB). Needs root.
-pub(crate) fn bound_write_back(device: u64) -> io::Result<()> {
-    fs::write(bdi_setting_path(device, "max_bytes"), WRITE_BACK.to_string())
+/// (49 MiB with 24 GiB). Changing it needs root.
+pub(crate) struct WriteBackLimit {
+    setting: fs::File,
+    bytes: AtomicU64,
+}
+
+impl WriteBackLimit {
+    /// Opens it, before the sandbox denies access, and sets it.
+    pub(crate) fn of(device: u64) -> io::Result<WriteBackLimit> {
+        let setting = fs::OpenOptions::new().write(true).open(bdi_setting_path(device, "max_bytes"))?;
+        let limit = WriteBackLimit { setting, bytes: AtomicU64::new(0) };
+        limit.set(false).map(|()| limit)
+    }
+
+    /// Lower while programs sync, at the cost of a fifth of a stream's rate.
+    pub(crate) fn set(&self, programs_sync: bool) -> io::Result<()> {
+        let bytes = if programs_sync { SYNCED_WRITE_BACK } else { WRITE_BACK };
+        if self.bytes.swap(bytes, Ordering::Relaxed) == bytes {
+            return Ok(());
+        }
+        self.setting.write_all_at(bytes.to_string().as_bytes(), 0)
+    }
 }
 
 fn bdi_setting_path(device: u64, name: &str) -> String {

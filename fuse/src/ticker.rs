@@ -83,7 +83,7 @@ impl Ticker {
         ticker.spawn_each_second("ticker", move || {
             let done = match schedule.as_mut().and_then(|schedule| schedule.due(now())) {
                 Some(PeriodicStep::Flush) => work.flush(),
-                Some(PeriodicStep::Commit) => work.commit(),
+                Some(PeriodicStep::Commit) => work.fs.sync_in_background(),
                 None => Ok(()),
             };
             work.report(done);
@@ -91,6 +91,7 @@ impl Ticker {
             if let Some(schedule) = &mut schedule {
                 schedule.finish_step(now());
             }
+            work.mount.limit_write_back(work.fs.programs_sync());
             let done = work.maintain();
             work.report(done);
             work.invalidate_attributes();
@@ -199,11 +200,6 @@ impl BackgroundWork {
             tracing::debug!("flushed dirty pages of the kernel");
         }
         Ok(())
-    }
-
-    fn commit(&self) -> Result<()> {
-        // The file system knows of a change from its acceptance on, even during a commit.
-        if self.fs.is_dirty() { self.fs.sync_in_background() } else { Ok(()) }
     }
 
     fn maintain(&mut self) -> Result<()> {

@@ -218,6 +218,11 @@ impl Pager {
         self.unsynced.limit(|| self.barrier())
     }
 
+    /// Returns the bytes of file data written since the last barrier.
+    pub(crate) fn unsynced_bytes(&self) -> u64 {
+        self.unsynced.bytes.load(Ordering::Relaxed)
+    }
+
     /// Checks that the archive's file was not truncated, replaced or removed. Otherwise later
     /// writes would be lost or would hide the damage.
     pub(crate) fn check_identity(&self) -> Result<()> {
@@ -239,8 +244,10 @@ impl Pager {
 ///
 /// Writers only count; [`Pager::limit_unsynced`] alone may wait for the medium. Writers of file
 /// data call it after the last use of their pages. A commit therefore never waits for an early
-/// barrier while it blocks other writers: its flush waits for pages in flight and issues its own
-/// barriers. A barrier waits for an early one that began during it (`LostWrites`).
+/// barrier while it blocks other writers, except for that of a step of pages sealed ahead
+/// (`Volume::sync_ahead_in_steps`), which is short unless freed blocks are overwritten meanwhile.
+/// The flush of a commit waits for pages in flight and issues its own barriers. A barrier waits for
+/// an early one that began during it (`LostWrites`).
 #[derive(Default)]
 struct UnsyncedBytes {
     bytes: AtomicU64,

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use crate::Failure;
 use crate::dbus::SleepClient;
-use crate::kernel::{self, ReadAhead};
+use crate::kernel::{self, ReadAhead, WriteBackLimit};
 use crate::kernel_cache::{ARRIVAL, KernelCache};
 use crate::mount::{self, Mount};
 use crate::mount_agent::{MountAgent, UnmountOutcome};
@@ -45,6 +45,9 @@ pub(crate) struct MountHandle {
     /// number.
     abort: Option<File>,
     state: Mutex<MountState>,
+    /// None for a user's mount, which keeps the kernel's limit of dirty pages, and for a read-only
+    /// one.
+    write_back_limit: Option<WriteBackLimit>,
     writeback: KernelWriteback,
     /// For [`MountHandle::collect_within`], which may be at work for long after its limit: a forced
     /// end must not wait for it.
@@ -95,10 +98,8 @@ impl MountHandle {
             lost(what)
         })?;
         let device = numbers.device;
-        // Needs root: a user's mount keeps the kernel's limit of dirty pages.
-        if !mount.flags.contains(MsFlags::MS_RDONLY) {
-            let _ = kernel::bound_write_back(device);
-        }
+        let is_writable = !mount.flags.contains(MsFlags::MS_RDONLY);
+        let write_back_limit = is_writable.then(|| WriteBackLimit::of(device).ok()).flatten();
         let state = Mutex::new(MountState { is_mounted: true, agent: Some(agent) });
         let connection_dir = kernel::open_connection_dir(device).ok();
         let abort = connection_dir.as_ref().and_then(|directory| kernel::open_abort(directory).ok());
@@ -106,7 +107,7 @@ impl MountHandle {
             cache.set_connection_dir(directory);
         }
         let (writeback, collection) = (KernelWriteback::new(Arc::clone(&cache)), KernelWriteback::new(cache));
-        let handle = Arc::new(MountHandle { numbers, abort, state, writeback, collection });
+        let handle = Arc::new(MountHandle { numbers, abort, state, write_back_limit, writeback, collection });
         Ok(AttachedMount { handle, connection, read_ahead: ReadAhead::of(device).ok() })
     }
 
@@ -132,6 +133,15 @@ impl MountHandle {
     /// agent is gone.
     pub(crate) fn send_filter_listener(&self, listener: &OwnedFd) -> io::Result<()> {
         self.state.lock().agent.as_mut().ok_or(io::ErrorKind::NotConnected)?.send_filter_listener(listener)
+    }
+
+    /// Sets the kernel's limit of dirty pages.
+    pub(crate) fn limit_write_back(&self, programs_sync: bool) {
+        if let Some(limit) = &self.write_back_limit {
+            // The kernel accepted it when the mount began; if it does not now, an fsync may wait
+            // longer.
+            let _ = limit.set(programs_sync);
+        }
     }
 
     /// Makes the kernel write its dirty pages to us. Pages that it cannot write stay dirty and are
@@ -307,6 +317,7 @@ mod tests {
                 numbers: Numbers { id: 0, device: 0 },
                 abort: None,
                 state: Mutex::new(MountState { is_mounted: true, agent: None }),
+                write_back_limit: None,
                 writeback: KernelWriteback::new(Arc::clone(&cache)),
                 collection: KernelWriteback::new(cache),
             }

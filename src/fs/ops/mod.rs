@@ -101,7 +101,8 @@ impl FileSystem {
     /// waits.
     pub fn seal_ahead(&self) {
         let Some(record) = self.record_with_full_log() else { return };
-        // The batch is marked as written before the sync: a commit that waits for it makes its own.
+        // The batch is marked as written before the last sync: a commit that waits for the batch
+        // makes its own.
         let sealed = self.writeback.seal_ahead(record);
         let synced = sealed.and_then(|is_written| if is_written { self.volume.sync_data_ahead() } else { Ok(()) });
         if let Err(error) = synced {
@@ -116,8 +117,9 @@ impl FileSystem {
         self.syncs_ended.store(true, Ordering::Release);
     }
 
-    /// Syncs in the background, where there is no caller to report errors to: the next caller of
-    /// `sync` or `write` gets them. Always commits, so that the log stays short.
+    /// Makes accepted changes durable, periodically and without a caller to report errors to: the
+    /// next caller of `sync` or `write` gets them. A commit and no log entry, so that the log stays
+    /// short.
     ///
     /// # Errors
     /// Errors of [`FileSystem::sync`].
@@ -125,8 +127,18 @@ impl FileSystem {
         if self.options.sync == SyncProfile::Never {
             return Ok(());
         }
-        self.dirty_throttle.record_periodic_commit();
+        self.dirty_throttle.record_period();
+        // A change counts from its acceptance on, even during a commit.
+        if !self.is_dirty() {
+            return Ok(());
+        }
         self.wait_commit(self.begin_commit()?, Volume::commit_wanted)
+    }
+
+    /// Returns whether a program synced lately: until [`FileSystem::sync_in_background`] was called
+    /// twice afterwards.
+    pub fn programs_sync(&self) -> bool {
+        self.dirty_throttle.programs_sync()
     }
 
     /// Throttles, then waits with the volume's function `wait` for the commit.
@@ -213,7 +225,7 @@ impl FileSystem {
     }
 
     /// Returns whether data was accepted that no commit has begun to make durable.
-    pub fn is_dirty(&self) -> bool {
+    pub(crate) fn is_dirty(&self) -> bool {
         self.volume.writer().is_dirty()
     }
 }

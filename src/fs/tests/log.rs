@@ -97,8 +97,8 @@ fn a_small_fsync_is_one_write_into_the_log_and_a_sync_of_its_range() {
     assert_space(&back);
 }
 
-/// Sealing ahead writes and syncs its pages if the sync of an entry does not wait for them, and
-/// otherwise keeps them in memory. Entries follow, and the commit seals only later writes.
+/// Sealing ahead writes and syncs its pages, in steps, if the sync of an entry does not wait for
+/// them, and otherwise keeps them in memory. Entries follow, and the commit seals only later writes.
 #[test]
 fn a_commit_names_what_was_sealed_ahead_of_it() {
     [true, false].into_iter().for_each(names_what_was_sealed_ahead);
@@ -133,15 +133,17 @@ fn names_what_was_sealed_ahead(syncs_ranges: bool) {
         entries += 1;
     }
     assert_eq!(unsealed(), entries as u64 * 4096);
-    let written: Arc<Mutex<usize>> = Arc::default();
-    let sum = written.clone();
-    storage.on_op(Box::new(move |op| {
-        if let OpKind::Write { data, .. } = op {
-            *sum.lock() += data.len();
-        }
+    let (written, unsynced): (Arc<Mutex<usize>>, Arc<Mutex<Vec<usize>>>) = Default::default();
+    let (sum, parts) = (written.clone(), unsynced.clone());
+    storage.on_op(Box::new(move |op| match op {
+        OpKind::Write { data, .. } => *sum.lock() += data.len(),
+        OpKind::Barrier => parts.lock().push(*sum.lock()),
+        _ => {}
     }));
     fs.seal_ahead();
-    let ahead = std::mem::take(&mut *written.lock());
+    let (ahead, unsynced) = (std::mem::take(&mut *written.lock()), std::mem::take(&mut *unsynced.lock()));
+    let steps = unsynced.iter().scan(0, |before, sum| Some(sum - std::mem::replace(before, *sum)));
+    assert!(steps.max().unwrap_or_default() <= ahead / 3, "the next entry would wait: {unsynced:?}");
     assert_eq!((unsealed(), ahead >= entries * 4096), (0, syncs_ranges), "{ahead} bytes");
     assert!(syncs_ranges || ahead == 0, "{ahead} bytes");
     assert!(storage.pending().is_empty(), "an entry or a commit would wait for it");

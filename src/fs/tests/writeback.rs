@@ -255,6 +255,10 @@ fn less_is_dirty_while_programs_sync() {
     assert!(fill() <= SYNCED_BYTES);
     (0..2).for_each(|_| fs.sync_in_background().unwrap());
     assert_eq!(fill(), all, "none syncs any more");
+    fs.sync().unwrap();
+    assert!(fs.programs_sync() && !fs.is_dirty());
+    (0..2).for_each(|_| fs.sync_in_background().unwrap());
+    assert!(!fs.programs_sync(), "without a change as well");
 }
 
 /// While a batch of a file is being written, the file takes writes, and a change of the data below

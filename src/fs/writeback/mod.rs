@@ -299,9 +299,9 @@ pub(super) const COMMIT_WAIT_BYTES: u64 = 4 << 20;
 /// 8,192 pieces of 4 KiB take some 0.2 s.
 pub(super) const SYNCED_BYTES: u64 = 32 << 20;
 
-/// Periodic commits after a sync during which the bound stays: the one that may follow at once, and
-/// one interval.
-const SYNCED_COMMITS: u64 = 2;
+/// Ends of a period of periodic commits after a sync until the bound rises: the one that may follow
+/// at once, and one whole period.
+const SYNCED_PERIODS: u64 = 2;
 
 /// Freed bytes beyond which a writer makes a commit that begins to give them back, if they are also
 /// a share of the data in use ([`Volume::has_freed`]). Such a commit costs some milliseconds, the
@@ -331,7 +331,7 @@ pub(super) struct DirtyThrottle {
     lock: Mutex<()>,
     /// Number of callers that wait for a commit.
     awaited: AtomicU64,
-    /// Periodic commits until no program counts as one that syncs.
+    /// Ends of periods until no program counts as one that syncs.
     synced: AtomicU64,
 }
 
@@ -367,18 +367,22 @@ impl DirtyThrottle {
     }
 
     pub(super) fn record_sync(&self) {
-        self.synced.store(SYNCED_COMMITS, Ordering::Relaxed);
+        self.synced.store(SYNCED_PERIODS, Ordering::Relaxed);
     }
 
-    pub(super) fn record_periodic_commit(&self) {
+    pub(super) fn record_period(&self) {
         let next = self.synced.load(Ordering::Relaxed).saturating_sub(1);
         self.synced.store(next, Ordering::Relaxed);
+    }
+
+    pub(super) fn programs_sync(&self) -> bool {
+        self.synced.load(Ordering::Relaxed) > 0
     }
 
     fn bound(&self) -> u64 {
         if self.awaited.load(Ordering::Relaxed) > 0 {
             self.most.min(COMMIT_WAIT_BYTES)
-        } else if self.synced.load(Ordering::Relaxed) > 0 {
+        } else if self.programs_sync() {
             self.most.min(SYNCED_BYTES)
         } else {
             self.most

@@ -185,9 +185,13 @@ impl PagePlanner<'_> {
     /// Adds pages of the plans, and writes them now unless they have to stay in memory.
     fn add(&mut self, pages: UnreferencedPages) -> Result<()> {
         self.written.absorb(pages);
-        let keeps = self.kind == BatchKind::Ahead && !self.volume.has_range_sync();
-        let most = if keeps { MOST_UNWRITTEN } else { 0 };
-        if self.written.unwritten_bytes() > most { self.written.write() } else { Ok(()) }
+        let is_ahead = self.kind == BatchKind::Ahead;
+        let keeps = is_ahead && !self.volume.has_range_sync();
+        if self.written.unwritten_bytes() <= if keeps { MOST_UNWRITTEN } else { 0 } {
+            return Ok(());
+        }
+        self.written.write()?;
+        if is_ahead && !keeps && !self.batch.is_awaited() { self.volume.sync_ahead_in_steps() } else { Ok(()) }
     }
 
     fn frames(&mut self, plan: &mut FilePlan, inode: &InodeValue, layer: &Layer) -> Result<()> {

@@ -167,6 +167,34 @@ fn a_commit_never_waits_for_more_than_the_bound_of_early_pages() {
     assert_sound(&volume);
 }
 
+/// Pages sealed ahead are synced in steps only for a single caller, and not together with the data of
+/// a stream, which would take long.
+#[test]
+fn pages_sealed_ahead_are_synced_in_steps_for_a_single_caller() {
+    let dice = Dice::new(5);
+    let storage = SimulatedStorage::new();
+    let volume = create(storage.clone(), &dice);
+    let barriers_after = |bytes: usize| {
+        let data = bytes_of(bytes as u64, bytes);
+        for part in data.chunks(128 << 10) {
+            let mut reservation = volume.reserve_spare(9).unwrap();
+            drop(volume.write_data(&mut reservation, Ino(10), 0, part, Compression::Default).unwrap());
+        }
+        let before = storage.barriers();
+        volume.sync_ahead_in_steps().unwrap();
+        storage.barriers() - before
+    };
+    assert_eq!(barriers_after(96 << 10), 0, "it is not known yet that one caller commits");
+    for slot in 0..16 {
+        put(&volume, 2, slot, slot, 3000).unwrap();
+        volume.commit().unwrap();
+    }
+    assert_eq!(barriers_after(32 << 10), 0);
+    assert_eq!(barriers_after(64 << 10), 1, "a step");
+    assert_eq!(barriers_after(32 << 10), 0, "the step was synced");
+    assert_eq!(barriers_after(1 << 20), 0, "a stream");
+}
+
 fn with_log(dice: &Dice) -> Arc<Volume> {
     let cipher = PageCipher::new(&SecretKey::new([9; 32]), ARCHIVE, true, dice.0.clone());
     let volume = Volume::create_for_records(Arc::new(MemoryStorage::new()), cipher, dice.0.clone(), 1).unwrap();

@@ -1,6 +1,7 @@
 //! Reads pages of file data, and writes them ahead of the operation that names them.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Volume;
@@ -11,6 +12,10 @@ use crate::frame::{self, Compression, GROUP_DATA, OpenedPage, PlainPage, SealedP
 use crate::txn::allocator::{Allocator, Reservation};
 use crate::txn::operation::Operation;
 use crate::txn::state::{Publication, VolumeContext};
+
+/// Unsynced bytes with which a step of pages sealed ahead is synced: the lower end is the step, by
+/// measurement (bench/results/2026-12-01.md). More than a few steps are the data of a stream.
+const AHEAD_STEP: Range<u64> = 64 << 10..512 << 10;
 
 /// Bytes requested in addition to a framed page when free space is fragmented: 1 MiB, the least by
 /// which a file grows.
@@ -72,6 +77,15 @@ impl Volume {
     /// Makes written pages durable, so that the next commit does not wait for them.
     pub(crate) fn sync_data_ahead(&self) -> Result<()> {
         self.medium.pager.barrier()
+    }
+
+    /// Makes pages durable that were just written ahead of a commit, a few at a time, if callers of
+    /// a sync come one at a time: the next entry waits for a sync in progress, and then only for
+    /// this amount. With several callers the additional flushes cost more than they gain. If there
+    /// are more pages, of a stream, none are synced here.
+    pub(crate) fn sync_ahead_in_steps(&self) -> Result<()> {
+        let is_due = AHEAD_STEP.contains(&self.medium.pager.unsynced_bytes());
+        if is_due && self.committer.has_single_caller() { self.sync_data_ahead() } else { Ok(()) }
     }
 
     pub(crate) fn write_data(

@@ -18,12 +18,12 @@ case_fsynced_bytes_survive_kill_9() {
     done
 }
 
-# An fsync waits for what others wrote before it: the kernel may not hold back more of that on a machine with more memory. And it reads
-# ahead as much as one request takes. Both are set for root before the sandbox closes /sys.
+# An fsync waits for what others wrote before it: the kernel may not hold back more of that on a machine with more memory, and less while
+# programs sync. And it reads ahead as much as one request takes. The files are opened for root before the sandbox closes /sys.
 case_the_kernel_reads_ahead_and_holds_back_as_it_should() {
     local device
     new_archive box
-    attach box
+    LOCKBOX_TEST_CLOCK=10 attach box
     device=/sys/class/bdi/$(mountpoint -d "$WORK/box")
     if [[ ! -w $device/max_bytes ]]; then
         note "$device/max_bytes cannot be written on this machine: not tried"
@@ -33,6 +33,13 @@ case_the_kernel_reads_ahead_and_holds_back_as_it_should() {
     # The kernel rounds to a part of its memory.
     (($(cat "$device/max_bytes") <= 17 << 20)) || fail "the kernel may hold back $(cat "$device/max_bytes") bytes"
     [[ $(cat "$device/read_ahead_kb") == 1024 ]] || fail "the kernel reads ahead $(cat "$device/read_ahead_kb") KiB"
+    holds_back() { (($(cat "$device/max_bytes") $1 10 << 20)); }
+    holds_back '>' || fail 'the kernel holds back too little while nobody syncs'
+    dd if=/dev/zero of="$WORK/box/synced" bs=4k count=1 conv=fsync status=none
+    await holds_back '<'
+    # Until two periodic commits have followed.
+    dirty_and_more() { date +%N >"$WORK/box/written" && holds_back '>'; }
+    await dirty_and_more
     detach box
 }
 
