@@ -1,5 +1,5 @@
-//! Unmounts an archive by itself: when it was not used for the time of `idle=`, and before the
-//! machine sleeps (`lock-on-suspend`).
+//! Unmounts an archive by itself: when it was not used for the time of `idle=`, when `lockbox exec`
+//! was killed, and before the machine sleeps (`lock-on-suspend`).
 //!
 //! # Rules of an idle mount: no request for that time, and no open handle
 //! 1  The clock runs while the machine is suspended: an archive forgotten overnight is locked in
@@ -16,13 +16,14 @@
 //! and the kernel's cached pages. Pages that programs lock or map writable may stay.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockbox::fs::FileSystem;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::adapter::Activity;
@@ -31,7 +32,10 @@ use crate::kernel_cache::{ARRIVAL, KernelCache};
 use crate::shutdown::{MountEvent, MountHandle, SuspendReply};
 use crate::ticker::Ticker;
 
-/// Interval between attempts that the kernel refuses, unless `idle=` is shorter.
+/// Idle time after which the mount of a `lockbox exec` that was killed ends.
+const KILLED_IDLE: Duration = Duration::from_secs(10);
+
+/// Interval between attempts that the kernel refuses, unless the idle time is shorter.
 const RETRY_PERIOD: Duration = Duration::from_secs(60);
 
 /// Returns the time since boot, including suspends (CLOCK_BOOTTIME).
@@ -75,22 +79,35 @@ impl IdleTimer {
     }
 }
 
-/// Sends [`MountEvent::Idle`] after `limit` without activity, measured by `clock`, until the ticker
-/// is dropped.
+/// Sends [`MountEvent::Idle`] after `idle` without activity, measured by `clock`, until the ticker
+/// is dropped. `command` is a socket that hangs up when `lockbox exec` ends. That command unmounts
+/// before it ends, so a hang-up means that it was killed; the idle time is [`KILLED_IDLE`] then.
 pub(crate) fn watch_activity(
-    limit: Duration,
+    idle: Option<Duration>,
+    command: Option<OwnedFd>,
     clock: impl Fn() -> Duration + Send + 'static,
     activity: Arc<Activity>,
     events: Sender<MountEvent>,
 ) -> io::Result<Ticker> {
-    let mut timer = IdleTimer::new(limit, clock());
+    let idle = idle.unwrap_or(Duration::MAX);
+    let mut timer = IdleTimer::new(idle, clock());
     Ticker::start_each_second("idle", move || {
+        let mut reason = "the archive was not used for the time of idle=";
+        if command.as_ref().is_some_and(has_hung_up) {
+            reason = "the command that mounted it was killed";
+            timer.limit = idle.min(KILLED_IDLE);
+        }
         let open = activity.is_open();
         if timer.update(clock(), ActivitySample { used: activity.take_idle_flag(), open }) {
             // Without a receiver the mount is at its end.
-            let _ = events.send(MountEvent::Idle);
+            let _ = events.send(MountEvent::Idle(reason));
         }
     })
+}
+
+fn has_hung_up(socket: &OwnedFd) -> bool {
+    let mut events = [PollFd::new(socket.as_fd(), PollFlags::POLLHUP)];
+    poll(&mut events, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// Time for unmounting and closing, before the remaining data is saved in parallel.
@@ -192,7 +209,7 @@ impl SuspendTarget {
             tracing::warn!("the kernel did not drop all cached data of the archive in time");
         }
         // Pages written meanwhile, or through maps, arrived when they were dropped.
-        let saved = saved.and(if all.iter().any(|fs| fs.is_dirty()) { commit() } else { Ok(()) });
+        let saved = saved.and(commit());
         all.iter().for_each(|fs| fs.forget_plaintext());
         if let Err(error) = saved {
             tracing::error!("cannot save everything before the machine sleeps: {error}");
@@ -202,6 +219,9 @@ impl SuspendTarget {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::process::Command;
+
     use super::*;
 
     const USED: ActivitySample = ActivitySample { used: true, open: false };
@@ -281,9 +301,27 @@ mod tests {
             let now = Arc::clone(&now);
             move || Duration::from_secs(now.fetch_add(300, std::sync::atomic::Ordering::SeqCst))
         };
-        let watcher = watch_activity(seconds(600), clock, Arc::default(), events).unwrap();
-        assert!(matches!(inbox.recv_timeout(seconds(60)), Ok(MountEvent::Idle)));
+        let watcher = watch_activity(Some(seconds(600)), None, clock, Arc::default(), events).unwrap();
+        assert!(matches!(inbox.recv_timeout(seconds(60)), Ok(MountEvent::Idle(_))));
         drop(watcher);
+    }
+
+    #[test]
+    fn a_mount_ends_when_its_command_was_killed() {
+        let (events, inbox) = mpsc::channel();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut command = Command::new("sleep").arg("600").stdin(OwnedFd::from(theirs)).spawn().unwrap();
+        let socket = OwnedFd::from(ours);
+        assert!(!has_hung_up(&socket));
+        command.kill().unwrap();
+        command.wait().unwrap();
+        let now = std::sync::atomic::AtomicU64::new(0);
+        let clock = move || Duration::from_secs(now.fetch_add(4, std::sync::atomic::Ordering::SeqCst));
+        let _watcher = watch_activity(None, Some(socket), clock, Arc::default(), events).unwrap();
+        for _ in 0..2 {
+            let event = inbox.recv_timeout(seconds(60));
+            assert!(matches!(event, Ok(MountEvent::Idle("the command that mounted it was killed"))));
+        }
     }
 
     #[test]

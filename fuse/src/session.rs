@@ -98,9 +98,8 @@ pub fn serve(
     // In the namespaces of `lockbox exec` only that command's program sees the mount, on a
     // directory that was created for it.
     let is_alone = namespaces.is_some();
-    if let Some(namespaces) = namespaces {
-        namespaces.join().map_err(|e| Failure::mount(format!("cannot enter the namespace of the program: {e}")))?;
-    }
+    let command = namespaces.map(Namespaces::join).transpose();
+    let command = command.map_err(|e| Failure::mount(format!("cannot enter the namespace of the program: {e}")))?;
     let (options, seen) = (config.options.open_options(), config.options.seen_options());
     let archive = match &config.options.snapshot {
         None => Archive::open_seen(place.source(), key, &options, &seen),
@@ -153,10 +152,11 @@ pub fn serve(
             .transpose()
             .map_err(thread_failed)?;
         let idle = config.options.idle.map(Duration::from_secs);
-        let _watcher = idle
-            .map(|limit| auto_unmount::watch_activity(limit, auto_unmount::time_since_boot, activity, events.clone()))
-            .transpose()
-            .map_err(thread_failed)?;
+        let watch = || {
+            let clock = auto_unmount::time_since_boot;
+            auto_unmount::watch_activity(idle, command, clock, activity, events.clone())
+        };
+        let _watcher = (idle.is_some() || is_alone).then(watch).transpose().map_err(thread_failed)?;
         let ended = end.wait(config.options.stop_timeout());
         ending();
         Ok((server, ended))

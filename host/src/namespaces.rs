@@ -24,6 +24,10 @@ use crate::control::{receive_with_descriptors, send_with_descriptors};
 pub struct Namespaces {
     user: Option<OwnedFd>,
     mount: OwnedFd,
+    /// Socket that hangs up when the process that created them ends.
+    creator: OwnedFd,
+    /// Other end of `creator`, which the creating process holds, and no program inherits.
+    _alive: Option<UnixStream>,
 }
 
 impl Namespaces {
@@ -33,7 +37,9 @@ impl Namespaces {
     /// When they cannot be opened.
     pub fn own(user: bool) -> io::Result<Namespaces> {
         let open = |name: &str| File::open(format!("/proc/self/ns/{name}")).map(OwnedFd::from);
-        Ok(Namespaces { user: user.then(|| open("user")).transpose()?, mount: open("mnt")? })
+        let (alive, creator) = UnixStream::pair()?;
+        let user = user.then(|| open("user")).transpose()?;
+        Ok(Namespaces { user, mount: open("mnt")?, creator: creator.into(), _alive: Some(alive) })
     }
 
     /// Sends them to the receiver at the other end, or a message that there are none.
@@ -41,7 +47,7 @@ impl Namespaces {
     /// # Errors
     /// When that end is gone.
     pub fn send(namespaces: Option<&Namespaces>, socket: &UnixStream) -> io::Result<()> {
-        let descriptors = namespaces.into_iter().flat_map(|them| them.user.iter().chain([&them.mount]));
+        let descriptors = namespaces.into_iter().flat_map(|them| them.user.iter().chain([&them.mount, &them.creator]));
         let descriptors: Vec<_> = descriptors.map(AsFd::as_fd).collect();
         // A message has a byte at least.
         send_with_descriptors(socket, b"n", &descriptors).map(drop)
@@ -56,16 +62,18 @@ impl Namespaces {
         if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
-        let mount = descriptors.pop();
-        Ok(mount.map(|mount| Namespaces { user: descriptors.pop(), mount }))
+        let (creator, mount) = (descriptors.pop(), descriptors.pop());
+        let user = descriptors.pop();
+        Ok(creator.zip(mount).map(|(creator, mount)| Namespaces { user, mount, creator, _alive: None }))
     }
 
-    /// Enters them. Of the capabilities that the owner of a user namespace has in it, this process
-    /// and its children keep the one to mount.
+    /// Enters them, and returns a socket that hangs up when the process that created them ends. Of
+    /// the capabilities that the owner of a user namespace has in it, this process and its children
+    /// keep the one to mount.
     ///
     /// # Errors
     /// The kernel's, such as `InvalidInput` for a process with several threads.
-    pub fn join(&self) -> io::Result<()> {
+    pub fn join(self) -> io::Result<OwnedFd> {
         if let Some(user) = &self.user {
             setns(user, CloneFlags::CLONE_NEWUSER)?;
         }
@@ -77,12 +85,14 @@ impl Namespaces {
         }
         // A change of credentials may have set it to the value of /proc/sys/fs/suid_dumpable.
         nix::sys::prctl::set_dumpable(false)?;
-        Ok(())
+        Ok(self.creator)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
 
     #[test]
@@ -93,14 +103,16 @@ mod tests {
         for user in [false, true] {
             let own = Namespaces::own(user).unwrap();
             Namespaces::send(Some(&own), &ours).unwrap();
-            io::Write::write_all(&mut &ours, b"more").unwrap();
+            (&ours).write_all(b"more").unwrap();
             let received = Namespaces::receive(&theirs).unwrap().unwrap();
             let number = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
             assert_eq!(received.user.as_ref().map(number), own.user.as_ref().map(number));
             assert_eq!(number(&received.mount), number(&own.mount));
             let mut more = [0; 4];
-            io::Read::read_exact(&mut &theirs, &mut more).unwrap();
+            (&theirs).read_exact(&mut more).unwrap();
             assert_eq!(&more, b"more");
+            drop(own);
+            assert_eq!(UnixStream::from(received.creator).read(&mut more).unwrap(), 0, "it does not hang up");
         }
         drop(ours);
         assert_eq!(Namespaces::receive(&theirs).err().map(|error| error.kind()), Some(ErrorKind::UnexpectedEof));

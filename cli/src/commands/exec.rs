@@ -12,7 +12,8 @@
 //!
 //! # End of the mount
 //! Every descendant of the program is inherited by this process when its parent ends. So when no
-//! child is left, the mount has no user left.
+//! child is left, the mount has no user left. If this process is killed, a socket of the daemon
+//! hangs up ([`Namespaces`]), and the daemon unmounts after ten seconds without use.
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, IsTerminal};

@@ -52,8 +52,8 @@ pub(crate) enum MountEvent {
         force: bool,
         answer: Sender<Response>,
     },
-    /// The mount was unused for the time of `idle=`.
-    Idle,
+    /// The mount ends if it is unused. The reason is for the log.
+    Idle(&'static str),
     /// The daemon deadlocked on its own mount, and its connection is aborted.
     Deadlocked,
     /// The machine is about to sleep. The channel is closed when the archive is closed.
@@ -295,7 +295,7 @@ struct ShutdownState<'a, M> {
     detached: bool,
     /// `aborted` is set at the end.
     outcome: ServeOutcome,
-    /// Result of the last attempt of `idle=`; a repeated result is not logged again.
+    /// Result of the last attempt to unmount an unused archive; a repeated one is not logged.
     last_idle: Option<UnmountOutcome>,
     hooks: ArchiveHooks<'a>,
 }
@@ -350,7 +350,7 @@ impl<M: MountControl> ShutdownState<'_, M> {
             // The watchdog has already logged it.
             Ok(MountEvent::Deadlocked) => self.ordered = true,
             // No deadline for either: a mount that lives on as a bind mount is still served.
-            Ok(MountEvent::Idle) => self.handle_idle(),
+            Ok(MountEvent::Idle(reason)) => self.handle_idle(reason),
             Ok(MountEvent::Sleep(answer)) => match self.unmount_unless_last_copy() {
                 UnmountOutcome::Gone => self.outcome.sleeping.push(answer),
                 UnmountOutcome::Busy | UnmountOutcome::Detached => drop(answer.send(SuspendReply::Busy)),
@@ -386,19 +386,22 @@ impl<M: MountControl> ShutdownState<'_, M> {
         unmounted
     }
 
-    /// Unmounts an unused mount; the idle timer tries again if that fails.
-    fn handle_idle(&mut self) {
+    /// Unmounts an unused mount; the sender of the event tries again if that fails.
+    fn handle_idle(&mut self, reason: &str) {
+        if self.ordered {
+            return;
+        }
         let unmounted = self.unmount_unless_last_copy();
         if self.last_idle.as_ref() == Some(&unmounted) {
             return;
         }
         match &unmounted {
-            UnmountOutcome::Gone => tracing::warn!("unmounted: the archive was not used for the time of idle="),
+            UnmountOutcome::Gone => tracing::warn!("unmounted: {reason}"),
             UnmountOutcome::Failed(message) => {
-                tracing::error!("cannot unmount the idle archive: {message}; trying again")
+                tracing::error!("cannot unmount the unused archive: {message}; trying again")
             }
             UnmountOutcome::Busy | UnmountOutcome::Detached => {
-                tracing::warn!("cannot unmount the idle archive: {BUSY}; trying again");
+                tracing::warn!("cannot unmount the unused archive: {BUSY}; trying again");
             }
         }
         self.last_idle = Some(unmounted);
@@ -559,21 +562,32 @@ mod tests {
         assert_eq!(logged(vec![MountEvent::Deadlocked, ended()]), "", "the watch tells");
     }
 
-    /// An attempt comes every minute, mostly with the same reason.
+    /// An attempt comes at least every minute, mostly with the same reason.
     #[test]
     fn an_idle_mount_that_cannot_be_ended_is_logged_once_and_tried_again() {
-        let idle_events = || vec![MountEvent::Idle, MountEvent::Idle, MountEvent::Idle, MountEvent::LoopsEnded(Ok(()))];
+        let idle = || MountEvent::Idle("unused");
+        let idle_events = || vec![idle(), idle(), idle(), MountEvent::LoopsEnded(Ok(()))];
         for (unmounted, words) in [
-            (UnmountOutcome::Busy, "WARN cannot unmount the idle archive: something below it is open"),
+            (UnmountOutcome::Busy, "WARN cannot unmount the unused archive: something below it is open"),
             (
                 UnmountOutcome::Failed("no helper".into()),
-                "ERROR cannot unmount the idle archive: no helper; trying again",
+                "ERROR cannot unmount the unused archive: no helper; trying again",
             ),
         ] {
             let log = logged_when(unmounted.clone(), idle_events());
             assert_eq!(log.matches(words).count(), 1, "{log}");
             assert_eq!(played(unmounted, false, 60, idle_events()).1, ["unmount"; 3]);
         }
+    }
+
+    /// The programs that have files open in a detached mount may take for ever.
+    #[test]
+    fn a_detached_mount_is_not_unmounted_again_when_it_is_unused() {
+        let (answer, answered) = mpsc::channel();
+        let stop = MountEvent::Stop { lazy: true, abandon: false, force: false, answer };
+        let script = vec![stop, MountEvent::Idle("unused"), MountEvent::LoopsEnded(Ok(()))];
+        assert_eq!(played(UnmountOutcome::Detached, false, 60, script).1, ["detach"]);
+        assert!(matches!(answered.recv(), Ok(Response::Detached)));
     }
 
     /// Returns the outcome, and the calls on the mount until then.
@@ -689,7 +703,7 @@ mod tests {
         let (sleep, slept) = mpsc::channel();
         assert_eq!(state.handle_event(Ok(MountEvent::Sleep(sleep))), None);
         assert_eq!(slept.try_recv(), Ok(SuspendReply::Busy));
-        assert_eq!(state.handle_event(Ok(MountEvent::Idle)), None);
+        assert_eq!(state.handle_event(Ok(MountEvent::Idle("unused"))), None);
         assert!(mount.calls.borrow().is_empty(), "nothing was taken away");
         assert_eq!(state.handle_event(stop(false, true)), None);
         assert_eq!((mount.calls.borrow().clone(), state.outcome.stopped.len()), (vec!["unmount"], 1));

@@ -11,6 +11,10 @@ start_in() {
     in_background exec lockbox exec --passfile "$PASSFILE" "$WORK/$1.lbx" -- "${@:2}"
 }
 
+has_no_directory() {
+    [[ -z $(find /run -name 'lockbox-exec.*') ]]
+}
+
 # Says where it is, and waits to be told to go on.
 WAITING='pwd >"$0/ready.new"; mv "$0/ready.new" "$0/ready"; until [ -e "$0/go" ]; do sleep 0.02; done'
 
@@ -130,19 +134,31 @@ case_a_program_in_an_archive_gets_the_signals_that_are_sent() {
     wait "${BACKGROUND[0]}" || status=$?
     same "$status" 9
     same "$(show told)" told
-    # Killed, it leaves a mount that only its programs see; by the name of the archive it can be ended.
+    # Killed, it leaves a mount that only its programs see, and that ends with them.
     rm "$WORK/ready"
-    start_in box sh -c "echo kept >kept; $WAITING" "$WORK"
+    in_background exec lockbox exec -o log="$WORK/log" --passfile "$PASSFILE" "$WORK/box.lbx" -- \
+        sh -c "$WAITING; echo kept >kept" "$WORK"
     await test -e "$WORK/ready"
     pid=$(daemon_of "$WORK/box.lbx")
     kill -9 "${BACKGROUND[1]}"
     wait "${BACKGROUND[1]}" || true
+    await grep -q 'cannot unmount the unused archive: something below it is open' "$WORK/log"
     touch "$WORK/go"
-    await lockbox umount "$WORK/box.lbx" 2>/dev/null
     await gone "$pid"
-    has_no_directory() { [[ -z $(find /run -name 'lockbox-exec.*') ]]; }
     await has_no_directory
     same "$(show kept)" kept
+    check_full box
+}
+
+case_a_command_killed_before_its_mount_leaves_none() {
+    new_archive box
+    in_background exec lockbox exec -o log="$WORK/log" \
+        --passcommand ": >'$WORK/asked'; until [ -e '$WORK/go' ]; do sleep 0.02; done; cat '$PASSFILE'" "$WORK/box.lbx" -- true
+    await test -e "$WORK/asked"
+    kill -9 "${BACKGROUND[0]}"
+    touch "$WORK/go"
+    await grep -qs 'unmounted: the command that mounted it was killed' "$WORK/log"
+    await has_no_directory
     check_full box
 }
 
