@@ -3,6 +3,7 @@
 #
 #   PROGRAMS  directory with lockbox and mount-lockbox (default target/release, built)
 #   DISK      directory on the disk to measure (default $TMPDIR or /tmp)
+#   BEFORE    directory with older programs, measured in turn with the others as "before"
 
 # take_place NAME [PROGRAM...]: as root, with these programs installed, makes $scratch, which goes with all that is mounted in it when the
 # script ends. Sets $repository, $programs and $scratch, all absolute.
@@ -27,6 +28,10 @@ take_place() {
     trap 'echo "bench/'"$name"'.sh: line $LINENO failed: $BASH_COMMAND" >&2' ERR
     install -D "$programs/lockbox" "$scratch/bin/lockbox"
     install "$programs/mount-lockbox" "$scratch/bin/mount.lockbox"
+    if [[ -n ${BEFORE-} ]]; then
+        install -D "$BEFORE/lockbox" "$scratch/bin.before/lockbox"
+        install "$BEFORE/mount-lockbox" "$scratch/bin.before/mount.lockbox"
+    fi
     export PATH=$scratch/bin:$PATH XDG_STATE_HOME=$scratch/state
     (umask 077 && echo 'a passphrase of the measurements' >"$scratch/passphrase")
 }
@@ -54,6 +59,12 @@ mount_archive() {
     mount.lockbox "$1" "$2" -o "passfile=$scratch/passphrase${3:+,$3}"
 }
 
+# with_programs_of CANDIDATE COMMAND...: as a process of its own, with the older programs for "before".
+with_programs_of() (
+    [[ $1 != before ]] || PATH=$scratch/bin.before:$PATH
+    "${@:2}"
+)
+
 # new_gocryptfs STORE; mount_gocryptfs STORE POINT
 new_gocryptfs() {
     gocryptfs -q -init -scryptn 10 -passfile "$scratch/passphrase" "$1"
@@ -62,11 +73,22 @@ mount_gocryptfs() {
     gocryptfs -q -passfile "$scratch/passphrase" "$1" "$2"
 }
 
-# Three directories to do the same in: $scratch/disk, $scratch/gocryptfs and $scratch/lockbox, the last mounted with OPTIONS.
+# Directories to do the same in: $scratch/NAME for each of $candidates: disk, gocryptfs, lockbox and, with BEFORE, before. OPTIONS are those of lockbox.
 mount_side_by_side() {
-    mkdir "$scratch/disk" "$scratch/store" "$scratch/gocryptfs" "$scratch/lockbox"
+    candidates=(disk gocryptfs lockbox ${BEFORE:+before})
+    mkdir "$scratch/store" "${candidates[@]/#/$scratch/}"
     new_gocryptfs "$scratch/store"
     mount_gocryptfs "$scratch/store" "$scratch/gocryptfs"
-    new_archive "$scratch/box.lbx"
-    mount_archive "$scratch/box.lbx" "$scratch/lockbox" "${OPTIONS-}"
+    local name
+    for name in lockbox ${BEFORE:+before}; do
+        with_programs_of "$name" new_archive "$scratch/$name.lbx"
+        with_programs_of "$name" mount_archive "$scratch/$name.lbx" "$scratch/$name" "${OPTIONS-}"
+    done
+}
+
+# in_turn ROUND NAME...: the names, in the opposite order in each second round, so that each is measured after each other one.
+in_turn() {
+    local round=$1
+    shift
+    if ((round % 2)); then printf '%s\n' "$@"; else printf '%s\n' "$@" | tac; fi
 }

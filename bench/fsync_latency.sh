@@ -7,6 +7,7 @@
 #   STREAM    MiB of the stream (default 4096)         PROGRAMS  directory with the programs (default target/release, built)
 #   ALONE     seconds without a stream (default 5)     DISK      directory on the disk to measure
 #   ONLY      candidates, such as "disk lockbox"       OPTIONS   mount options for lockbox
+#   BEFORE    directory with older programs, measured after the others as "before"
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -21,7 +22,7 @@ ALONE=${ALONE:-5}
 echo "load before: $(cut -d' ' -f1-3 /proc/loadavg); $STREAM MiB streamed; $(nproc) processors"
 printf '| fsync of 4 KiB, ms | writers | stream MiB/s | count | p50 | p90 | p99 | p99.9 | max |\n'
 printf '|---|---:|---:|---:|---:|---:|---:|---:|---:|\n'
-for name in ${ONLY:-disk gocryptfs lockbox}; do
+for name in ${ONLY:-${candidates[@]}}; do
     sync
     python3 - "$name" "$scratch/$name" "$ALONE" "$STREAM" <<'END'
 import multiprocessing, os, sys, time

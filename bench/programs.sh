@@ -5,6 +5,7 @@
 #
 #   ROUNDS    interleaved rounds (default 3)          PROGRAMS  directory with the programs (default target/release, built)
 #   DISK      directory on the disk to measure        OPTIONS   mount options for lockbox
+#   BEFORE    directory with older programs, measured in turn with the others as "before"
 #   CRATES    how many of cargo's cached crates are unpacked (default 60)
 #
 # Sources: crates that cargo has downloaded, each unpacked by tar. git: init, add, commit and gc of what was unpacked. SQLite: 200 transactions of
@@ -53,7 +54,7 @@ build() {
 
 echo "$(nproc) processors; load before $(cut -d' ' -f1-3 /proc/loadavg); ${#crates[@]} crates" >&2
 for ((round = 1; round <= ${ROUNDS:-3}; round++)); do
-    for name in disk gocryptfs lockbox; do
+    for name in $(in_turn "$round" "${candidates[@]}"); do
         work=$scratch/$name/work
         mkdir "$work"
         for what in unpack commit transactions build; do
@@ -77,8 +78,11 @@ for line in sys.stdin:
     seen[what, name].append(float("nan") if ended == "failed" else float(ended) - float(began))
 def median(values):
     return float("nan") if any(value != value for value in values) else sorted(values)[len(values) // 2]
-print("| seconds | disk | gocryptfs | lockbox | gocryptfs / lockbox |\n|---|---:|---:|---:|---:|")
+names = sys.argv[1:]
+others = [name for name in names if name in ("gocryptfs", "before")]
+print("| seconds | " + " | ".join(names + [f"{other} / lockbox" for other in others]) + " |\n|---" + "|---:" * len(names + others) + "|")
 for what in dict.fromkeys(what for what, _ in seen):
-    disk, peer, ours = (median(seen[what, name]) for name in ["disk", "gocryptfs", "lockbox"])
-    print(f"| {what} | {disk:.2f} | {peer:.2f} | {ours:.2f} | {peer / ours:.2f} |".replace("nan", "failed"))
-'
+    took = {name: median(seen[what, name]) for name in names}
+    cells = [took[name] for name in names] + [took[other] / took["lockbox"] for other in others]
+    print(f"| {what} | " + " | ".join(f"{cell:.2f}" for cell in cells).replace("nan", "failed") + " |")
+' "${candidates[@]}"

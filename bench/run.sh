@@ -8,6 +8,7 @@
 #   ROUNDS   interleaved rounds (default 3)           DISK    directory on the disk to measure (default $TMPDIR or /tmp)
 #   ONLY     candidates, such as "ceiling lockbox"    OPTIONS mount options for lockbox
 #   SECONDS_EACH  of the timed jobs (default 5)       PROGRAMS  directory with all programs of the workspace (default target/release, built)
+#   BEFORE   directory with older programs, measured in turn with the others as "before"
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -26,7 +27,7 @@ case ${1-} in
         exit 2
         ;;
 esac
-read -ra candidates <<<"${ONLY:-$everybody}"
+read -ra candidates <<<"${ONLY:-$everybody${BEFORE:+ before}}"
 
 take_place run
 missing=()
@@ -54,7 +55,7 @@ new_candidate() {
         # Made by the first mount. CryFS refuses a new store where it remembers another.
         cryfs) rm -rf --one-file-system "$scratch/cryfs.state" ;;
         encfs) ;;
-        lockbox) new_archive "$store/box.lbx" ;;
+        lockbox | before) with_programs_of "$1" new_archive "$store/box.lbx" ;;
     esac
 }
 
@@ -78,14 +79,14 @@ open_candidate() {
                 cryfs "$store" "$point" <"$scratch/passphrase" >/dev/null
             ;;
         encfs) encfs --standard --stdinpass "$store" "$point" <"$scratch/passphrase" >/dev/null ;;
-        lockbox) mount_archive "$store/box.lbx" "$point" "${OPTIONS-}" ;;
+        lockbox | before) with_programs_of "$1" mount_archive "$store/box.lbx" "$point" "${OPTIONS-}" ;;
     esac
 }
 
 close_candidate() {
     local point=$scratch/$1
     case $1 in
-        lockbox) lockbox umount "$point" ;;
+        lockbox | before) with_programs_of "$1" lockbox umount "$point" ;;
         ceiling)
             [[ -n $ceiling_pid ]] || return 0
             kill "$ceiling_pid"
@@ -178,7 +179,7 @@ for at in range(0, len(memory), 4096):
     memory[at] = 1'
 
 for round in $(seq "$ROUNDS"); do
-    for name in "${candidates[@]}"; do
+    for name in $(in_turn "$round" "${candidates[@]}"); do
         echo "round $round of $ROUNDS: $name" >&2
         # Not in a subshell: the ceiling's process id has to be kept.
         measure "$name" >"$scratch/numbers"

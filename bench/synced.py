@@ -142,7 +142,7 @@ def mounts(archive):
 
 
 for number in range(rounds):
-    for name in names:
+    for name in names[:: -1 if number % 2 else 1]:
         print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr)
         writers(name, 1, 1500)
         writers(name, 4, 700)

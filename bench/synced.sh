@@ -5,7 +5,7 @@
 #
 #   ROUNDS    interleaved rounds (default 3)          PROGRAMS  directory with the programs (default target/release, built)
 #   DISK      directory on the disk to measure        OPTIONS   mount options for lockbox
-#   BEFORE    directory with older programs, measured beside the others as "before"
+#   BEFORE    directory with older programs, measured in turn with the others as "before"
 set -Eeuo pipefail
 export LC_ALL=C
 
@@ -14,13 +14,6 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/environment.sh"
 take_place synced gocryptfs git
 mount_side_by_side
-candidates=(disk gocryptfs lockbox)
-if [[ -n ${BEFORE-} ]]; then
-    mkdir "$scratch/before"
-    "$BEFORE/lockbox" create --weak-kdf --kdf-memory 1 --passfile "$scratch/passphrase" "$scratch/before.lbx"
-    "$BEFORE/mount-lockbox" "$scratch/before.lbx" "$scratch/before" -o "passfile=$scratch/passphrase${OPTIONS:+,$OPTIONS}"
-    candidates+=(before)
-fi
 new_archive "$scratch/crashed.lbx"
 echo "$(nproc) processors; load before $(cut -d' ' -f1-3 /proc/loadavg)" >&2
 python3 "$here/synced.py" "$scratch" "${ROUNDS:-3}" "${candidates[@]}"
